@@ -1,134 +1,151 @@
-//! Conversion between sharded and full checkpoints without a run: the implementation of `kiln convert`.
+//! Verification of every checksum, and conversion between sharded and full checkpoints without a run: the
+//! implementation of `kiln inspect --verify` and `kiln convert`.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::collections::HashSet;
 use std::path::Path;
 
 use kiln_shard::ParamGroupLayout;
 use kiln_sys::Meter;
 use kiln_sys::files::{self, MAX_WHOLE};
+use rayon::prelude::*;
 
-use super::index::INDEX_FILE;
-use super::manifest::Format;
-use super::part::{self, Completion, Entry, Values};
-use super::saved::Saved;
-use super::{
-    CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, Result, SaveContext, full, verify_counted,
-};
-use crate::weights::{NotFinite, Weights as _};
+use super::manifest::{Chunk, FileEntry, Format, Saved, TensorEntry, WIDTH, check_plain_file};
+use super::tensor_file::TensorFile;
+use super::weights::NotFinite;
+use super::write::{self, Completion, Entry, INDEX_FILE, NewFolder, Part, Values, kinds_of};
+use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, Result, SaveContext};
 
-/// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`. Its
-/// files are the same as if a run of that many ranks had written them. Holds one parameter at a time.
-///
-/// # Errors
-///
-/// If `out` exists, the checkpoint is damaged, a weight is not finite, or a file cannot be read or written.
-pub fn convert(checkpoint: &Checkpoint, out: &Path, format: Format, ranks: usize) -> Result<()> {
-    convert_counted(checkpoint, out, format, ranks, &Meter::default())
+/// The result of verifying every byte of a checkpoint.
+#[derive(Debug)]
+pub struct Verified {
+    /// Number of verified files, without the manifest, which was checked when it was opened.
+    pub files: usize,
+    /// Their bytes, according to the manifest.
+    pub bytes: u64,
+    /// The problems, file by file.
+    pub problems: Vec<CheckpointError>,
 }
 
-/// Like [`convert`]. `meter` counts the bytes that are compared with their checksums, then the bytes written.
-///
-/// # Errors
-///
-/// As for [`convert`].
-pub fn convert_counted(
+/// Reads all files of a checkpoint and compares them with the manifest.
+pub fn verify(checkpoint: &Checkpoint) -> Verified {
+    verify_counted(checkpoint, &Meter::default())
+}
+
+/// Like [`verify`]; `meter` counts the bytes that are read.
+fn verify_counted(checkpoint: &Checkpoint, meter: &Meter) -> Verified {
+    let manifest = checkpoint.manifest();
+    meter.begin(manifest.bytes());
+    let files: Vec<_> = manifest.files.iter().collect();
+    let problems =
+        files.par_iter().flat_map_iter(|(name, entry)| verify_file(checkpoint, name, entry, meter));
+    Verified { files: files.len(), bytes: manifest.bytes(), problems: problems.collect() }
+}
+
+fn verify_file(
+    checkpoint: &Checkpoint,
+    name: &str,
+    entry: &FileEntry,
+    meter: &Meter,
+) -> Vec<CheckpointError> {
+    let tensors = checkpoint.manifest().tensors.iter();
+    let chunks = tensors.flat_map(|tensor| tensor.chunks.iter().map(move |chunk| (tensor, chunk)));
+    let chunks: Vec<_> = chunks.filter(|(_, chunk)| chunk.file == name).collect();
+    if chunks.is_empty() {
+        return check_plain_file(checkpoint.folder(), name, entry).err().into_iter().collect();
+    }
+    let file = match TensorFile::open(checkpoint.folder().join(name), entry) {
+        Ok(file) => file,
+        Err(error) => return vec![error],
+    };
+    let wrong = |(tensor, chunk): (&TensorEntry, &Chunk)| {
+        let key = tensor.key();
+        let checksum = file.checksum(&key, chunk.length);
+        meter.add(chunk.length * WIDTH);
+        match checksum {
+            Ok(checksum) if checksum == chunk.checksum => None,
+            Ok(_) => Some(CheckpointError::damaged_tensor(&file.path, &key)),
+            Err(error) => Some(error),
+        }
+    };
+    chunks.into_iter().filter_map(wrong).collect()
+}
+
+/// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`. Its
+/// files are the same as if a run of that many ranks had written them. Holds one parameter at a time. `meter`
+/// counts the bytes that are compared with their checksums, then the bytes written. Fails if `out` exists,
+/// the checkpoint is damaged, a weight is not finite, or a file cannot be read or written.
+pub fn convert(
     checkpoint: &Checkpoint,
     out: &Path,
     format: Format,
     ranks: usize,
     meter: &Meter,
 ) -> Result<()> {
-    part::check_free(out)?;
+    write::check_free(out)?;
     // Below, only parts of chunks are read, which cannot be checked.
     if let Some(problem) = verify_counted(checkpoint, meter).problems.into_iter().next() {
         return Err(problem);
     }
     let manifest = checkpoint.manifest();
+    let read = |name: &str| {
+        let path = checkpoint.folder().join(name);
+        files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))
+    };
     let config = match checkpoint.config() {
-        Some(path) => {
-            let text = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
-            Some(String::from_utf8(text).map_err(|error| CheckpointError::damaged(&path, error))?)
-        }
+        Some(path) => Some(
+            String::from_utf8(read(CONFIG_FILE)?).map_err(|error| CheckpointError::damaged(&path, error))?,
+        ),
         None => None,
     };
-    let data: Vec<&str> =
-        manifest.tensors.iter().flat_map(|t| &t.chunks).map(|chunk| chunk.file.as_str()).collect();
-    let others = manifest.files.keys().filter(|name| {
-        !data.contains(&name.as_str()) && name.as_str() != CONFIG_FILE && name.as_str() != INDEX_FILE
-    });
-    let file = |name: &String| {
-        let path = checkpoint.folder().join(name);
-        let content = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
-        Ok((name.clone(), content.into()))
-    };
+    let chunks = manifest.tensors.iter().flat_map(|tensor| &tensor.chunks);
+    let rewritten = chunks.map(|chunk| chunk.file.as_str()).chain([CONFIG_FILE, INDEX_FILE]);
+    let rewritten: HashSet<_> = rewritten.collect();
+    let others = manifest.files.keys().filter(|name| !rewritten.contains(name.as_str()));
     let context = SaveContext {
         optimizer: manifest.optimizer.clone(),
         state: manifest.state.clone(),
         config,
-        files: others.map(file).collect::<Result<_>>()?,
+        files: others.map(|name| Ok((name.clone(), read(name)?.into()))).collect::<Result<_>>()?,
     };
     meter.begin(manifest.bytes());
-    let mut source = Source {
-        reader: checkpoint.reader(),
-        layout: manifest.layout(ranks),
-        found: RefCell::default(),
-        meter,
+    let layout = &manifest.layout(ranks)[..];
+    let mut source = Source { reader: checkpoint.reader(), found: NotFinite::default(), meter };
+    let has = |group: usize, saved: &Saved| {
+        let first = layout[group].parameters.first();
+        first.is_some_and(|parameter| source.reader.has(&parameter.name, saved))
     };
-    let layout = source.layout.clone();
-    match format {
-        Format::Full => full::write(
-            out,
-            &layout,
-            &context,
-            manifest.ranks,
-            |group, saved| source.has(group, saved),
-            |entry| Ok(source.get(&layout, entry)?.into_owned()),
-            || source.check(),
-        ),
-        Format::Sharded => {
-            let folder = part::NewFolder::create(out)?;
-            let slots = context.optimizer.slots();
-            let parts = (0..ranks)
-                .map(|index| part::write_chunk(folder.path(), &layout, index, &slots, &mut source))
-                .collect::<Result<_, _>>()?;
-            source.check()?;
-            let layout = &layout[..];
-            let completion = Completion { format, ranks, layout, parts, context: &context };
-            folder.complete(completion)
-        }
-    }
+    let kinds = &kinds_of(format, layout.len(), context.optimizer.slots(), has);
+    let folder = NewFolder::create(out)?;
+    let chunks = match format {
+        Format::Full => vec![None],
+        Format::Sharded => (0..ranks).map(Some).collect(),
+    };
+    let outputs =
+        chunks.into_iter().map(|chunk| Part { layout, kinds, chunk }.write(folder.path(), &mut source));
+    let outputs = outputs.collect::<Result<_>>()?;
+    source.found.check(checkpoint.folder(), true)?;
+    let ranks = if format == Format::Full { manifest.ranks } else { ranks };
+    Completion { format, ranks, layout, outputs, context: &context }.complete(folder.path())?;
+    folder.commit()
 }
 
 struct Source<'a> {
     reader: CheckpointReader<'a>,
-    layout: Vec<ParamGroupLayout>,
     /// Weights that are not finite.
-    found: RefCell<NotFinite>,
+    found: NotFinite,
     /// Counts the bytes that are read.
     meter: &'a Meter,
 }
 
-impl Source<'_> {
-    /// Fails if a weight that was read is not finite.
-    fn check(&self) -> Result<()> {
-        self.found.take().check(self.reader.folder(), true)
-    }
-}
-
 impl Values for Source<'_> {
-    fn has(&self, group: usize, saved: &Saved) -> bool {
-        let first = self.layout[group].parameters.first();
-        first.is_some_and(|parameter| self.reader.has(&parameter.name, saved))
-    }
-
-    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>> {
+    fn get(&mut self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>> {
         let name = &layout[entry.group].parameters[entry.slot].name;
         let mut values = vec![0.0; entry.range.len()];
         self.reader.read(name, &entry.saved, entry.range.clone(), &mut values)?;
-        self.meter.add((values.len() * size_of::<f32>()) as u64);
+        self.meter.add(values.len() as u64 * WIDTH);
         if entry.saved == Saved::Weight {
-            self.found.borrow_mut().look(name, &values);
+            self.found.check_values(name, &values);
         }
         Ok(values.into())
     }

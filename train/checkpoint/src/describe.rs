@@ -21,10 +21,9 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
             state.step,
             state.tokens,
             state.next_sample,
-            if state.skipped > 0 {
-                format!(", {} skipped", number_of(state.skipped, "update"))
-            } else {
-                String::new()
+            match state.skipped {
+                0 => String::new(),
+                skipped => format!(", {} skipped", number_of(skipped, "update")),
             }
         ),
         model_line(model, manifest.num_parameters(), state.context_length),
@@ -60,18 +59,16 @@ pub(crate) fn model_line(model: &ModelConfig, parameters: impl Display, context_
 pub fn shape_line(model: &ModelConfig, parameters: impl Display) -> String {
     let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, d_ff, .. } = model;
     let tied = if model.tie_embeddings { ", tied" } else { "" };
-    let experts = model.moe.as_ref().map_or_else(String::new, experts_words);
+    let experts = model.moe.as_ref().map_or_else(String::new, |moe| {
+        let MoeConfig { experts, expert_d_ff, experts_per_token, shared_expert_d_ff, .. } = moe;
+        let shared =
+            shared_expert_d_ff.map_or_else(String::new, |width| format!(" and a shared one of {width}"));
+        format!(", {experts} experts of width {expert_d_ff}{shared}, {experts_per_token} per token")
+    });
     let pattern = model.window_pattern.as_ref().map_or_else(String::new, |pattern| format!(" ({pattern})"));
     let window = model.window.map_or_else(String::new, |window| format!(", window {window}{pattern}"));
     format!(
         "model: {parameters} parameters, vocabulary {vocab_size}, d_model {d_model}, {layers} layers, \
          {heads} heads / {kv_heads} kv, d_ff {d_ff}{experts}{tied}{window}"
     )
-}
-
-fn experts_words(moe: &MoeConfig) -> String {
-    let MoeConfig { experts, expert_d_ff, experts_per_token, .. } = moe;
-    let shared =
-        moe.shared_expert_d_ff.map_or_else(String::new, |width| format!(" and a shared one of {width}"));
-    format!(", {experts} experts of width {expert_d_ff}{shared}, {experts_per_token} per token")
 }

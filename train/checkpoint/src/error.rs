@@ -1,22 +1,22 @@
-//! The errors of checkpoints.
+//! The errors of checkpoints and of models in the layout of Hugging Face.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use kiln_collectives::BufferError;
 use kiln_data::DataError;
+use kiln_model::ModelConfigError;
 use kiln_model::layers::LayerError;
 use kiln_shard::ShardError;
 use kiln_sys::files;
+use kiln_sys::words::number_of;
 
-use super::SavedOptimizer;
-use crate::hugging_face::HuggingFaceError;
-use crate::mismatch;
+use crate::SavedOptimizer;
 
-/// The result of operations on checkpoints.
-pub(super) type Result<T, E = CheckpointError> = std::result::Result<T, E>;
+/// The result of operations on models on disk.
+pub(crate) type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
-/// The reason why an operation on checkpoints failed.
+/// The reason why an operation on a model on disk failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// There is nothing to load. `path`: the searched folder; `hint`: the fix.
@@ -25,7 +25,7 @@ pub enum CheckpointError {
     /// There are folders of checkpoints, but none can be loaded. `path`: the searched folder; `found`: the
     /// checkpoints, and the fault of each.
     #[error(
-        "no checkpoint in {path} can be used:{}\nPut back what is missing or mend its permissions, or use \
+        "no checkpoint in {path} can be used:{}\nRestore the missing file or fix its permissions, or use \
          another checkpoint",
         .found.iter().map(|(folder, why)| format!("\n  - {}: {why}", folder.display())).collect::<String>()
     )]
@@ -36,15 +36,15 @@ pub enum CheckpointError {
     /// A file cannot be read or written.
     #[error("cannot {operation} {path}: {source}; {}", files::advice(source))]
     Io { operation: &'static str, path: PathBuf, source: std::io::Error },
-    /// A file is damaged or has another format.
+    /// A file of a checkpoint is damaged or has another format.
     #[error("{path} is damaged or not a Kiln checkpoint ({problem}): use another checkpoint")]
     Damaged { path: PathBuf, problem: String },
-    /// The run describes a model other than the saved one.
+    /// The run describes a model other than the saved one. `instead`: the alternative to changing the run.
     #[error(
-        "{path} holds another model ({}): remove these keys from the section [model], or use another checkpoint",
+        "{path} holds another model ({}): remove these keys from the section [model], or {instead}",
         .differences.join(", ")
     )]
-    OtherModel { path: PathBuf, differences: Vec<String> },
+    OtherModel { path: PathBuf, differences: Vec<String>, instead: &'static str },
     /// The checkpoint's weights belong to parts of a model that this program does not build. `objection`: the
     /// parts, and the fix.
     #[error("{path} {objection}, or use another checkpoint")]
@@ -64,30 +64,29 @@ pub enum CheckpointError {
     #[error(
         "{path} has no state of the optimizer for {}: these parameters were updated by another rule. Use the \
          [[optim.groups]] of its config.toml, or start a new run from its weights alone with init.from",
-        mismatch::first_of(.missing)
+        first_of(.missing)
     )]
     Slots { path: PathBuf, missing: Vec<String> },
-    /// Names or shapes in the checkpoint and in the model differ. `missing`: parameters of the model that the
-    /// checkpoint lacks; `unexpected`: tensors of the checkpoint that the model lacks; `misshapen`: tensors
-    /// with another shape than in the model, with both shapes.
+    /// Names or shapes in the checkpoint and in the model differ.
     #[error(
-        "{path} does not fit the model: {}; use the [model] section of its config.toml{}",
-        mismatch::describe(.missing, .unexpected, .misshapen),
-        if .missing.is_empty() { "" } else { ", or say with --allow-missing what may be missing" }
+        "{path} does not fit the model: {mismatch}; use the [model] section of its config.toml{}",
+        if .mismatch.missing.is_empty() { "" } else { ", or allow weights to be missing with --allow-missing" }
     )]
-    Names { path: PathBuf, missing: Vec<String>, unexpected: Vec<String>, misshapen: Vec<String> },
-    /// The weights are unchanged since they were saved, but not all are finite. `path`: the checkpoint, or
-    /// the folder in the layout of Hugging Face; `name`: the first such weight; `value`: its first such
-    /// value; `all`: the number of such values, and of weights that have any, if all weights were checked.
+    Names { path: PathBuf, mismatch: Mismatch },
+    /// The weights are unchanged since they were saved, but not all are finite. `path`: the model's folder;
+    /// `name`: the first such weight; `value`: its first such value; `all`: the number of such values, and of
+    /// weights that have any, if all weights were checked.
     #[error(
         "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers{}. \
          Use an earlier checkpoint, or get the model again",
-        .all.map_or_else(String::new, |(values, weights)| such_values(values, weights))
+        .all.map_or_else(String::new, |(values, weights)| format!(
+            ": it has {}, in {}", number_of(values, "such value"), number_of(weights, "weight")
+        ))
     )]
     NotFinite { path: PathBuf, name: String, value: f32, all: Option<(usize, usize)> },
     /// The metadata that a program supplies for its checkpoint does not match the contents. `problem`: the
     /// mismatch.
-    #[error("this checkpoint could not be read again: {problem}; mend the SaveContext")]
+    #[error("this checkpoint could not be read again: {problem}; fix the SaveContext")]
     Context { problem: String },
     /// The output folder already exists.
     #[error("{path} exists already: name a new folder with --out")]
@@ -103,10 +102,9 @@ pub enum CheckpointError {
     /// The run folder is no longer the one that the run has locked. `folder`: its path at the start of the
     /// run.
     #[error(
-        "{} is no longer this run's folder: it was moved, removed or replaced while the run went on, so \
-         nothing more is written there. Go on from the run's last checkpoint where the folder is now, with \
-         --resume",
-        .folder.display()
+        "{folder} is no longer this run's folder: it was moved, removed or replaced during the run, so \
+         nothing more is written there. Resume from the run's last checkpoint, wherever its folder is now, \
+         with --resume"
     )]
     NotHeld { folder: PathBuf },
     /// The disk does not respond. `path`: the output folder; `seconds`: the time waited.
@@ -117,9 +115,70 @@ pub enum CheckpointError {
     /// Another rank failed to write; this rank only knows that.
     #[error("another rank could not write the checkpoint; see its message")]
     OtherRank,
-    /// An error of a folder in the layout of Hugging Face.
-    #[error(transparent)]
-    HuggingFace(#[from] HuggingFaceError),
+    /// A folder is not a model in the layout of Hugging Face. `problem`: the missing part, and the fix.
+    #[error("{path} is not a model in the layout of Hugging Face: {problem}")]
+    NotAModel { path: PathBuf, problem: &'static str },
+    /// A link leads out of a model's folder.
+    #[error(
+        "{path} is a link that leads out of its folder, to {target}: copy that file into the folder if it \
+         belongs to the model"
+    )]
+    LeadsOut { path: PathBuf, target: PathBuf },
+    /// A file that should be JSON is not.
+    #[error("{path} is not JSON ({problem}): get the file again")]
+    Json { path: PathBuf, problem: String },
+    /// A key of a model's JSON file is missing or has a value of the wrong type.
+    #[error("{path}: {key} {problem}; get the file again")]
+    Key { path: PathBuf, key: String, problem: String },
+    /// The model has a feature that Kiln's decoder lacks. `supported`: the supported values.
+    #[error("{path}: {key} = {value} is not supported: {supported}")]
+    Unsupported { path: PathBuf, key: String, value: String, supported: &'static str },
+    /// The sizes in a `config.json` are invalid.
+    #[error("{path} describes an impossible model: {source}")]
+    Shape { path: PathBuf, source: ModelConfigError },
+    /// A file of weights in the layout of Hugging Face is damaged.
+    #[error("{path} is damaged or not safetensors ({problem}): get the file again")]
+    DamagedWeights { path: PathBuf, problem: String },
+    /// Names or shapes of tensors do not match the model's `config.json`.
+    #[error(
+        "the weights in {path} are not those that its config.json describes: {mismatch}; get config.json and \
+         weights from the same place"
+    )]
+    Tensors { path: PathBuf, mismatch: Mismatch },
+    /// No architecture of Hugging Face has all features of the model. `path`: the folder of the model;
+    /// `features`: the incompatible features.
+    #[error(
+        "the model of {path} has {features}, which no supported architecture of Hugging Face has; those are \
+         Llama (attention_bias none or all, with or without feed_forward_bias), Mistral (window in all layers), \
+         Qwen2 (attention_bias qkv, with or without window), Qwen3 (qk_norm, attention_bias none or all, with or \
+         without window) and Qwen3-MoE (as Qwen3 without window, with feed_forward moe)"
+    )]
+    NoArchitecture { path: PathBuf, features: String },
+    /// The model has a weight without a name in the layout of Hugging Face. `path`: the folder of the model.
+    #[error(
+        "{path} holds the weight `{name}`, which has no name in the layout of Hugging Face: only models of \
+         built-in layers can be exported"
+    )]
+    Unnamed { path: PathBuf, name: String },
+    /// A weight is out of the range of the requested dtype.
+    #[error("`{name}` holds {value:e}, which is out of the range of {dtype}: use --dtype bf16 or f32")]
+    Range { name: String, value: f32, dtype: &'static str },
+    /// The repository is not written as `owner/name`. `given`: the text.
+    #[error("--repo {given}: write it as owner/name, as in Qwen/Qwen3-0.6B")]
+    RepoName { given: String },
+    /// This build cannot download.
+    #[error(
+        "--repo {repo}: this build cannot download; build Kiln with `cargo build --release --features hub`, \
+         or download the files and name their folder with --hf"
+    )]
+    NoHub { repo: String },
+    /// A download failed.
+    #[error(
+        "cannot download {file} of {repo} (revision {revision}): {problem}; check the name, the network and \
+         HF_ENDPOINT, set HF_TOKEN for a repository that requires one, or download the files and name their \
+         folder with --hf"
+    )]
+    Download { repo: String, revision: String, file: String, problem: String },
     /// An error of a model's tokenizer.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -128,11 +187,43 @@ pub enum CheckpointError {
     Shard(#[from] ShardError),
 }
 
-/// Describes how many values are not finite, in how many weights.
-fn such_values(values: usize, weights: usize) -> String {
-    let plural = |count: usize| if count == 1 { "" } else { "s" };
-    let (value, weight) = (plural(values), plural(weights));
-    format!(": it has {values} such value{value}, in {weights} weight{weight}")
+/// Differences between the given weights and those of a model.
+#[derive(Clone, Debug, Default)]
+pub struct Mismatch {
+    /// Weights that the model needs and that are not given.
+    pub missing: Vec<String>,
+    /// Given weights that the model lacks.
+    pub unexpected: Vec<String>,
+    /// Weights of another shape, with both shapes.
+    pub misshapen: Vec<String>,
+}
+
+impl Mismatch {
+    /// Returns whether there are no differences.
+    pub fn is_empty(&self) -> bool {
+        [&self.missing, &self.unexpected, &self.misshapen].into_iter().all(Vec::is_empty)
+    }
+}
+
+/// Prints differences, such as `missing [a, b], of another shape [c]`; omits empty kinds.
+impl std::fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Mismatch { missing, unexpected, misshapen } = self;
+        let kinds = [("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen)];
+        let kinds = kinds.iter().filter(|(_, names)| !names.is_empty());
+        let kinds: Vec<_> = kinds.map(|(kind, names)| format!("{kind} [{}]", first_of(names))).collect();
+        f.write_str(&kinds.join(", "))
+    }
+}
+
+/// Formats names, or the first of many: those of a whole model would fill the screen.
+fn first_of(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown = names[..names.len().min(SHOWN)].join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
 }
 
 impl CheckpointError {
@@ -155,24 +246,35 @@ impl CheckpointError {
     }
 
     /// Returns the error for the tensor `key` in the file `path`, which does not match its checksum.
-    pub(super) fn damaged_tensor(path: &Path, key: &str) -> Self {
+    pub(crate) fn damaged_tensor(path: &Path, key: &str) -> Self {
         CheckpointError::damaged(path, format!("`{key}` does not match its checksum"))
+    }
+
+    /// Returns the error for a file of weights in the layout of Hugging Face.
+    pub(crate) fn damaged_weights(path: &Path, problem: impl std::fmt::Display) -> Self {
+        CheckpointError::DamagedWeights { path: path.to_owned(), problem: problem.to_string() }
     }
 
     /// Returns whether the user's arguments or the choice of model are the cause.
     pub fn is_usage(&self) -> bool {
         match self {
-            CheckpointError::HuggingFace(error) => error.is_usage(),
             CheckpointError::Data(error) => error.is_usage(),
-            CheckpointError::NotFound { .. }
-            | CheckpointError::NoneUsable { .. }
-            | CheckpointError::OtherModel { .. }
-            | CheckpointError::OtherArchitecture { .. }
-            | CheckpointError::Layer(_)
-            | CheckpointError::OtherOptimizer { .. }
-            | CheckpointError::Names { .. }
-            | CheckpointError::Exists { .. } => true,
-            _ => false,
+            CheckpointError::DamagedButEarlier { .. }
+            | CheckpointError::Io { .. }
+            | CheckpointError::Damaged { .. }
+            | CheckpointError::Slots { .. }
+            | CheckpointError::NotFinite { .. }
+            | CheckpointError::Context { .. }
+            | CheckpointError::MissingParts { .. }
+            | CheckpointError::NotHeld { .. }
+            | CheckpointError::Stalled { .. }
+            | CheckpointError::OtherRank
+            | CheckpointError::Json { .. }
+            | CheckpointError::DamagedWeights { .. }
+            | CheckpointError::Range { .. }
+            | CheckpointError::Download { .. }
+            | CheckpointError::Shard(_) => false,
+            _ => true,
         }
     }
 
@@ -189,5 +291,19 @@ impl CheckpointError {
 impl From<BufferError> for CheckpointError {
     fn from(error: BufferError) -> Self {
         ShardError::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_of_names_are_truncated() {
+        let names = |count: usize| (0..count).map(|name| name.to_string()).collect::<Vec<_>>();
+        let mismatch = Mismatch { missing: names(2), misshapen: names(1), ..Mismatch::default() };
+        assert_eq!(mismatch.to_string(), "missing [0, 1], of another shape [0]");
+        let mismatch = Mismatch { unexpected: names(10), ..Mismatch::default() };
+        assert_eq!(mismatch.to_string(), "unexpected [0, 1, 2, 3, 4, 5, 6, 7 and 2 more]");
     }
 }

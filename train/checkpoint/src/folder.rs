@@ -1,14 +1,15 @@
-//! The checkpoints of a run, and the latest of them.
+//! The checkpoints of a run, the latest of them, and folders that appear and disappear as a whole.
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use kiln_sys::durable::parent_of;
+use kiln_sys::durable::{self, parent_of};
 use kiln_sys::files;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
-use super::disk::{self, is_whole};
 use super::{CheckpointError, MANIFEST_FILE, Result};
 
 /// Folder of all checkpoints inside a run folder.
@@ -33,6 +34,13 @@ pub struct Keep {
     pub every: u64,
 }
 
+impl Keep {
+    /// Returns whether the checkpoint of `step` is kept regardless of its age.
+    fn always(self, step: u64) -> bool {
+        self.every > 0 && step.is_multiple_of(self.every)
+    }
+}
+
 /// Returns the folder of all checkpoints of the run in `out`.
 pub fn folder_of_run(out: &Path) -> PathBuf {
     out.join(CHECKPOINTS)
@@ -43,15 +51,15 @@ pub fn place_of(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("{FOLDER_PREFIX}{step}"))
 }
 
-/// Returns the path at which it is written until it is complete.
+/// Returns the path at which the checkpoint for `place` is written until it is complete.
 pub(super) fn beside(place: &Path) -> PathBuf {
     hidden(place, PARTIAL)
 }
 
 /// Returns the hidden name of a checkpoint, with a suffix that indicates its state.
-fn hidden(place: &Path, ending: &str) -> PathBuf {
+fn hidden(place: &Path, suffix: &str) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
-    place.with_file_name(format!(".{name}{ending}"))
+    place.with_file_name(format!(".{name}{suffix}"))
 }
 
 /// Returns the newest complete checkpoint in `folder`: the one named by `latest`, or a newer one whose
@@ -59,13 +67,11 @@ fn hidden(place: &Path, ending: &str) -> PathBuf {
 /// `latest` names no checkpoint.
 pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
     let mut all = list(folder);
-    match named_latest(folder) {
-        Some(named) => {
-            all.retain(|(step, path)| *step > named && !path.is_symlink());
-            Some(all.pop().map_or_else(|| place_of(folder, named), |(_, path)| path))
-        }
-        None => all.pop().map(|(_, path)| path),
+    let named = named_latest(folder);
+    if let Some(named) = named {
+        all.retain(|(step, path)| *step > named && !path.is_symlink());
     }
+    all.pop().map(|(_, path)| path).or_else(|| Some(place_of(folder, named?)))
 }
 
 /// Returns the step of the checkpoint named by `latest`, if there is one. A path instead of a name is
@@ -73,20 +79,21 @@ pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
 fn named_latest(folder: &Path) -> Option<u64> {
     let name = files::read(&folder.join(LATEST_FILE), NAME_BYTES).ok()?;
     let step = step_of(std::str::from_utf8(&name).ok()?.trim().as_ref())?;
-    is_whole(&place_of(folder, step)).then_some(step)
+    is_complete(&place_of(folder, step)).then_some(step)
 }
 
-/// Returns the entries of `folder` with names of checkpoints, as (step, path).
-fn named(folder: &Path) -> impl Iterator<Item = (u64, PathBuf)> {
+/// Returns the entries of `folder` with names of checkpoints, oldest first, as (step, path).
+fn named(folder: &Path) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter_map(|entry| Some((step_of(&entry.file_name())?, entry.path())))
+    let mut found: Vec<_> =
+        entries.filter_map(|entry| Some((step_of(&entry.file_name())?, entry.path()))).collect();
+    found.sort();
+    found
 }
 
 /// Returns the complete checkpoints in `folder`, oldest first, as (step, path).
 fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
-    let mut found: Vec<_> = named(folder).filter(|(_, path)| is_whole(path)).collect();
-    found.sort();
-    found
+    named(folder).into_iter().filter(|(_, path)| is_complete(path)).collect()
 }
 
 /// Returns the folders in `folder` with names of checkpoints that cannot be loaded, oldest first, and the
@@ -94,49 +101,63 @@ fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
 pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
     match fs::read_dir(folder) {
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return vec![(folder.to_owned(), error.to_string())];
+            vec![(folder.to_owned(), error.to_string())]
         }
-        _ => {}
+        _ => named(folder).into_iter().filter_map(|(_, path)| Some((path.clone(), fault(&path)?))).collect(),
     }
-    let mut found: Vec<_> = named(folder).collect();
-    found.sort();
-    found.into_iter().filter_map(|(_, path)| objection(&path).map(|why| (path, why))).collect()
 }
 
-/// Returns the fault of the checkpoint at `path`, as far as its manifest's file shows.
-pub(super) fn objection(path: &Path) -> Option<String> {
-    match disk::look(path) {
+/// Returns the fault of the checkpoint at `path`, as far as the metadata of its manifest shows.
+fn fault(path: &Path) -> Option<String> {
+    match has_manifest(path) {
         Ok(true) => None,
         Ok(false) => Some(format!("it has no {MANIFEST_FILE}, so it is not complete")),
-        Err(error) => Some(format!("cannot read {MANIFEST_FILE}: {error}")),
+        Err(error) => Some(cannot_read(&error)),
     }
+}
+
+pub(super) fn cannot_read(error: &io::Error) -> String {
+    format!("cannot read {MANIFEST_FILE}: {error}")
 }
 
 /// Returns whether there is a checkpoint in `folder`, even an unreadable one.
 pub(super) fn has_any(folder: &Path) -> bool {
-    named(folder).any(|(_, path)| disk::look(&path).unwrap_or(true))
+    named(folder).iter().any(|(_, path)| has_manifest(path).unwrap_or(true))
+}
+
+/// Returns whether there is a manifest at `path`, which is written last.
+pub(super) fn has_manifest(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path.join(MANIFEST_FILE)) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns whether there is a complete checkpoint at `path` itself, as far as can be determined.
+pub(super) fn is_complete(path: &Path) -> bool {
+    has_manifest(path).unwrap_or(false)
 }
 
 /// Returns the newest checkpoint next to the one at `path`, of an earlier step, that `is_usable` accepts.
 pub(super) fn earlier(path: &Path, is_usable: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let step = step_of(path.file_name()?)?;
-    let beside = list(parent_of(path)).into_iter().rev();
-    beside.filter(|(other, _)| *other < step).map(|(_, path)| path).find(|path| is_usable(path))
+    let neighbours = list(parent_of(path)).into_iter().rev();
+    neighbours.filter(|(other, _)| *other < step).map(|(_, path)| path).find(|path| is_usable(path))
 }
 
 /// Makes `latest` name the checkpoint of `step`.
 pub(super) fn point_to(folder: &Path, step: u64) -> Result<()> {
-    let beside = folder.join(format!(".{LATEST_FILE}{PARTIAL}"));
-    let name = format!("{FOLDER_PREFIX}{step}");
-    disk::write(&beside, name.as_bytes())?;
-    disk::rename(&beside, &folder.join(LATEST_FILE))?;
-    disk::sync_folder(folder)
+    let new = folder.join(format!(".{LATEST_FILE}{PARTIAL}"));
+    write(&new, format!("{FOLDER_PREFIX}{step}").as_bytes())?;
+    rename(&new, &folder.join(LATEST_FILE))?;
+    sync_folder(folder)
 }
 
 /// Makes `latest` name the checkpoint of `step`, from which a run resumes, unless it does already. Returns
 /// whether it changed.
 pub fn mend_latest(folder: &Path, step: u64) -> Result<bool> {
-    if !is_whole(&place_of(folder, step)) || named_latest(folder) == Some(step) {
+    if !is_complete(&place_of(folder, step)) || named_latest(folder) == Some(step) {
         return Ok(false);
     }
     point_to(folder, step).map(|()| true)
@@ -145,29 +166,23 @@ pub fn mend_latest(folder: &Path, step: u64) -> Result<bool> {
 /// Returns the checkpoints up to that of `step` of which only the newest are kept, and that of `step` itself.
 /// Later ones do not belong to this run, and links belong to a user.
 fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
-    let mut checkpoints = list(folder);
-    let stays = |saved: u64| keep.every > 0 && saved.is_multiple_of(keep.every);
-    checkpoints
-        .retain(|(saved, path)| !path.is_symlink() && (*saved == step || (*saved < step && !stays(*saved))));
-    checkpoints
+    let is_own = |saved: u64| saved == step || (saved < step && !keep.always(saved));
+    list(folder).into_iter().filter(|(saved, path)| is_own(*saved) && !path.is_symlink()).collect()
 }
 
 /// Returns the number of checkpoints at the start of a run that resumes after `step` steps, and how many of
 /// them its next save removes because `keep` is smaller than when they were written; 0 if it removes no more
 /// than a run that has always had `keep`.
 pub fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
-    let there = list(folder).len();
     let own = removable(folder, keep, step);
     let is_more = keep.newest > 0 && own > keep.newest;
-    (there, if is_more { own + 1 - keep.newest } else { 0 })
+    (list(folder).len(), if is_more { own + 1 - keep.newest } else { 0 })
 }
 
 /// Returns the number of checkpoints, at the start of a run that resumes after `step` steps, of which only
 /// the newest are kept.
 pub fn removable(folder: &Path, keep: Keep, step: u64) -> usize {
-    let mut own = own(folder, keep, step);
-    own.retain(|(saved, _)| keep.every == 0 || !saved.is_multiple_of(keep.every));
-    own.len()
+    own(folder, keep, step).into_iter().filter(|(saved, _)| !keep.always(*saved)).count()
 }
 
 /// Removes the checkpoints that are not kept, now that the one of `step` has been written, and remains of
@@ -176,34 +191,35 @@ pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     if keep.newest == 0 {
         return;
     }
-    for (_, path) in left_over(folder, |kind| kind == REMOVED) {
-        warn_unless(disk::remove(&path), &path, "cannot remove the rest of an old checkpoint");
+    for (_, path, _) in left_over(folder).into_iter().filter(|(_, _, suffix)| suffix == REMOVED) {
+        warn_unless(remove(&path), &path, "cannot remove the rest of an old checkpoint");
     }
     let mut checkpoints = own(folder, keep, step);
-    let surplus = checkpoints.len().saturating_sub(keep.newest);
-    for (_, path) in checkpoints.drain(..surplus) {
-        let removed = disk::remove_by_way_of(&path, &hidden(&path, REMOVED));
+    checkpoints.truncate(checkpoints.len().saturating_sub(keep.newest));
+    for (_, path) in checkpoints {
+        // Moved away first, so that an interrupted removal never leaves a part that looks like a checkpoint.
+        let aside = hidden(&path, REMOVED);
+        let removed = remove(&aside).and_then(|()| rename(&path, &aside)).and_then(|()| remove(&aside));
         warn_unless(removed, &path, "cannot remove an old checkpoint");
     }
 }
 
-fn warn_unless(outcome: Result<()>, path: &Path, what: &str) {
+fn warn_unless(outcome: Result<()>, path: &Path, problem: &str) {
     if let Err(error) = outcome {
-        tracing::warn!(path = %path.display(), %error, "{what}");
+        tracing::warn!(path = %path.display(), %error, "{problem}");
     }
 }
 
-/// Returns the remains of interrupted saves and removals in `folder`, of the wanted kinds: steps and paths.
-fn left_over(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<(u64, PathBuf)> {
+/// Returns the remains of interrupted saves and removals in `folder`: steps, paths and suffixes.
+fn left_over(folder: &Path) -> Vec<(u64, PathBuf, String)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let found = entries.filter_map(|entry| {
         let name = entry.file_name();
         let name = name.to_str()?.strip_prefix('.')?;
-        let (place, ending) = name.split_at(name.rfind('.')?);
-        let step = step_of(place.as_ref())?;
+        let (place, suffix) = name.split_at(name.rfind('.')?);
         // A user's link is not followed.
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        (is_folder && is_wanted(ending)).then(|| (step, entry.path()))
+        Some((step_of(place.as_ref())?, entry.path(), suffix.to_owned())).filter(|_| is_folder)
     });
     found.collect()
 }
@@ -217,9 +233,7 @@ pub fn step_of(name: &OsStr) -> Option<u64> {
 
 /// Returns the steps after `step` with a checkpoint in `folder`, complete or not, in order.
 pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
-    let mut steps: Vec<_> = named(folder).map(|(saved, _)| saved).filter(|saved| *saved > step).collect();
-    steps.sort_unstable();
-    steps
+    named(folder).into_iter().map(|(saved, _)| saved).filter(|saved| *saved > step).collect()
 }
 
 /// Moves the checkpoints of steps after `step` to the new folder `aside`. The checkpoint of `step`, if there
@@ -227,32 +241,86 @@ pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
 pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     fs::create_dir(aside).map_err(CheckpointError::io("create", aside))?;
     for later in later_than(folder, step) {
-        let to = place_of(aside, later);
-        fs::rename(place_of(folder, later), &to).map_err(CheckpointError::io("rename to", &to))?;
+        rename(&place_of(folder, later), &place_of(aside, later))?;
     }
-    disk::sync_folder(aside)?;
-    if is_whole(&place_of(folder, step)) {
+    sync_folder(aside)?;
+    if is_complete(&place_of(folder, step)) {
         point_to(folder, step)?;
     }
-    disk::sync_folder(folder)
+    sync_folder(folder)
 }
 
 /// Cleans up the remains of interrupted saves and removals in `folder`. Must not be called during a save.
 pub fn sweep(folder: &Path) {
-    for (step, path) in left_over(folder, |kind| kind == OLD) {
+    for (step, path, suffix) in left_over(folder) {
         let place = place_of(folder, step);
-        // It was moved out of the way of a new checkpoint, which was never completed.
-        let outcome = if is_whole(&path) && !is_whole(&place) {
-            // A part of the checkpoint that it made way for may be there.
-            disk::remove(&place)
-                .and_then(|()| fs::rename(&path, &place).map_err(CheckpointError::io("rename to", &place)))
-        } else {
-            disk::remove(&path)
+        let outcome = match suffix.as_str() {
+            // It was moved out of the way of a new checkpoint, which was never completed. A part of the new
+            // one may be there.
+            OLD if is_complete(&path) && !is_complete(&place) => {
+                remove(&place).and_then(|()| rename(&path, &place))
+            }
+            OLD | PARTIAL | REMOVED => remove(&path),
+            _ => Ok(()),
         };
-        warn_unless(outcome, &path, "cannot clear up an interrupted save");
+        warn_unless(outcome, &path, "cannot clean up after an interrupted save");
     }
-    for (_, path) in left_over(folder, |kind| kind == PARTIAL || kind == REMOVED) {
-        warn_unless(disk::remove(&path), &path, "cannot clear up an interrupted save");
+}
+
+/// Writes a small file and waits until it is on the disk.
+pub(super) fn write(path: &Path, content: &[u8]) -> Result<()> {
+    durable::write(path, content).map_err(CheckpointError::io("write", path))
+}
+
+/// Waits until the names in a folder are on the disk: a rename is durable once its folder is synced.
+pub(super) fn sync_folder(path: &Path) -> Result<()> {
+    durable::sync_folder(path).map_err(CheckpointError::io("sync", path))
+}
+
+/// Moves the checkpoint's folder `new` to `place` atomically: readers see the old folder or the new one, never
+/// a part. Deletes the folder that was there before.
+pub(super) fn replace_folder(new: &Path, place: &Path) -> Result<()> {
+    if !place.is_dir() {
+        return rename(new, place);
+    }
+    match renameat2(AT_FDCWD, new, AT_FDCWD, place, RenameFlags::RENAME_EXCHANGE) {
+        Ok(()) => remove(new),
+        // Some file systems do not support exchanging.
+        Err(Errno::EINVAL | Errno::ENOSYS) => replace_in_turns(new, place),
+        Err(error) => Err(CheckpointError::io("rename to", place)(error.into())),
+    }
+}
+
+/// Does the work of [`replace_folder`] in several steps: the old folder is moved aside first, so that a
+/// complete one exists at every moment, if not at its place. If the new one cannot be moved to its place, the
+/// old one is moved back.
+fn replace_in_turns(new: &Path, place: &Path) -> Result<()> {
+    let old = new.with_extension("old");
+    // An earlier replacement may have been interrupted while the only complete folder was aside.
+    if is_complete(place) || !is_complete(&old) {
+        remove(&old)?;
+        rename(place, &old)?;
+    } else {
+        remove(place)?;
+    }
+    if let Err(error) = rename(new, place) {
+        // The original error matters more; the next start finds a folder that stays aside.
+        let _ = fs::rename(&old, place);
+        return Err(error);
+    }
+    remove(&old)
+}
+
+/// Renames a file or folder, and replaces an existing file.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(CheckpointError::io("rename to", to))
+}
+
+/// Removes a folder with all of its contents, if it exists.
+pub(super) fn remove(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(CheckpointError::io("remove", path)(error)),
+        _ => Ok(()),
     }
 }
 
@@ -260,27 +328,33 @@ pub fn sweep(folder: &Path) {
 mod tests {
     use super::*;
 
+    /// Creates a checkpoint's folder with the manifest `content`.
+    fn create(path: &Path, content: &str) {
+        fs::create_dir_all(path).unwrap();
+        fs::write(path.join(MANIFEST_FILE), content).unwrap();
+    }
+
+    fn content(path: &Path) -> String {
+        fs::read_to_string(path.join(MANIFEST_FILE)).unwrap()
+    }
+
     fn kept(steps: &[u64], keep: Keep, step: u64) -> Vec<u64> {
         let folder = tempfile::tempdir().unwrap();
-        for step in steps {
-            let place = place_of(folder.path(), *step);
-            fs::create_dir(&place).unwrap();
-            fs::write(place.join(MANIFEST_FILE), "{}").unwrap();
-        }
+        steps.iter().for_each(|step| create(&place_of(folder.path(), *step), "{}"));
         remove_old(folder.path(), keep, step);
         list(folder.path()).into_iter().map(|(step, _)| step).collect()
     }
 
     /// Returns the names in a folder, in order.
     fn names_in(folder: &Path) -> Vec<String> {
-        let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
         let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(name).collect();
         names.sort();
         names
     }
 
     #[test]
-    fn the_newest_stay_and_every_nth_besides() {
+    fn newest_and_every_nth_stay() {
         let steps: Vec<u64> = (1..=12).collect();
         assert_eq!(kept(&steps, Keep { newest: 0, every: 0 }, 12), steps);
         assert_eq!(kept(&steps, Keep { newest: 2, every: 0 }, 12), [11, 12]);
@@ -297,8 +371,7 @@ mod tests {
         let path = folder.path();
         let others = ["fsdp_cpt03", "fsdp_cpt+3", "fsdp_cpt3_good"];
         for name in others.iter().chain(&["fsdp_cpt1", "fsdp_cpt3", "fsdp_cpt4", "elsewhere"]) {
-            fs::create_dir(path.join(name)).unwrap();
-            fs::write(path.join(name).join(MANIFEST_FILE), "{}").unwrap();
+            create(&path.join(name), "{}");
         }
         std::os::unix::fs::symlink("elsewhere", path.join("fsdp_cpt2")).unwrap();
         remove_old(path, Keep { newest: 1, every: 0 }, 4);
@@ -316,35 +389,27 @@ mod tests {
 
     /// No matter what interrupts a removal, no part of a checkpoint stays among the complete ones.
     #[test]
-    fn an_old_checkpoint_is_moved_away_before_it_is_removed() {
+    fn old_checkpoints_are_moved_before_removal() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
-        let create = |name: &str| {
-            fs::create_dir(path.join(name)).unwrap();
-            fs::write(path.join(name).join(MANIFEST_FILE), "{}").unwrap();
-        };
-        for name in ["fsdp_cpt1", "fsdp_cpt2", "fsdp_cpt3", ".fsdp_cpt0.removed"] {
-            create(name);
+        // The last two are the remains of killed processes.
+        for name in ["fsdp_cpt1", "fsdp_cpt2", "fsdp_cpt3", ".fsdp_cpt0.removed", ".fsdp_cpt1.removed"] {
+            create(&path.join(name), "{}");
         }
-        // The remains of a killed process, and of a removal that always fails.
-        create(".fsdp_cpt1.removed");
         fs::write(path.join(".fsdp_cpt2.removed"), "a file, so that nothing can be moved there").unwrap();
         remove_old(path, Keep { newest: 1, every: 0 }, 3);
         assert_eq!(names_in(path), [".fsdp_cpt2.removed", "fsdp_cpt2", "fsdp_cpt3"]);
-        assert!(is_whole(&path.join("fsdp_cpt2")), "whole, or not there");
-        create(".fsdp_cpt1.removed");
+        assert!(is_complete(&path.join("fsdp_cpt2")), "whole, or not there");
+        create(&path.join(".fsdp_cpt1.removed"), "{}");
         sweep(path);
         assert_eq!(names_in(path), [".fsdp_cpt2.removed", "fsdp_cpt2", "fsdp_cpt3"]);
     }
 
     #[test]
-    fn the_newest_is_the_one_that_latest_names_or_one_that_is_newer() {
+    fn newest_is_latest_or_a_newer_one() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("checkpoints");
-        for step in [2, 4, 6] {
-            fs::create_dir_all(place_of(&folder, step)).unwrap();
-            fs::write(place_of(&folder, step).join(MANIFEST_FILE), "{}").unwrap();
-        }
+        [2, 4, 6].iter().for_each(|step| create(&place_of(&folder, *step), "{}"));
         let newest = || newest(&folder).map(|path| path.file_name().unwrap().to_owned());
         let named = |latest: &str| {
             fs::write(folder.join(LATEST_FILE), latest).unwrap();
@@ -362,8 +427,7 @@ mod tests {
         assert_eq!(named("fsdp_cpt9"), "fsdp_cpt9");
         fs::remove_file(place_of(&folder, 9)).unwrap();
         // A name never leads to another folder, and an invalid name is ignored.
-        fs::create_dir(root.path().join("fsdp_cpt8")).unwrap();
-        fs::write(root.path().join("fsdp_cpt8").join(MANIFEST_FILE), "{}").unwrap();
+        create(&root.path().join("fsdp_cpt8"), "{}");
         let absolute = root.path().join("fsdp_cpt8").display().to_string();
         for elsewhere in ["../fsdp_cpt8", &absolute, "fsdp_cpt7", "fsdp_cpt03", "", "\u{1b}[2J"] {
             assert_eq!(named(elsewhere), "fsdp_cpt6", "{elsewhere}");
@@ -371,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_an_interrupted_save_has_left_is_removed() {
+    fn sweep_removes_only_its_own_remains() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let others = [".fsdp_cptmine.partial", ".mine.partial", "fsdp_cpt2"];
@@ -380,37 +444,29 @@ mod tests {
         }
         fs::write(path.join(".latest.partial"), "").unwrap();
         sweep(path);
-        assert_eq!(
-            names_in(path),
-            [".fsdp_cptmine.partial", ".latest.partial", ".mine.partial", "fsdp_cpt2"]
-        );
+        let [mine, other, checkpoint] = others;
+        assert_eq!(names_in(path), [mine, ".latest.partial", other, checkpoint]);
     }
 
     /// Interrupted between its two renames, on a file system that cannot exchange two folders.
     #[test]
-    fn a_checkpoint_that_was_about_to_be_replaced_comes_back() {
+    fn interrupted_replacement_is_undone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         for name in [".fsdp_cpt4.partial", ".fsdp_cpt4.old"] {
-            fs::create_dir(path.join(name)).unwrap();
-            fs::write(path.join(name).join(MANIFEST_FILE), name).unwrap();
+            create(&path.join(name), name);
         }
         sweep(path);
         assert_eq!(fs::read_dir(path).unwrap().count(), 1);
-        let manifest = fs::read_to_string(path.join("fsdp_cpt4").join(MANIFEST_FILE)).unwrap();
-        assert_eq!(manifest, ".fsdp_cpt4.old");
+        assert_eq!(content(&path.join("fsdp_cpt4")), ".fsdp_cpt4.old");
     }
 
     #[test]
-    fn later_checkpoints_are_moved_whole_or_not() {
+    fn later_checkpoints_are_moved() {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = folder.path().join("checkpoints");
-        for step in [2, 4, 6, 10] {
-            fs::create_dir_all(place_of(&checkpoints, step)).unwrap();
-            if step != 10 {
-                fs::write(place_of(&checkpoints, step).join(MANIFEST_FILE), "{}").unwrap();
-            }
-        }
+        [2, 4, 6].iter().for_each(|step| create(&place_of(&checkpoints, *step), "{}"));
+        fs::create_dir(place_of(&checkpoints, 10)).unwrap();
         point_to(&checkpoints, 6).unwrap();
         assert_eq!(later_than(&checkpoints, 4), [6, 10]);
         let aside = folder.path().join("aside");
@@ -418,5 +474,41 @@ mod tests {
         assert_eq!(later_than(&checkpoints, 0), [2, 4]);
         assert_eq!(later_than(&aside, 0), [6, 10]);
         assert_eq!(fs::read_to_string(checkpoints.join(LATEST_FILE)).unwrap(), "fsdp_cpt4");
+    }
+
+    #[test]
+    fn one_of_two_folders_stays_whatever_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (new, place, old) = (path(".fsdp_cpt4.partial"), path("fsdp_cpt4"), path(".fsdp_cpt4.old"));
+        create(&place, "old");
+        // The new one does not exist.
+        assert!(replace_in_turns(&new, &place).is_err());
+        assert_eq!(content(&place), "old");
+        create(&new, "new");
+        replace_in_turns(&new, &place).unwrap();
+        assert_eq!(content(&place), "new");
+        assert!(!new.exists() && !old.exists());
+        // A part at the place, while the only complete folder is still aside.
+        fs::rename(&place, &old).unwrap();
+        fs::create_dir(&place).unwrap();
+        assert!(replace_in_turns(&new, &place).is_err());
+        assert_eq!(content(&place), "new");
+        // The folder aside is obsolete if there is a complete one at the place.
+        create(&old, "older");
+        create(&new, "newest");
+        replace_in_turns(&new, &place).unwrap();
+        assert_eq!(content(&place), "newest");
+        assert!(!old.exists());
+    }
+
+    #[test]
+    fn latest_does_not_replace_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let latest = folder.path().join(LATEST_FILE);
+        fs::create_dir(&latest).unwrap();
+        fs::write(latest.join("mine"), "").unwrap();
+        assert!(point_to(folder.path(), 1).is_err());
+        assert!(latest.join("mine").exists());
     }
 }

@@ -28,16 +28,13 @@ impl HeldFolder {
         HeldFolder { folder: folder.to_owned(), path, file }
     }
 
-    /// Fails unless the folder is still the one that was locked.
-    ///
-    /// # Errors
-    ///
-    /// [`CheckpointError::NotHeld`] if it was moved, removed or replaced.
+    /// Fails unless the folder is still the one that was locked: [`CheckpointError::NotHeld`] if it was
+    /// moved, removed or replaced.
     pub fn check(&self) -> Result<()> {
         let lost = || CheckpointError::NotHeld { folder: self.folder.clone() };
         let unreadable = |error: std::io::Error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => lost(),
-            // Something other than a file has replaced it.
+            // It is not a regular file any more.
             ErrorKind::InvalidInput => lost(),
             _ => CheckpointError::io("read", &self.path)(error),
         };
@@ -61,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_held_for_as_long_as_its_path_leads_to_the_file() {
+    fn folder_is_held_while_its_path_leads_to_the_file() {
         let root = tempfile::tempdir().unwrap();
         let (out, aside) = (root.path().join("run"), root.path().join("aside"));
         let create = || {

@@ -1,7 +1,7 @@
 //! Checkpoints: the state that a run needs to resume, or a model that can be used, in a folder that appears
 //! complete or not at all.
 //!
-//! In addition, [`hugging_face`] has models in the layout of Hugging Face, [`source`] a model on disk of
+//! In addition, [`hugging_face`] has models in the layout of Hugging Face, [`source`] models on disk of
 //! either kind, [`weights`] weights that are read in parts, and [`sharded`] the decoder that they are loaded
 //! into.
 //!
@@ -21,8 +21,8 @@
 //!
 //! # Writing
 //!
-//! [`Saver`] writes next to the place, syncs, renames, and then makes `latest` name the folder. In the
-//! background, the step waits for nothing: see [`kiln_shard::Engine::snapshot`]. A save without progress for
+//! [`Saver`] writes next to the place, syncs, renames, and then makes `latest` name the folder. A save in the
+//! background does not delay the step: see [`kiln_shard::Engine::snapshot`]. A save without progress for
 //! `checkpoint.timeout_s` has failed; earlier checkpoints stay.
 //!
 //! # Reading
@@ -31,55 +31,45 @@
 //! number of ranks and any strategy then and now. Ranks that have read parts of a chunk combine their
 //! checksums, so that every byte is read once and every byte is checked.
 
-mod context;
 mod convert;
 mod describe;
-mod disk;
 mod error;
 mod folder;
-mod full;
 mod held;
 pub mod hugging_face;
-mod index;
 mod manifest;
-mod mismatch;
 mod open;
 mod origin;
-mod part;
-mod read_ahead;
 mod reader;
-mod saved;
 mod saver;
 pub mod sharded;
 pub mod source;
 mod status;
 mod tensor_file;
-mod verify;
 pub mod weights;
+mod write;
+
+use std::sync::Arc;
 
 use kiln_model::ModelConfig;
 use kiln_shard::LossScale;
 use serde::{Deserialize, Serialize};
 
-pub use context::SaveContext;
-pub use convert::{convert, convert_counted};
-pub(crate) use describe::model_line;
+pub use convert::{Verified, convert, verify};
 pub use describe::{describe, shape_line};
-pub use error::CheckpointError;
 use error::Result;
+pub use error::{CheckpointError, Mismatch};
 pub use folder::{
     Keep, folder_of_run, later_than, mend_latest, move_later, place_of, removable, step_of, surplus, sweep,
 };
-pub use full::write_full;
 pub use held::HeldFolder;
 pub use kiln_sys::{Checksum, Stream};
-pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, Manifest, TensorEntry};
+pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, Manifest, Saved, TensorEntry};
 pub use open::Checkpoint;
 pub use origin::{Architecture, CustomPart, SavedOptimizer};
 pub use reader::CheckpointReader;
-pub use saved::Saved;
 pub use saver::{Progress, SaveOptions, Saver};
-pub use verify::{Verified, verify, verify_counted};
+pub use write::check_free;
 
 /// Name of the manifest in the folder.
 pub const MANIFEST_FILE: &str = "manifest.json";
@@ -113,8 +103,45 @@ pub struct CheckpointState {
     pub data_sha256: Option<String>,
 }
 
+impl CheckpointState {
+    /// Returns the position before the first step.
+    pub fn new(model: ModelConfig, context_length: usize) -> Self {
+        CheckpointState {
+            step: 0,
+            skipped: 0,
+            loss_scale: None,
+            next_sample: 0,
+            tokens: 0,
+            seed: 0,
+            model,
+            context_length,
+            data_sha256: None,
+        }
+    }
+}
+
 fn is_zero(count: &u64) -> bool {
     *count == 0
+}
+
+/// The contents of a checkpoint other than the engine's values.
+#[derive(Clone, Debug)]
+pub struct SaveContext {
+    /// The optimizer that trained the weights. Replaced by the engine's own when an engine is saved.
+    pub optimizer: SavedOptimizer,
+    /// The position of the run.
+    pub state: CheckpointState,
+    /// The resolved configuration, as TOML.
+    pub config: Option<String>,
+    /// Names and contents of its other small files, such as `tokenizer.json`.
+    pub files: Vec<(String, Arc<[u8]>)>,
+}
+
+impl SaveContext {
+    /// Creates a context with only the state: no configuration, no files.
+    pub fn new(state: CheckpointState) -> Self {
+        SaveContext { optimizer: SavedOptimizer::adamw(), state, config: None, files: Vec::new() }
+    }
 }
 
 /// Lets tests measure the memory use of reading.

@@ -1,24 +1,39 @@
 //! `manifest.json`: the parts of a checkpoint, and the checksums to verify that it is complete.
 
-mod check;
-
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 
-use kiln_shard::ParamGroupLayout;
+use kiln_model::{ModelConfig, MoeConfig};
+use kiln_shard::{LossScale, ParamGroupLayout, StateKind};
 use kiln_sys::Checksum;
 use kiln_sys::files::{self, MAX_WHOLE};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::saved::Saved;
-use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Result, SavedOptimizer, disk};
+use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Result, SavedOptimizer};
 
 /// The version of the format that this build writes and reads.
 pub const FORMAT_VERSION: u64 = 5;
 
 /// Maximum size of a manifest.
 pub(super) const MAX_MANIFEST: u64 = 1 << 30;
+
+/// Upper limit of steps, samples, tokens and the length of a sequence, so that sums of such numbers cannot
+/// overflow.
+const MAX_COUNT: u64 = 1 << 56;
+
+/// Upper limit of ranks.
+const MAX_RANKS: u64 = 1 << 32;
+
+/// Upper limit of the size of a checkpoint, so that sums of sizes cannot overflow.
+const MAX_TOTAL_BYTES: u64 = 1 << 56;
+
+/// Bytes of an element: data is f32.
+pub(super) const WIDTH: u64 = size_of::<f32>() as u64;
+
+/// Maximum number of custom blocks, which may have no parameters and therefore no group.
+const MAX_BLOCKS: usize = 1 << 16;
 
 /// The distribution of the values over files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -118,6 +133,52 @@ pub struct Chunk {
     pub checksum: Checksum,
 }
 
+/// A part of a parameter that a checkpoint stores; in a manifest `weight`, or the name of a slot of the
+/// optimizer's state.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum Saved {
+    /// The f32 master weight.
+    Weight,
+    /// A slot of the optimizer's state by its name, such as `exp_avg`.
+    Slot(Arc<str>),
+}
+
+/// Name of a weight in a manifest.
+const WEIGHT: &str = "weight";
+
+impl From<String> for Saved {
+    fn from(name: String) -> Self {
+        if name == WEIGHT { Saved::Weight } else { Saved::Slot(name.into()) }
+    }
+}
+
+impl From<Saved> for String {
+    fn from(saved: Saved) -> Self {
+        saved.slot().unwrap_or(WEIGHT).to_owned()
+    }
+}
+
+impl Saved {
+    /// Returns the name of a slot; `None` for the weight.
+    pub fn slot(&self) -> Option<&str> {
+        match self {
+            Saved::Weight => None,
+            Saved::Slot(name) => Some(name),
+        }
+    }
+
+    /// Returns the engine's corresponding kind of state.
+    pub fn kind(&self) -> StateKind<'_> {
+        self.slot().map_or(StateKind::Weight, StateKind::Slot)
+    }
+
+    /// Returns the key in a file of tensors for parameter `name`.
+    pub fn key(&self, name: &str) -> String {
+        self.slot().map_or_else(|| name.to_owned(), |slot| format!("{name}.{slot}"))
+    }
+}
+
 impl TensorEntry {
     /// Returns the key of this tensor in its files.
     pub fn key(&self) -> String {
@@ -128,14 +189,42 @@ impl TensorEntry {
     pub fn numel(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.length).sum()
     }
+
+    /// Checks the tensor; the error describes the fault.
+    fn check(&self, manifest: &Manifest) -> Result<(), String> {
+        let product = self.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size as u64));
+        let numel = product.filter(|numel| numel.checked_mul(WIDTH).is_some());
+        let numel = numel.ok_or("its shape is too large")?;
+        if self.dtype != "F32" {
+            return Err(format!("its dtype is {}, expected F32", self.dtype));
+        }
+        let mut end = 0u64;
+        for chunk in &self.chunks {
+            if chunk.offset != end || chunk.length == 0 {
+                return Err(format!("no chunk starts at element {end}"));
+            }
+            end = end.checked_add(chunk.length).ok_or("its chunks are too long")?;
+            if !manifest.files.contains_key(&chunk.file) {
+                return Err(format!("`{}` is not among the files", chunk.file));
+            }
+        }
+        if end != numel {
+            return Err(format!("its chunks hold {end} elements of {numel}"));
+        }
+        let optimizer = &manifest.optimizer;
+        if self.saved.slot().is_some_and(|slot| !optimizer.state.iter().any(|kept| kept == slot)) {
+            return Err(format!("`{}` keeps no such state", optimizer.name));
+        }
+        if self.group >= manifest.groups.len() {
+            return Err(format!("there is no group {}", self.group));
+        }
+        Ok(())
+    }
 }
 
 impl Manifest {
-    /// Reads and checks the manifest of the checkpoint in `folder`.
-    ///
-    /// # Errors
-    ///
-    /// If it is missing, cannot be read, has changed since it was written, or is inconsistent.
+    /// Reads and checks the manifest of the checkpoint in `folder`. Fails if it is missing, cannot be read,
+    /// has changed since it was written, or is inconsistent.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST_FILE);
         let bytes = files::read(&path, MAX_MANIFEST).map_err(CheckpointError::unreadable(&path))?;
@@ -143,20 +232,16 @@ impl Manifest {
     }
 
     /// Parses the manifest in `bytes`. The error describes the fault in them.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+    fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(expecting = "an object with the key `format_version`")]
         struct Version {
             format_version: u64,
         }
-        let wrong = "it does not match its own checksum";
-        let (first, rest) = bytes
-            .iter()
-            .position(|byte| *byte == b'\n')
-            .map(|end| bytes.split_at(end + 1))
-            .ok_or("it is cut off")?;
+        let line = bytes.iter().position(|byte| *byte == b'\n').ok_or("it is truncated")?;
+        let (first, rest) = bytes.split_at(line + 1);
         if first != seal(rest).as_bytes() {
-            return Err(wrong.to_owned());
+            return Err("it does not match its own checksum".to_owned());
         }
         // The first line opens the object that the rest completes.
         let json = [b"{", rest].concat();
@@ -169,13 +254,6 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Writes the manifest into `folder` and waits until it is on the disk.
-    pub(super) fn write(&self, folder: &Path) -> Result<()> {
-        let path = folder.join(MANIFEST_FILE);
-        let bytes = self.to_bytes().map_err(|error| CheckpointError::damaged(&path, error))?;
-        disk::write(&path, &bytes)
-    }
-
     /// Returns a JSON object whose first line is a checksum of everything that follows.
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
         let json = serde_json::to_string_pretty(self)?;
@@ -184,24 +262,25 @@ impl Manifest {
         Ok([seal(rest.as_bytes()).as_bytes(), rest.as_bytes()].concat())
     }
 
+    fn weights(&self) -> impl Iterator<Item = &TensorEntry> {
+        self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight)
+    }
+
     /// Returns the layout of the groups over `ranks` ranks, as an engine with that many ranks would have it.
     pub fn layout(&self, ranks: usize) -> Vec<ParamGroupLayout> {
         let mut parameters = vec![Vec::new(); self.groups.len()];
-        for tensor in self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight) {
+        for tensor in self.weights() {
             parameters[tensor.group].push((tensor.name.clone(), tensor.shape.clone()));
         }
-        let groups = self.groups.iter().zip(parameters);
-        groups
-            .map(|(group, parameters)| {
-                ParamGroupLayout::new(group.name.clone(), group.trainable, parameters, ranks)
-            })
-            .collect()
+        let layout = |(group, parameters): (&GroupEntry, _)| {
+            ParamGroupLayout::new(group.name.clone(), group.trainable, parameters, ranks)
+        };
+        self.groups.iter().zip(parameters).map(layout).collect()
     }
 
     /// Returns names and shapes of all weights.
     pub fn shapes(&self) -> BTreeMap<&str, &[usize]> {
-        let weights = self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
-        weights.map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect()
+        self.weights().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect()
     }
 
     /// Returns the bytes of all files that it describes.
@@ -211,8 +290,133 @@ impl Manifest {
 
     /// Returns the number of elements of all weights.
     pub fn num_parameters(&self) -> u64 {
-        let weights = self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
-        weights.map(TensorEntry::numel).sum()
+        self.weights().map(TensorEntry::numel).sum()
+    }
+
+    /// Checks that the manifest is consistent and cannot make a reader use more resources than the files
+    /// warrant, so that later code need not check again: a checksum proves that it is unchanged, but not its
+    /// author. The error describes the fault.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.checksums != Checksum::NAME {
+            return Err(format!("its checksums are `{}`", self.checksums));
+        }
+        self.check_state()?;
+        self.check_names()?;
+        let mut described: HashMap<&str, u64> = HashMap::new();
+        for (name, file) in &self.files {
+            if !files::is_plain_name(name) || name == MANIFEST_FILE {
+                return Err(format!("`{name}` is not a name of a file of a checkpoint"));
+            }
+            if file.covered == file.bytes && file.bytes > MAX_WHOLE {
+                return Err(format!("`{name}` is too large for a file without weights"));
+            }
+            described.insert(name, file.covered);
+        }
+        let mut seen = HashSet::new();
+        for tensor in &self.tensors {
+            let faulty = |problem: String| format!("`{}`: {problem}", tensor.key());
+            tensor.check(self).map_err(faulty)?;
+            if !seen.insert((tensor.name.as_str(), &tensor.saved)) {
+                return Err(faulty("it occurs twice".to_owned()));
+            }
+            for chunk in &tensor.chunks {
+                // A length that overflows does not match any file.
+                if let Some(total) = described.get_mut(chunk.file.as_str()) {
+                    *total = total.saturating_add(chunk.length.saturating_mul(WIDTH));
+                }
+            }
+        }
+        if self.bytes() > MAX_TOTAL_BYTES {
+            return Err("its files are too large".to_owned());
+        }
+        for (name, FileEntry { bytes, .. }) in &self.files {
+            let described = described[name.as_str()];
+            if described != *bytes {
+                return Err(format!("`{name}` has {bytes} bytes, of which {described} are described"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the numbers of the run's position; the error describes the fault.
+    fn check_state(&self) -> Result<(), String> {
+        let state = &self.state;
+        state.model.validate().map_err(|error| error.to_string())?;
+        if self.ranks == 0 || self.ranks as u64 > MAX_RANKS {
+            return Err(format!("it was written by {} ranks, which is impossible", self.ranks));
+        }
+        let CheckpointState { step, skipped, next_sample, tokens, .. } = *state;
+        if skipped > step {
+            return Err(format!("{skipped} updates were skipped in {step} steps"));
+        }
+        let context = state.context_length as u64;
+        let counts =
+            [("step", step), ("next_sample", next_sample), ("tokens", tokens), ("context_length", context)];
+        if let Some((key, value)) = counts.into_iter().find(|(_, value)| *value > MAX_COUNT) {
+            return Err(format!("{key} = {value} is beyond the range of any run"));
+        }
+        if context == 0 {
+            return Err("context_length = 0".to_owned());
+        }
+        match state.loss_scale {
+            Some(LossScale { scale, .. }) if !(scale > 0.0 && scale.is_finite()) => {
+                Err(format!("the loss scale is {scale}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the names, which are printed on terminals; the error describes the fault.
+    fn check_names(&self) -> Result<(), String> {
+        let Manifest { architecture, optimizer, .. } = self;
+        let parts = architecture.parts.iter().flat_map(|part| [&part.kind, &part.name]);
+        let named: Vec<_> = parts.chain([&architecture.name, &optimizer.name]).collect();
+        if named.iter().any(|name| name.is_empty()) {
+            return Err("it names a part or the optimizer with an empty name".to_owned());
+        }
+        let ModelConfig { block, attention, feed_forward, .. } = &self.state.model;
+        let all = named.into_iter().chain(&optimizer.state).chain(block).chain([attention, feed_forward]);
+        let all = all.chain(self.groups.iter().map(|group| &group.name));
+        let mut all = all.chain(self.tensors.iter().map(|tensor| &tensor.name)).chain(self.files.keys());
+        match all.find(|name| name.chars().any(char::is_control)) {
+            Some(name) => Err(format!("the name {name:?} contains a control character")),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks the sizes of its model, each of which is a size of some weight. Code that builds the model must
+    /// compare the number of its parameters as well. The sizes of blocks that are not built in are unknown.
+    pub(super) fn check_sizes(&self) -> Result<(), String> {
+        let model = &self.state.model;
+        if self.architecture != Architecture::decoder() {
+            let groups = self.groups.len();
+            return match model.layers <= groups.max(MAX_BLOCKS) {
+                true => Ok(()),
+                false => Err(format!("a model of {} layers, and {groups} parameter groups", model.layers)),
+            };
+        }
+        let (weights, elements) = (self.shapes().len() as u64, self.num_parameters());
+        let MoeConfig { experts, expert_d_ff, shared_expert_d_ff, .. } =
+            model.moe.clone().unwrap_or_default();
+        let sizes = [
+            ("layers", model.layers, weights),
+            ("vocab_size", model.vocab_size, elements),
+            ("d_model", model.d_model, elements),
+            ("heads", model.heads, elements),
+            ("kv_heads", model.kv_heads, elements),
+            ("head_dim", model.head_dim.unwrap_or_default(), elements),
+            // A model in which every block has experts has no matrix of this width.
+            ("d_ff", if model.moe.is_some() { 0 } else { model.d_ff }, elements),
+            ("moe.experts", experts, elements),
+            ("moe.expert_d_ff", expert_d_ff, elements),
+            ("moe.shared_expert_d_ff", shared_expert_d_ff.unwrap_or_default(), elements),
+        ];
+        match sizes.into_iter().find(|(_, size, most)| *size as u64 > *most) {
+            Some((key, size, _)) => Err(format!(
+                "a model with {key} = {size}, and {weights} weights of {elements} elements together"
+            )),
+            None => Ok(()),
+        }
     }
 }
 
@@ -221,21 +425,22 @@ fn seal(rest: &[u8]) -> String {
     format!("{{ \"checksum\": \"{}\",\n", Checksum::of(rest))
 }
 
-/// Returns the entry of a file without tensors in `folder`.
-pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry> {
-    let path = folder.join(name);
-    let content = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
+/// Returns the entry of a file without tensors that has this content.
+pub(super) fn entry_of(content: &[u8]) -> FileEntry {
     let bytes = content.len() as u64;
-    Ok(FileEntry { bytes, covered: bytes, checksum: Checksum::of(&content) })
+    FileEntry { bytes, covered: bytes, checksum: Checksum::of(content) }
 }
 
 /// Fails unless a fully covered file matches the manifest.
 pub(super) fn check_plain_file(folder: &Path, name: &str, entry: &FileEntry) -> Result<()> {
     let path = folder.join(name);
+    // A longer file is not read.
     let found = files::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();
-    let bytes = found.map_err(CheckpointError::io("read", &path))?.len();
-    if bytes == entry.bytes && entry_of(folder, name)? == *entry {
-        return Ok(());
+    if found.map_err(CheckpointError::io("read", &path))?.len() == entry.bytes {
+        let content = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
+        if entry_of(&content) == *entry {
+            return Ok(());
+        }
     }
     Err(CheckpointError::damaged(&path, "it does not match its checksum"))
 }

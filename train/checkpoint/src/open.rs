@@ -8,12 +8,11 @@ use std::sync::Arc;
 
 use kiln_model::{Decoder, Layers};
 
-use super::disk::{self, is_whole};
-use super::folder::{earlier, folder_of_run, has_any, newest, objection, unusable};
-use super::manifest::check_plain_file;
+use super::folder::{self, folder_of_run, newest};
+use super::manifest::{Saved, check_plain_file};
 use super::{
-    Architecture, CONFIG_FILE, CheckpointError, CheckpointState, MANIFEST_FILE, Manifest, Result, Saved,
-    SavedOptimizer, TOKENIZER_FILE,
+    CONFIG_FILE, CheckpointError, CheckpointState, MANIFEST_FILE, Manifest, Result, SavedOptimizer,
+    TOKENIZER_FILE,
 };
 
 /// A complete checkpoint on disk.
@@ -27,13 +26,11 @@ impl Checkpoint {
     /// Returns the folder of the checkpoint that `path` stands for: itself, or the newest checkpoint in the
     /// folder of all checkpoints of a run or in a run folder. Does not read its contents.
     pub fn find(path: &Path) -> Result<PathBuf> {
+        if folder::is_complete(path) {
+            return Ok(path.to_owned());
+        }
         let folders = [path.to_owned(), folder_of_run(path)];
-        let folder = if is_whole(path) {
-            Some(path.to_owned())
-        } else {
-            folders.iter().find_map(|folder| newest(folder))
-        };
-        folder.ok_or_else(|| {
+        folders.iter().find_map(|folder| newest(folder)).ok_or_else(|| {
             // Names that are too long, and inaccessible parent folders.
             if let Err(error) = path.try_exists()
                 && error.kind() != ErrorKind::NotADirectory
@@ -41,12 +38,14 @@ impl Checkpoint {
                 return CheckpointError::io("open", path)(error);
             }
             let hint = "name a folder that holds manifest.json, or a run folder with a checkpoint in it";
-            let found = folders.iter().map(|folder| unusable(folder));
-            let found = found.into_iter().find(|found| !found.is_empty()).unwrap_or_else(|| {
-                // A path that is not a checkpoint's folder has no manifest either.
-                let why = disk::look(path).is_err().then(|| objection(path)).flatten();
-                why.map(|why| (path.to_owned(), why)).into_iter().collect()
-            });
+            let found = folders.iter().map(|folder| folder::unusable(folder));
+            let mut found = found.into_iter().find(|found| !found.is_empty()).unwrap_or_default();
+            // A path that is not a checkpoint's folder has no manifest either.
+            if found.is_empty()
+                && let Err(error) = folder::has_manifest(path)
+            {
+                found.push((path.to_owned(), folder::cannot_read(&error)));
+            }
             none_in(path, found, hint)
         })
     }
@@ -55,28 +54,23 @@ impl Checkpoint {
     /// and the small files, but no weights yet.
     pub fn open(path: &Path) -> Result<Self> {
         let folder = Checkpoint::find(path)?;
-        match Checkpoint::open_at(&folder) {
-            Err(source @ CheckpointError::Damaged { .. }) => {
-                let is_usable = |folder: &Path| Checkpoint::open_at(folder).is_ok();
-                Err(match earlier(&folder, is_usable) {
-                    None => source,
-                    Some(earlier) => CheckpointError::DamagedButEarlier { source: Box::new(source), earlier },
-                })
+        let is_usable = |folder: &Path| Checkpoint::open_at(folder).is_ok();
+        Checkpoint::open_at(&folder).map_err(|error| match folder::earlier(&folder, is_usable) {
+            Some(earlier) if matches!(error, CheckpointError::Damaged { .. }) => {
+                CheckpointError::DamagedButEarlier { source: Box::new(error), earlier }
             }
-            opened => opened,
-        }
+            _ => error,
+        })
     }
 
     /// Opens the checkpoint in `folder` itself.
     fn open_at(folder: &Path) -> Result<Self> {
-        let manifest = Arc::new(Manifest::read(folder)?);
-        let checkpoint = Checkpoint { folder: folder.to_owned(), manifest };
-        let sizes = checkpoint.manifest.check_sizes();
-        sizes.map_err(|problem| checkpoint.wrong_manifest(problem))?;
+        let checkpoint =
+            Checkpoint { folder: folder.to_owned(), manifest: Arc::new(Manifest::read(folder)?) };
+        checkpoint.manifest.check_sizes().map_err(|problem| checkpoint.wrong_manifest(problem))?;
         // Configuration, tokenizer and similar files are read elsewhere, without their checksums.
-        for (name, entry) in
-            checkpoint.manifest.files.iter().filter(|(_, entry)| entry.covered == entry.bytes)
-        {
+        let files = checkpoint.manifest.files.iter();
+        for (name, entry) in files.filter(|(_, entry)| entry.covered == entry.bytes) {
             check_plain_file(folder, name, entry)?;
         }
         Ok(checkpoint)
@@ -90,8 +84,12 @@ impl Checkpoint {
     /// lengths in the manifest. Must be called before memory is allocated for them; their contents are
     /// checked when they are read.
     pub(crate) fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
-        let expected = Decoder::count_parameters(layers, &self.manifest.state.model)?;
-        self.manifest.check_parameters(expected).map_err(|problem| self.wrong_manifest(problem))?;
+        let expected = Decoder::count_parameters(layers, &self.manifest.state.model)? as u64;
+        let found = self.manifest.num_parameters();
+        if expected != found {
+            let problem = format!("a model of {expected} parameters, and weights of {found}");
+            return Err(self.wrong_manifest(problem));
+        }
         self.check_lengths(|saved| *saved == Saved::Weight)
     }
 
@@ -121,29 +119,18 @@ impl Checkpoint {
         let folder = folder_of_run(out);
         newest(&folder).ok_or_else(|| {
             let hint = "start a new run without --resume, or name the run folder with --out";
-            none_in(&folder, unusable(&folder), hint)
+            none_in(&folder, folder::unusable(&folder), hint)
         })
     }
 
     /// Returns whether the run in `out` has a complete checkpoint, even an unreadable one.
     pub fn is_in(out: &Path) -> bool {
-        has_any(&folder_of_run(out))
+        folder::has_any(&folder_of_run(out))
     }
 
     /// Returns its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
-    }
-
-    /// Fails unless this was trained with the architecture that the caller builds: weights of the same names
-    /// and shapes may have another meaning in a different architecture.
-    pub fn require_architecture(&self, here: &Architecture) -> Result<()> {
-        match self.manifest.architecture.objection(here) {
-            None => Ok(()),
-            Some(objection) => {
-                Err(CheckpointError::OtherArchitecture { path: self.folder.clone(), objection })
-            }
-        }
     }
 
     /// Fails unless this was trained with the optimizer that is to continue with its state.

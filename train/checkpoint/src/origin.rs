@@ -9,7 +9,7 @@ use kiln_model::{Layers, ModelConfig};
 use kiln_shard::Optimizer;
 use serde::{Deserialize, Serialize};
 
-use super::saved::Saved;
+use super::manifest::Saved;
 
 /// The architecture of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ impl Architecture {
             return Some("has its parts in another order: use the program that trained it".into());
         }
         Some(format!(
-            "was trained without {}, which this program puts into the model: use a program without \
+            "was trained without {}, which this program adds to the model: use a program without \
              it, such as `kiln`",
             additional.join(" and ")
         ))
@@ -135,11 +135,6 @@ impl SavedOptimizer {
     pub(super) fn slots(&self) -> Vec<Saved> {
         self.state.iter().map(|name| Saved::Slot(name.as_str().into())).collect()
     }
-
-    /// Returns whether it keeps state of this name.
-    pub(super) fn keeps(&self, state: &str) -> bool {
-        self.state.iter().any(|kept| kept == state)
-    }
 }
 
 impl std::fmt::Display for SavedOptimizer {
@@ -158,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_program_cannot_build_is_named() {
+    fn missing_and_additional_parts_are_named() {
         let with_block = |name: &str| {
             let block = Some(name.to_owned());
             Architecture::of_model(&ModelConfig { block, ..ModelConfig::preset("10m").unwrap() })
@@ -166,19 +161,19 @@ mod tests {
         let (stock, mine) = (Architecture::decoder(), with_block("mine"));
         assert_eq!(stock.objection(&stock), None);
         assert_eq!(mine.objection(&mine.clone()), None);
-        let said = mine.objection(&stock).unwrap();
-        assert!(said.starts_with("was trained with block `mine`, which this program"), "{said}");
-        let said = mine.objection(&with_block("yours")).unwrap();
-        assert!(said.contains("with block `mine`") && !said.contains("yours"), "{said}");
-        let said = stock.objection(&mine).unwrap();
-        assert!(said.contains("without block `mine`"), "{said}");
+        let objection = mine.objection(&stock).unwrap();
+        assert!(objection.starts_with("was trained with block `mine`, which this program"), "{objection}");
+        let objection = mine.objection(&with_block("yours")).unwrap();
+        assert!(objection.contains("with block `mine`") && !objection.contains("yours"), "{objection}");
+        let objection = stock.objection(&mine).unwrap();
+        assert!(objection.contains("without block `mine`"), "{objection}");
         let other = Architecture { name: "encoder".to_owned(), ..Architecture::decoder() };
-        let said = other.objection(&stock).unwrap();
-        assert!(said.contains("with architecture `encoder`"), "{said}");
+        let objection = other.objection(&stock).unwrap();
+        assert!(objection.contains("with architecture `encoder`"), "{objection}");
         // A program that has the layer can use it.
         let model = ModelConfig { feed_forward: "mine".to_owned(), ..ModelConfig::preset("10m").unwrap() };
-        let said = Architecture::objection_with(&Layers::default(), &model).unwrap();
-        assert!(said.contains("with feed_forward `mine`"), "{said}");
+        let objection = Architecture::objection_with(&Layers::default(), &model).unwrap();
+        assert!(objection.contains("with feed_forward `mine`"), "{objection}");
         let layers = Layers::default().feed_forward("mine", |init| Ok(SwiGlu::new(init)));
         assert_eq!(Architecture::objection_with(&layers, &model), None);
         // The same parts in another order make a different model.

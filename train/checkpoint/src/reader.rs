@@ -1,6 +1,6 @@
 //! Reads only the needed parts of a checkpoint.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,11 +11,16 @@ use kiln_collectives::Phase;
 use kiln_shard::Engine;
 use kiln_sys::Meter;
 
-use super::read_ahead::ReadAhead;
-use super::saved::Saved;
+use super::manifest::{Saved, WIDTH};
 use super::tensor_file::TensorFile;
+use super::weights::{self, AllowMissing, Weights};
 use super::{Checkpoint, CheckpointError, Checksum, Result, SavedOptimizer};
-use crate::weights::{self, AllowMissing, Weights};
+
+/// Maximum bytes that are requested from the disk before they are copied.
+const AHEAD: usize = 32 << 20;
+
+/// Bytes per request.
+const STEP: usize = 4 << 20;
 
 /// Reads from a checkpoint. Whole chunks are checked when they are read. If several ranks read parts of a
 /// chunk, [`CheckpointReader::check_parts`] combines their checksums.
@@ -39,6 +44,34 @@ struct ReadPart {
     start: u64,
     length: u64,
     checksum: Checksum,
+}
+
+/// The data that a rank is going to read, in order. It is requested early, to keep the disk busy while
+/// delivered data is copied.
+#[derive(Default)]
+struct ReadAhead {
+    left: VecDeque<(Arc<TensorFile>, Range<usize>)>,
+    /// Bytes requested and not yet copied.
+    under_way: usize,
+}
+
+impl ReadAhead {
+    /// Adds bytes of a file.
+    fn plan(&mut self, file: &Arc<TensorFile>, bytes: Range<usize>) {
+        let starts = bytes.clone().step_by(STEP);
+        self.left.extend(starts.map(|at| (file.clone(), at..(at + STEP).min(bytes.end))));
+    }
+
+    /// Requests more data, now that `copied` more bytes have been copied.
+    fn advance(&mut self, copied: usize) {
+        self.under_way = self.under_way.saturating_sub(copied);
+        while self.under_way < AHEAD
+            && let Some((file, bytes)) = self.left.pop_front()
+        {
+            self.under_way += bytes.len();
+            file.prefetch(bytes);
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -80,9 +113,8 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Reads elements `range` of the flat parameter `name` into `values`, which has the same length.
-    pub fn read(&self, name: &str, saved: &Saved, range: Range<usize>, values: &mut [f32]) -> Result<()> {
+    pub fn read(&self, name: &str, saved: &Saved, range: Range<usize>, mut values: &mut [f32]) -> Result<()> {
         let index = self.index_of(name, saved)?;
-        let mut values = values;
         for (number, within) in self.chunks_of(index, &range) {
             let (now, later) = values.split_at_mut((within.end - within.start) as usize);
             values = later;
@@ -126,15 +158,11 @@ impl<'a> CheckpointReader<'a> {
         let length = within.end - within.start;
         if length < chunk.length {
             let (tensor, chunk) = (index as u64, number as u64);
-            let part = ReadPart { tensor, chunk, start: within.start, length, checksum };
-            lock(&self.parts).push(part);
-            return Ok(());
+            lock(&self.parts).push(ReadPart { tensor, chunk, start: within.start, length, checksum });
+        } else if checksum != chunk.checksum {
+            return Err(CheckpointError::damaged_tensor(&file.path, &key));
         }
-        if checksum == chunk.checksum {
-            Ok(())
-        } else {
-            Err(CheckpointError::damaged_tensor(file.path(), &key))
-        }
+        Ok(())
     }
 
     fn file(&self, name: &'a str) -> Result<Arc<TensorFile>> {
@@ -142,13 +170,8 @@ impl<'a> CheckpointReader<'a> {
             return Ok(file.clone());
         }
         let path = self.checkpoint.folder().join(name);
-        let entry = self
-            .checkpoint
-            .manifest()
-            .files
-            .get(name)
-            .ok_or_else(|| CheckpointError::damaged(&path, "the manifest does not describe it"))?;
-        let file = Arc::new(TensorFile::open(path, entry)?);
+        // The manifest was checked: it describes the file of every chunk.
+        let file = Arc::new(TensorFile::open(path, &self.checkpoint.manifest().files[name])?);
         lock(&self.files).insert(name, file.clone());
         Ok(file)
     }
@@ -162,9 +185,8 @@ impl<'a> CheckpointReader<'a> {
             for (number, within) in self.chunks_of(index, &engine.held(name)?) {
                 let chunk = &tensor.chunks[number];
                 let file = self.file(&chunk.file)?;
-                let key = tensor.key();
-                bytes += (within.end - within.start) * size_of::<f32>() as u64;
-                ahead.plan(&file, file.part(&key, chunk.length, &within)?);
+                bytes += (within.end - within.start) * WIDTH;
+                ahead.plan(&file, file.part(&tensor.key(), chunk.length, &within)?);
             }
         }
         ahead.advance(0);
@@ -181,9 +203,10 @@ impl<'a> CheckpointReader<'a> {
         let names = engine.layout().parameters().map(|(_, parameter)| parameter.name.as_str());
         let present = names.filter(|name| !absent.contains(*name));
         self.plan(engine, &present.map(|name| (name, &Saved::Weight)).collect::<Vec<_>>())?;
-        let loaded = weights::load(engine, self, allow_missing, &Meter::default())?;
+        let not_finite = weights::load(engine, self, &absent, &Meter::default())?;
         self.check_parts(engine)?;
-        loaded.finite(self.checkpoint.folder())
+        not_finite.check(self.checkpoint.folder(), false)?;
+        Ok(absent)
     }
 
     /// Loads this rank's part of the optimizer's moments, and sets the engine's number of updates. Before the
@@ -197,20 +220,20 @@ impl<'a> CheckpointReader<'a> {
             return Ok(());
         }
         let (mut present, mut missing) = (Vec::new(), Vec::new());
-        let groups = || engine.layout().groups.iter().enumerate().filter(|(_, group)| group.trainable);
-        // In the order of the files.
+        // In the order of the files. Rules keep different slots.
         let slots = self.checkpoint.manifest().optimizer.slots();
         for saved in &slots {
-            // Rules keep different slots.
-            let is_kept =
-                |position| saved.slot().is_some_and(|slot| engine.slots_of_group(position).contains(&slot));
-            let groups = groups().filter(|(position, _)| is_kept(*position));
-            for parameter in groups.flat_map(|(_, group)| &group.parameters) {
-                let name = parameter.name.as_str();
-                if self.has(name, saved) {
-                    present.push((name, saved));
-                } else if !allow_missing.allows(name) {
-                    missing.push(saved.key(name));
+            for (position, group) in engine.layout().groups.iter().enumerate() {
+                if !saved.slot().is_some_and(|slot| engine.slots_of_group(position).contains(&slot)) {
+                    continue;
+                }
+                for parameter in &group.parameters {
+                    let name = parameter.name.as_str();
+                    if self.has(name, saved) {
+                        present.push((name, saved));
+                    } else if !allow_missing.allows(name) {
+                        missing.push(saved.key(name));
+                    }
                 }
             }
         }
@@ -228,45 +251,29 @@ impl<'a> CheckpointReader<'a> {
 
     /// Checks the chunks of which each rank has read a part: the checksums of the parts are combined into
     /// that of the chunk. Data that was read must not be used before this call. Collective.
-    pub fn check_parts(&self, engine: &Engine) -> Result<()> {
+    fn check_parts(&self, engine: &Engine) -> Result<()> {
         let mine = std::mem::take(&mut *lock(&self.parts));
         let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", bytemuck::cast_slice(&mine))?;
         let parts = all.iter().flat_map(|message| message.chunks_exact(size_of::<ReadPart>()));
-        let parts = parts.map(bytemuck::pod_read_unaligned);
-        self.check_whole(parts)
-    }
-
-    fn check_whole(&self, parts: impl Iterator<Item = ReadPart>) -> Result<()> {
-        let mut chunks: BTreeMap<(u64, u64), BTreeMap<u64, ReadPart>> = BTreeMap::new();
-        for part in parts {
-            let starts = chunks.entry((part.tensor, part.chunk)).or_default();
-            // Replicas read the same.
-            if starts.insert(part.start, part).is_some_and(|other| other != part) {
-                return Err(self.damaged_chunk(part.tensor, part.chunk));
-            }
-        }
-        let manifest = self.checkpoint.manifest();
-        for ((tensor, number), parts) in chunks {
-            let chunk = &manifest.tensors[tensor as usize].chunks[number as usize];
-            let (mut end, mut checksum) = (0, Checksum::empty());
-            for part in parts.into_values() {
-                if part.start != end {
-                    break;
-                }
+        let mut parts: Vec<ReadPart> = parts.map(bytemuck::pod_read_unaligned).collect();
+        parts.sort_by_key(|part| (part.tensor, part.chunk, part.start));
+        // Replicas read the same.
+        parts.dedup();
+        for parts in parts.chunk_by(|a, b| (a.tensor, a.chunk) == (b.tensor, b.chunk)) {
+            let tensor = &self.checkpoint.manifest().tensors[parts[0].tensor as usize];
+            let chunk = &tensor.chunks[parts[0].chunk as usize];
+            let (mut is_whole, mut end, mut checksum) = (true, 0, Checksum::empty());
+            for part in parts {
+                is_whole &= part.start == end;
                 end += part.length;
-                checksum = checksum.then(part.checksum, part.length * size_of::<f32>() as u64);
+                checksum = checksum.then(part.checksum, part.length * WIDTH);
             }
-            if end != chunk.length || checksum != chunk.checksum {
-                return Err(self.damaged_chunk(tensor, number));
+            if !is_whole || end != chunk.length || checksum != chunk.checksum {
+                let path = self.checkpoint.folder().join(&chunk.file);
+                return Err(CheckpointError::damaged_tensor(&path, &tensor.key()));
             }
         }
         Ok(())
-    }
-
-    fn damaged_chunk(&self, tensor: u64, number: u64) -> CheckpointError {
-        let tensor = &self.checkpoint.manifest().tensors[tensor as usize];
-        let file = &tensor.chunks[number as usize].file;
-        CheckpointError::damaged_tensor(&self.checkpoint.folder().join(file), &tensor.key())
     }
 }
 

@@ -1,31 +1,42 @@
 //! Saving while a run continues.
 //!
-//! A save begins with an agreement between the ranks, takes a snapshot, and continues behind the step: every
-//! rank writes its part in a separate thread and leaves a description of it in the folder. When rank 0 finds
-//! all descriptions, it completes the checkpoint, also behind the step and without a collective. The ranks'
-//! progress is sent with the sum of the losses after each step, so that all of them learn of a failure, and
-//! of the end, in the same step.
+//! The ranks agree to begin a save and take a snapshot. Then each rank writes its part in a background thread
+//! and leaves a description of the part in the folder. When rank 0's thread finds all descriptions, it
+//! completes the checkpoint, without a collective. After each step, the ranks' progress is summed together with
+//! the losses, so that all ranks learn of a failure, and of the end, in the same step.
 //!
-//! A save without progress only fails: when all ranks have written their parts, rank 0 has
+//! A full checkpoint is not written in the background: rank 0 gathers one group at a time, and its thread
+//! writes the group before the next one is gathered.
+//!
+//! A disk that hangs makes a save fail: when all ranks have written their parts, rank 0 has
 //! [`SaveOptions::timeout`] to find them, and a rank may spend at most that time without writing anything. A
 //! rank that waits for the end of a save sends a message to the others every few seconds.
 
 use std::borrow::Cow;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use kiln_collectives::Phase;
+use kiln_collectives::{Buffer, Phase};
 use kiln_shard::{Engine, Mesh, ParamGroupLayout, Snapshot, memory};
 use kiln_sys::Meter;
+use kiln_sys::durable::parent_of;
 use nix::time::{ClockId, clock_gettime};
 
-use super::manifest::Format;
-use super::part::{self, Completion, Entry, Left, Values, WriterOutput};
-use super::saved::Saved;
-use super::status::{Next, Patience, Stage, Status};
-use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, SavedOptimizer, disk, folder, full};
+use super::manifest::{Format, Saved};
+use super::status::{Next, Stage, Status};
+use super::write::{self, Completion, Entry, Part, Values, WriterOutput};
+use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, SavedOptimizer, folder};
+
+/// Pause between two polls for the other ranks' parts: the first pause, and the maximum.
+const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(320)];
+
+/// Maximum time between two messages of ranks that wait for the end of a save.
+const MESSAGE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Settings of a run's saves.
 #[derive(Clone, Debug)]
@@ -63,14 +74,7 @@ impl SaveOptions {
     fn check_held(&self) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)
     }
-
-    fn is_lost(&self) -> bool {
-        self.held.as_ref().is_some_and(HeldFolder::is_lost)
-    }
 }
-
-/// Pause between two polls for the other ranks' parts: the first pause, and the maximum.
-const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(320)];
 
 /// A rank's progress of a save in the background, in numbers that can be summed over the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -93,6 +97,11 @@ impl Progress {
     pub fn from_values([written, done, failed]: [f64; 3]) -> Self {
         Progress { written, done, failed }
     }
+}
+
+/// Returns 1 for true and 0 for false, to be summed over the ranks.
+fn count(is_true: bool) -> f64 {
+    f64::from(u8::from(is_true))
 }
 
 /// Writes the checkpoints of a run and removes old ones. All ranks must call the same methods in the same
@@ -130,44 +139,32 @@ impl Saver {
 
     /// Begins to save the current state; later steps do not change the data that is written. In the
     /// background it returns at once, otherwise it returns the folder when everything is on the disk. Waits
-    /// for an earlier save first. Collective.
-    ///
-    /// # Errors
-    ///
-    /// If this save or the previous one cannot be written. Earlier checkpoints are unchanged.
+    /// for an earlier save first. Collective. Fails if this save or the previous one cannot be written.
+    /// Earlier checkpoints are unchanged.
     pub fn begin(&mut self, engine: &Engine, context: SaveContext) -> Result<Option<PathBuf>> {
         self.settle(engine)?;
         let context = SaveContext { optimizer: SavedOptimizer::of(engine.optimizer()), ..context };
         let place = folder::place_of(&self.options.folder, context.state.step);
-        let beside = folder::beside(&place);
-        let begun = match self.rank {
-            0 => self.options.check_held().and_then(|()| part::begin(&place).map(drop)),
+        let created = match self.rank {
+            0 => self.options.check_held().and_then(|()| create_empty(&folder::beside(&place))),
             _ => Ok(()),
         };
-        self.agree(engine, begun)?;
-        if self.options.format == Format::Full {
-            let (options, step, ranks) =
-                (self.options.clone(), context.state.step, engine.world().world_size());
-            let slots = context.optimizer.slots();
-            let (to, from) = (place.clone(), beside.clone());
-            let complete = move |layout: &[ParamGroupLayout], parts, status: &Status| {
-                options.check_held()?;
-                let (format, context) = (Format::Full, &context);
-                Completion { format, ranks, layout, parts, context }.complete(&from, &to)?;
-                // A disk that hung for long may return when the run has given up this save.
-                status.get_on().then_some(()).ok_or(CheckpointError::OtherRank)?;
-                finish(&options, step)
-            };
-            let patience = Patience::new(engine.policy().timeout, self.options.timeout);
-            let saved = full::save(engine, slots, &beside, patience, self.meter.clone(), complete);
-            let agreed = self.agree(engine, saved);
-            self.clean_after(agreed, &place)?;
-            return Ok(Some(place));
+        self.agree(engine, created)?;
+        let (format, groups) = (self.options.format, engine.layout().groups.clone());
+        let snapshot = engine.snapshot();
+        let has = |group, saved: &Saved| snapshot.has(group, saved.kind());
+        let kinds = write::kinds_of(format, groups.len(), context.optimizer.slots(), has);
+        let (mut gathering, mut source) = (None, Source::Snapshot(snapshot));
+        if format == Format::Full {
+            let ((sender, groups), (written, receiver)) = (mpsc::channel(), mpsc::channel());
+            gathering = Some((kinds.clone(), sender, receiver));
+            source = Source::Gathered { groups, written, current: None };
         }
         let status = Arc::new(Status::new(self.meter.clone()));
-        let writer = Writer {
-            snapshot: engine.snapshot(),
-            layout: engine.layout().groups.clone(),
+        let mut writer = Writer {
+            source,
+            layout: groups,
+            kinds,
             mesh: engine.mesh(),
             rank: self.rank,
             place: place.clone(),
@@ -175,9 +172,14 @@ impl Saver {
             options: self.options.clone(),
             status: status.clone(),
         };
-        let thread = std::thread::Builder::new()
+        let run = move || {
+            let ended = writer.run();
+            writer.status.set(if ended.is_ok() { Stage::Complete } else { Stage::Failed });
+            ended
+        };
+        let thread = thread::Builder::new()
             .name(format!("rank{}-checkpoint", self.rank))
-            .spawn(move || writer.run())
+            .spawn(run)
             .map_err(CheckpointError::io("start a thread to write", &place));
         let agreed = self.agree(engine, thread);
         if agreed.is_err() {
@@ -185,20 +187,67 @@ impl Saver {
             status.cancel();
         }
         self.pending = Some(Pending { place, status, thread: agreed? });
-        if self.options.background { Ok(None) } else { self.settle(engine) }
+        if let Some((kinds, groups, written)) = gathering {
+            self.gather(engine, &kinds, groups, written)?;
+        } else if self.options.background {
+            return Ok(None);
+        }
+        self.settle(engine)
+    }
+
+    /// Gathers every group to rank 0, whose thread writes one group at a time. However long that takes, no
+    /// rank waits long for a message from another. Collective.
+    fn gather(
+        &self,
+        engine: &Engine,
+        kinds: &[(usize, Saved)],
+        groups: Sender<Buffer>,
+        written: Receiver<()>,
+    ) -> Result<()> {
+        let Some(Pending { status, .. }) = &self.pending else { return Ok(()) };
+        let mut is_writing = self.rank == 0;
+        for (group, saved) in kinds {
+            // Every rank takes part in every gather, even if rank 0 has failed already.
+            let values = engine.gather_group(*group, saved.kind())?;
+            if let Some(values) = values.filter(|_| is_writing) {
+                is_writing = status.record_progress().is_ok() && groups.send(values).is_ok();
+            }
+            loop {
+                let mut is_busy = false;
+                if is_writing {
+                    match written.recv_timeout(message_interval(engine)) {
+                        Ok(()) => {}
+                        Err(RecvTimeoutError::Timeout) if !status.is_stalled(self.options.timeout) => {
+                            is_busy = true;
+                        }
+                        Err(_) => is_writing = false,
+                    }
+                }
+                if engine.all_reduce_f64(Phase::Checkpoint, "save", &[count(is_busy)])? == [0.0] {
+                    break;
+                }
+            }
+        }
+        // It completes the checkpoint now.
+        let _ = status.record_progress();
+        Ok(())
     }
 
     /// Returns this rank's progress; it must be summed over the ranks and passed to [`Saver::advance`].
     pub fn progress(&self) -> Progress {
-        let Some(Pending { status, .. }) = &self.pending else { return Progress::default() };
+        let Some(Pending { status, thread, .. }) = &self.pending else { return Progress::default() };
+        // A thread that panics leaves its stage as it was. Looked up first: the stage of a thread that has
+        // ended does not change.
+        let has_ended = thread.is_finished();
         let stage = status.stage();
-        let failed = stage == Stage::Failed || status.is_stalled(self.options.timeout);
-        let is = |true_now: bool| f64::from(u8::from(true_now));
+        let failed = status.is_stalled(self.options.timeout)
+            || stage == Stage::Failed
+            || (has_ended && stage != Stage::Complete);
         Progress {
-            written: is(matches!(stage, Stage::Written | Stage::Complete)),
+            written: count(matches!(stage, Stage::Written | Stage::Complete)),
             // Rank 0 completes the checkpoint when its own part is written.
-            done: is(stage == Stage::Complete),
-            failed: is(failed),
+            done: count(stage == Stage::Complete && !failed),
+            failed: count(failed),
         }
     }
 
@@ -207,12 +256,12 @@ impl Saver {
     /// Collective if there is a save to end.
     pub fn advance(&mut self, engine: &Engine, all: Progress) -> Result<Option<PathBuf>> {
         let ranks = engine.world().world_size() as f64;
-        self.heed(all, ranks);
+        self.inform_thread(all, ranks);
         if all.failed > 0.0 || all.done == ranks { self.settle(engine) } else { Ok(None) }
     }
 
     /// Informs this rank's thread of the others' progress.
-    fn heed(&self, all: Progress, ranks: f64) {
+    fn inform_thread(&self, all: Progress, ranks: f64) {
         let Some(Pending { status, .. }) = &self.pending else { return };
         if all.failed > 0.0 {
             status.cancel();
@@ -224,14 +273,13 @@ impl Saver {
     /// Waits for the save in progress, if there is one, and returns its folder. However long that takes, no
     /// rank waits long for a message from another. Collective.
     pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>> {
-        let beat = Patience::new(engine.policy().timeout, self.options.timeout).beat;
         let ranks = engine.world().world_size() as f64;
         while let Some(Pending { status, .. }) = &self.pending {
-            status.wait(beat);
+            status.wait(message_interval(engine));
             let mine = self.progress().to_values();
             let sums = engine.all_reduce_f64(Phase::Checkpoint, "save", &mine)?;
             let all = Progress::from_values([sums[0], sums[1], sums[2]]);
-            self.heed(all, ranks);
+            self.inform_thread(all, ranks);
             if all.done + all.failed == ranks {
                 break;
             }
@@ -241,14 +289,19 @@ impl Saver {
         self.meter.begin(0);
         let written = self.end(pending).map(|cpu_time| self.cpu_time = cpu_time);
         let outcome = self.agree(engine, written);
-        self.clean_after(outcome, &place)?;
-        Ok(Some(place))
+        if outcome.is_err() {
+            self.clean_up(&place);
+        }
+        outcome.map(|()| Some(place))
     }
 
     /// Waits for the end of a thread, unless it hangs.
     fn end(&self, pending: Pending) -> Result<Duration> {
         let Pending { place, status, thread } = pending;
         let timeout = self.options.timeout;
+        while !thread.is_finished() && !status.is_stalled(timeout) {
+            status.wait(MESSAGE_INTERVAL);
+        }
         if status.is_stalled(timeout) {
             // It hangs in the system, where it cannot be interrupted. If it ever returns, it finds that its
             // work is no longer wanted.
@@ -257,33 +310,30 @@ impl Saver {
             return Err(CheckpointError::Stalled { path, seconds });
         }
         thread.join().unwrap_or_else(|_| {
-            let source = std::io::Error::other("the thread that writes it panicked");
+            let source = io::Error::other("the thread that writes it panicked");
             Err(CheckpointError::io("write", &place)(source))
         })
     }
 
-    /// Returns the processor time of this rank's thread for the last complete sharded checkpoint.
+    /// Returns the processor time of this rank's thread for the last complete checkpoint.
     pub fn cpu_time(&self) -> Duration {
         self.cpu_time
     }
 
     /// Removes the remains of a failed save, to free their space.
-    fn clean_after(&self, outcome: Result<()>, place: &Path) -> Result<()> {
-        if outcome.is_err()
-            && self.rank == 0
-            && !self.options.is_lost()
-            && let Err(error) = disk::remove(&folder::beside(place))
+    fn clean_up(&self, place: &Path) {
+        if self.rank == 0
+            && !self.options.held.as_ref().is_some_and(HeldFolder::is_lost)
+            && let Err(error) = folder::remove(&folder::beside(place))
         {
             tracing::warn!("{error}");
         }
-        outcome
     }
 
     /// Returns `mine` if no rank has an error; otherwise each rank gets its own error, or that another has
     /// one.
     fn agree<T>(&self, engine: &Engine, mine: Result<T>) -> Result<T> {
-        let failed = [f64::from(u8::from(mine.is_err()))];
-        let failed = engine.all_reduce_f64(Phase::Checkpoint, "save", &failed)?;
+        let failed = engine.all_reduce_f64(Phase::Checkpoint, "save", &[count(mine.is_err())])?;
         if failed[0] == 0.0 {
             return mine;
         }
@@ -299,30 +349,39 @@ impl Drop for Saver {
     fn drop(&mut self) {
         // The run has failed. If all ranks have written their parts, they may still become a checkpoint;
         // nothing may be written into the run folder afterwards.
-        if let Some(pending) = self.pending.take() {
-            let place = pending.place.clone();
-            // The others must learn of a panic before they give up on this rank.
-            if std::thread::panicking() {
-                pending.status.cancel();
-            } else {
-                pending.status.hurry();
-            }
-            if let Err(error) = self.end(pending)
-                && !error.is_consequence()
-            {
-                tracing::warn!("{error}");
-            }
-            if self.rank == 0 && !self.options.is_lost() {
-                let _ = disk::remove(&folder::beside(&place));
-            }
+        let Some(pending) = self.pending.take() else { return };
+        let place = pending.place.clone();
+        // The others must learn of a panic before they give up on this rank.
+        if thread::panicking() {
+            pending.status.cancel();
+        } else {
+            pending.status.hurry();
         }
+        if let Err(error) = self.end(pending)
+            && !error.is_consequence()
+        {
+            tracing::warn!("{error}");
+        }
+        self.clean_up(&place);
     }
+}
+
+/// Returns the maximum time between two messages of `engine`'s ranks, however long the disk takes.
+fn message_interval(engine: &Engine) -> Duration {
+    MESSAGE_INTERVAL.min(engine.policy().timeout / 4)
+}
+
+/// Creates an empty folder in place of any that is there.
+fn create_empty(path: &Path) -> Result<()> {
+    folder::remove(path)?;
+    fs::create_dir_all(path).map_err(CheckpointError::io("create", path))
 }
 
 /// Writes the part of one rank, and on rank 0 completes the checkpoint from all parts.
 struct Writer {
-    snapshot: Snapshot,
+    source: Source,
     layout: Vec<ParamGroupLayout>,
+    kinds: Vec<(usize, Saved)>,
     mesh: Mesh,
     rank: usize,
     place: PathBuf,
@@ -333,57 +392,55 @@ struct Writer {
 
 impl Writer {
     /// Writes the part, and returns the processor time.
-    fn run(mut self) -> Result<Duration> {
+    fn run(&mut self) -> Result<Duration> {
         memory::bind_to_rank(self.rank);
-        // Reports a failure even if this panics.
-        let failed = self.status.fail_on_drop();
         let beside = folder::beside(&self.place);
         // The chunk of every group that this rank writes.
-        let chunk = ParamGroupLayout::own_chunk(&self.mesh, self.rank);
-        let slots = self.context.optimizer.slots();
-        let mut values = Watched { snapshot: &mut self.snapshot, status: &self.status };
-        self.status.meter().begin(part::bytes_of_chunk(&self.layout, chunk, &slots, &values));
-        let part = part::write_chunk(&beside, &self.layout, chunk, &slots, &mut values)?;
-        part.leave(&beside, chunk)?;
-        self.status.set(Stage::Written);
-        if self.rank == 0 {
-            self.complete(&beside)?;
+        let chunk = match self.options.format {
+            Format::Sharded => Some(ParamGroupLayout::own_chunk(&self.mesh, self.rank)),
+            Format::Full if self.rank == 0 => None,
+            Format::Full => return Ok(Duration::ZERO),
+        };
+        let part = Part { layout: &self.layout, kinds: &self.kinds, chunk };
+        self.status.meter.begin(part.bytes());
+        let mut values = Watched { source: &mut self.source, status: &self.status };
+        let output = part.write(&beside, &mut values)?;
+        if let Some(chunk) = chunk {
+            output.write_description(&beside, chunk)?;
+            self.status.set(Stage::Written);
         }
-        self.status.set(Stage::Complete);
-        failed.forget();
+        if self.rank == 0 {
+            let ranks = self.mesh.world_size();
+            let outputs = match self.options.format {
+                Format::Full => vec![output],
+                Format::Sharded => {
+                    let outputs = self.wait_for_parts(&beside, ranks)?;
+                    write::remove_descriptions(&beside, ranks)?;
+                    outputs
+                }
+            };
+            self.complete(&beside, outputs)?;
+        }
         // A clock that every thread has.
         Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from))
-    }
-
-    fn complete(&self, beside: &Path) -> Result<()> {
-        let (layout, context) = (&self.layout[..], &self.context);
-        let ranks = self.mesh.world_size();
-        let parts = self.wait_for_parts(beside, ranks)?;
-        part::forget_all(beside, ranks)?;
-        self.go_on()?;
-        self.options.check_held()?;
-        let completion = Completion { format: Format::Sharded, ranks, layout, parts, context };
-        completion.complete(beside, &self.place)?;
-        self.go_on()?;
-        finish(&self.options, context.state.step)
     }
 
     fn wait_for_parts(&self, beside: &Path, ranks: usize) -> Result<Vec<WriterOutput>> {
         let [mut pause, longest] = PAUSES;
         loop {
-            let missing = match part::find_all(beside, ranks)? {
-                Left::All(parts) => return Ok(parts),
-                Left::Without(missing) => missing,
+            let missing = match write::find_outputs(beside, ranks)? {
+                Ok(outputs) => return Ok(outputs),
+                Err(missing) => missing,
             };
             match self.status.pause(pause) {
                 Next::Look => pause = longest.min(2 * pause),
                 Next::GiveUp => return Err(CheckpointError::OtherRank),
                 Next::Overdue => {
-                    let of_chunk =
+                    let is_missing =
                         |rank: &usize| missing.contains(&ParamGroupLayout::own_chunk(&self.mesh, *rank));
                     return Err(CheckpointError::MissingParts {
                         folder: beside.to_owned(),
-                        ranks: (0..ranks).filter(of_chunk).collect(),
+                        ranks: (0..ranks).filter(is_missing).collect(),
                         seconds: self.options.timeout.as_secs_f64(),
                     });
                 }
@@ -391,45 +448,151 @@ impl Writer {
         }
     }
 
-    /// Fails if this checkpoint is no longer wanted.
-    fn go_on(&self) -> Result<()> {
-        if self.status.get_on() { Ok(()) } else { Err(CheckpointError::OtherRank) }
+    /// Moves the checkpoint to its place, unless it is no longer wanted: a disk that hung for long may return
+    /// when the run has given up this save.
+    fn complete(&self, beside: &Path, outputs: Vec<WriterOutput>) -> Result<()> {
+        let Writer { place, layout, context, options, status, .. } = self;
+        status.record_progress()?;
+        options.check_held()?;
+        let ranks = self.mesh.world_size();
+        Completion { format: options.format, ranks, layout, outputs, context }.complete(beside)?;
+        folder::replace_folder(beside, place)?;
+        folder::sync_folder(parent_of(place))?;
+        status.record_progress()?;
+        options.check_held()?;
+        folder::point_to(&options.folder, context.state.step)?;
+        options.check_held()?;
+        folder::remove_old(&options.folder, options.keep, context.state.step);
+        Ok(())
     }
 }
 
-/// A snapshot, with the status that records the progress of writing it.
+/// The source of a writer's values.
+enum Source {
+    /// This rank's part of the state.
+    Snapshot(Snapshot),
+    /// Whole groups, one at a time.
+    Gathered {
+        groups: Receiver<Buffer>,
+        /// Reports that the values of a group are written.
+        written: Sender<()>,
+        current: Option<Buffer>,
+    },
+}
+
+/// A source, with the status that records the progress of writing its values.
 struct Watched<'a> {
-    snapshot: &'a mut Snapshot,
+    source: &'a mut Source,
     status: &'a Status,
 }
 
 impl Values for Watched<'_> {
-    fn has(&self, group: usize, saved: &Saved) -> bool {
-        self.snapshot.has(group, saved.kind())
-    }
-
-    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>> {
-        if !self.status.get_on() {
-            return Err(CheckpointError::OtherRank);
-        }
-        let values = self.snapshot.values(entry.group, entry.saved.kind())?.unwrap_or_default();
+    fn get(&mut self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>> {
+        self.status.record_progress()?;
+        self.status.meter.add((entry.range.len() * size_of::<f32>()) as u64);
         let group = &layout[entry.group];
         let start = group.parameters[entry.slot].offset + entry.range.start;
-        let within = start % group.chunk;
-        self.status.meter().add((entry.range.len() * size_of::<f32>()) as u64);
-        Ok(Cow::Borrowed(&values[within..within + entry.range.len()]))
+        let (values, start) = match self.source {
+            Source::Snapshot(snapshot) => {
+                let values = snapshot.values(entry.group, entry.saved.kind())?;
+                (values.unwrap_or_default(), start % group.chunk)
+            }
+            Source::Gathered { groups, current, .. } => {
+                if current.is_none() {
+                    // Without more groups, the ranks have lost each other.
+                    *current = Some(groups.recv().map_err(|_| CheckpointError::OtherRank)?);
+                }
+                (current.as_ref().map_or(Ok(&[][..]), Buffer::as_slice)?, start)
+            }
+        };
+        Ok(Cow::Borrowed(&values[start..start + entry.range.len()]))
     }
 
     fn done(&mut self, group: usize, saved: &Saved) {
-        self.snapshot.release(group, saved.kind());
+        match self.source {
+            Source::Snapshot(snapshot) => snapshot.release(group, saved.kind()),
+            Source::Gathered { written, current, .. } => {
+                *current = None;
+                // The rank may no longer wait for it.
+                let _ = written.send(());
+            }
+        }
     }
 }
 
-/// Finishes after the checkpoint of `step` has been moved to its place.
-fn finish(options: &SaveOptions, step: u64) -> Result<()> {
-    options.check_held()?;
-    folder::point_to(&options.folder, step)?;
-    options.check_held()?;
-    folder::remove_old(&options.folder, options.keep, step);
-    Ok(())
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use kiln_model::decoder::Decoder;
+    use kiln_model::{Key, Layers, ModelConfig};
+    use kiln_shard::ranks::run_ranks;
+    use kiln_shard::{EngineBuilder, Policy, ShardError};
+
+    use super::*;
+    use crate::sharded::ShardedDecoder;
+    use crate::{Checkpoint, CheckpointState, verify};
+
+    fn model() -> ModelConfig {
+        let model = ModelConfig::preset("10m").unwrap();
+        ModelConfig { d_model: 8, heads: 2, kv_heads: 2, layers: 1, ..model }
+    }
+
+    /// Returns the result on rank 0 of `work` on two ranks, which wait for each other for at most a second.
+    fn on_two_ranks<T: Send>(work: impl Fn(&Engine, usize) -> Result<T> + Sync) -> Result<T, String> {
+        let outcomes = run_ranks(2, 1, |world| {
+            let rank = world.rank();
+            let decoder = Decoder::new(&Layers::default(), &model(), Key::new(0), &Device::flex()).unwrap();
+            let policy = Policy { timeout: LIMIT, ..Policy::default() };
+            let decoder = ShardedDecoder::new(decoder, EngineBuilder::new(world, policy, None)?)?;
+            let outcome = work(decoder.engine(), rank).map_err(|error| error.to_string());
+            // They have not lost each other.
+            decoder.engine().all_reduce_f64(Phase::Checkpoint, "save", &[1.0])?;
+            Ok::<_, ShardError>(outcome)
+        });
+        outcomes.unwrap().swap_remove(0)
+    }
+
+    const LIMIT: Duration = Duration::from_secs(1);
+
+    /// Saves to a disk that takes several times as long as the ranks wait for each other.
+    fn save_slowly(timeout: Duration) -> Result<(), String> {
+        let folder = tempfile::tempdir().unwrap();
+        on_two_ranks(|engine, rank| {
+            let options = SaveOptions { timeout, ..SaveOptions::new(folder.path().to_owned()) };
+            let mut saver = Saver::new(options, rank);
+            let status = Arc::new(Status::new(Arc::default()));
+            let done = status.clone();
+            let thread = thread::spawn(move || {
+                thread::sleep(if rank == 0 { 4 * LIMIT } else { Duration::ZERO });
+                done.set(Stage::Complete);
+                Ok(Duration::ZERO)
+            });
+            saver.pending = Some(Pending { place: folder.path().join("fsdp_cpt1"), status, thread });
+            saver.settle(engine).map(drop)
+        })
+    }
+
+    #[test]
+    fn disk_may_be_slower_than_the_ranks_timeout() {
+        assert_eq!(save_slowly(Duration::MAX), Ok(()));
+    }
+
+    #[test]
+    fn stalled_disk_is_given_up() {
+        let error = save_slowly(Duration::from_millis(100)).unwrap_err();
+        assert!(error.contains("nothing has been written to"), "{error}");
+    }
+
+    #[test]
+    fn full_checkpoint_is_written_group_by_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let saved = on_two_ranks(|engine, rank| {
+            let options = SaveOptions { format: Format::Full, ..SaveOptions::new(folder.path().to_owned()) };
+            let state = CheckpointState { step: 1, ..CheckpointState::new(model(), 8) };
+            Saver::new(options, rank).begin(engine, SaveContext::new(state))
+        });
+        let checkpoint = Checkpoint::open(&saved.unwrap().unwrap()).unwrap();
+        assert_eq!(verify(&checkpoint).problems.len(), 0);
+        assert_eq!(checkpoint.manifest().groups.len(), 3);
+    }
 }

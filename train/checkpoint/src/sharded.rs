@@ -57,25 +57,15 @@ impl ShardedDecoder {
         let tied = decoder.head.lm_head.is_none();
         let embed = builder.fully_shard(EMBED, OUTER_PREFIX, decoder.embed, embed_options(tied))?;
         progress(1, all);
-        let layers = decoder
-            .layers
-            .into_iter()
-            .enumerate()
-            .map(|(index, block)| {
-                let module = builder.fully_shard(
-                    &layer_name(index),
-                    &format!("{}.", layer_name(index)),
-                    block,
-                    ShardOptions::default(),
-                )?;
-                progress(index + 2, all);
-                Ok(module)
-            })
-            .collect::<Result<_, ShardError>>()?;
+        let mut layers = Vec::new();
+        for (index, block) in decoder.layers.into_iter().enumerate() {
+            let name = layer_name(index);
+            layers.push(builder.fully_shard(&name, &format!("{name}."), block, ShardOptions::default())?);
+            progress(index + 2, all);
+        }
         let head = builder.fully_shard(HEAD, OUTER_PREFIX, decoder.head, HEAD_OPTIONS)?;
         progress(all, all);
-        let engine = Arc::new(builder.finish()?);
-        Ok(ShardedDecoder { engine, embed, layers, head, tied })
+        Ok(ShardedDecoder { engine: Arc::new(builder.finish()?), embed, layers, head, tied })
     }
 
     /// Returns the engine: gradients, optimizer step, layout, statistics.
@@ -134,22 +124,6 @@ pub(crate) fn outline(model: &ModelConfig) -> Result<Decoder, LayerError> {
 /// Full names and shapes of parameters.
 pub type Shapes = Vec<(String, Vec<usize>)>;
 
-/// Returns full names and shapes of all parameters, as used by [`ShardedDecoder::new`], in the order of the
-/// modules. Initialises nothing.
-pub fn parameter_shapes(decoder: &Decoder) -> Shapes {
-    module_shapes(decoder).into_iter().flatten().collect()
-}
-
-/// Like [`parameter_shapes`], module by module: the embedding, the blocks, the head.
-pub fn module_shapes(decoder: &Decoder) -> Vec<Shapes> {
-    let mut modules = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
-    for (index, block) in decoder.layers.iter().enumerate() {
-        modules.push(parameters_of(block, &format!("{}.", layer_name(index))));
-    }
-    modules.push(parameters_of(&decoder.head, OUTER_PREFIX));
-    modules
-}
-
 /// A module of a sharded decoder.
 #[derive(Clone, Debug)]
 pub struct ModuleOutline {
@@ -161,29 +135,35 @@ pub struct ModuleOutline {
     pub options: ShardOptions,
 }
 
-/// Returns the modules of a decoder, as sharded by [`ShardedDecoder::new`]. Initialises nothing.
+/// Returns the modules of a decoder, as sharded by [`ShardedDecoder::new`]: the embedding, the blocks, the
+/// head. Initialises nothing.
 pub fn modules_of(decoder: &Decoder) -> Vec<ModuleOutline> {
-    let shapes = module_shapes(decoder);
-    let last = shapes.len() - 1;
-    let of_module = |(index, shapes)| {
-        let (name, options) = match index {
-            0 => (EMBED.to_owned(), embed_options(decoder.head.lm_head.is_none())),
-            index if index == last => (HEAD.to_owned(), HEAD_OPTIONS),
-            index => (layer_name(index - 1), ShardOptions::default()),
-        };
-        ModuleOutline { name, shapes, options }
-    };
-    shapes.into_iter().enumerate().map(of_module).collect()
+    let outline = |name: String, shapes, options| ModuleOutline { name, shapes, options };
+    let options = embed_options(decoder.head.lm_head.is_none());
+    let mut modules = vec![outline(EMBED.to_owned(), parameters_of(&decoder.embed, OUTER_PREFIX), options)];
+    for (index, block) in decoder.layers.iter().enumerate() {
+        let name = layer_name(index);
+        let shapes = parameters_of(block, &format!("{name}."));
+        modules.push(outline(name, shapes, ShardOptions::default()));
+    }
+    modules.push(outline(HEAD.to_owned(), parameters_of(&decoder.head, OUTER_PREFIX), HEAD_OPTIONS));
+    modules
 }
 
-/// Returns the layouts of the modules of a decoder over `ranks` ranks, as in [`ShardedDecoder::new`] if
-/// nothing is frozen. Initialises nothing.
-pub fn layout_of(decoder: &Decoder, ranks: usize) -> Vec<ParamGroupLayout> {
-    let layout = |module: ModuleOutline| ParamGroupLayout::new(module.name, true, module.shapes, ranks);
-    modules_of(decoder).into_iter().map(layout).collect()
+/// Returns full names and shapes of all parameters, as used by [`ShardedDecoder::new`], in the order of the
+/// modules. Initialises nothing.
+pub fn parameter_shapes(decoder: &Decoder) -> Shapes {
+    modules_of(decoder).into_iter().flat_map(|module| module.shapes).collect()
 }
 
 /// Returns the full names of all parameters, as used by [`ShardedDecoder::new`]. Initialises nothing.
 pub fn parameter_names(decoder: &Decoder) -> Vec<String> {
     parameter_shapes(decoder).into_iter().map(|(name, _)| name).collect()
+}
+
+/// Returns the layouts of the modules of a decoder over `ranks` ranks, as in [`ShardedDecoder::new`] if
+/// nothing is frozen. Initialises nothing.
+pub(crate) fn layout_of(decoder: &Decoder, ranks: usize) -> Vec<ParamGroupLayout> {
+    let layout = |module: ModuleOutline| ParamGroupLayout::new(module.name, true, module.shapes, ranks);
+    modules_of(decoder).into_iter().map(layout).collect()
 }

@@ -1,6 +1,6 @@
 //! A model on disk in any supported format. Every command that takes a checkpoint accepts one of these.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use kiln_sys::files;
 use kiln_sys::output::ProgressLine;
 use serde_json::{Value, json};
 
-use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};
+use crate::hugging_face::{self, HuggingFaceFolder};
 use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AllowMissing, Weights};
-use crate::{Architecture, Checkpoint, CheckpointError};
+use crate::{Architecture, Checkpoint, CheckpointError, TOKENIZER_FILE, error::Result};
 
-/// Tokens of a sequence for an evaluation of a model that Kiln has not trained, at most.
+/// Maximum tokens of a sequence for an evaluation of a model that Kiln has not trained.
 const USUAL_SEQ_LEN: usize = 2048;
 
 /// The text of the progress bar while weights are read.
@@ -38,7 +38,7 @@ pub enum ModelSource {
 impl ModelSource {
     /// Opens a checkpoint, the newest one of a run folder, or a folder in the layout of Hugging Face. Code
     /// that computes with its weights must call [`ModelSource::require_layers`] next.
-    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+    pub fn open(path: &Path) -> Result<Self> {
         if HuggingFaceFolder::is_one(path) {
             return Ok(ModelSource::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
         }
@@ -46,34 +46,31 @@ impl ModelSource {
     }
 
     /// Like [`ModelSource::open`], but fails unless `layers` has all layers of the model.
-    pub fn open_with(path: &Path, layers: &Layers) -> Result<Self, CheckpointError> {
+    pub fn open_with(path: &Path, layers: &Layers) -> Result<Self> {
         let source = ModelSource::open(path)?;
         source.require_layers(layers)?;
         Ok(source)
     }
 
     /// Fails unless `layers` has all layers of the model.
-    pub fn require_layers(&self, layers: &Layers) -> Result<(), CheckpointError> {
-        match Architecture::objection_with(layers, self.model()) {
-            None => Ok(()),
-            Some(objection) => {
-                Err(CheckpointError::OtherArchitecture { path: self.folder().to_owned(), objection })
-            }
-        }
+    pub fn require_layers(&self, layers: &Layers) -> Result<()> {
+        self.refuse(Architecture::objection_with(layers, self.model()))
     }
 
-    /// Fails unless the weights belong to the architecture that the caller builds. Weights in the layout of
-    /// Hugging Face belong to the built-in decoder, or could not be opened.
-    pub fn require_architecture(&self, here: &Architecture) -> Result<(), CheckpointError> {
-        match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.require_architecture(here),
-            ModelSource::HuggingFace(folder) => {
-                let objection = Architecture::decoder().objection(here);
-                let path = folder.folder().to_owned();
-                objection
-                    .map_or(Ok(()), |objection| Err(CheckpointError::OtherArchitecture { path, objection }))
-            }
-        }
+    /// Fails unless the weights belong to the architecture that the caller builds: weights of the same names
+    /// and shapes may have another meaning in a different architecture. Weights in the layout of Hugging Face
+    /// belong to the built-in decoder, or could not be opened.
+    pub fn require_architecture(&self, here: &Architecture) -> Result<()> {
+        self.refuse(match self {
+            ModelSource::Checkpoint(checkpoint) => checkpoint.manifest().architecture.objection(here),
+            ModelSource::HuggingFace(_) => Architecture::decoder().objection(here),
+        })
+    }
+
+    /// Fails if there is an objection to the architecture.
+    fn refuse(&self, objection: Option<String>) -> Result<()> {
+        let path = self.folder().to_owned();
+        objection.map_or(Ok(()), |objection| Err(CheckpointError::OtherArchitecture { path, objection }))
     }
 
     /// Returns the folder.
@@ -108,12 +105,9 @@ impl ModelSource {
         model
     }
 
-    /// Returns the path of the tokenizer's file.
+    /// Returns the path of the tokenizer's file, which may be missing.
     pub fn tokenizer(&self) -> PathBuf {
-        match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.tokenizer(),
-            ModelSource::HuggingFace(folder) => folder.tokenizer(),
-        }
+        self.folder().join(TOKENIZER_FILE)
     }
 
     /// Returns the longest sequence, in tokens, that the model supports.
@@ -132,8 +126,8 @@ impl ModelSource {
         }
     }
 
-    /// Tokens of a sequence for an evaluation: as many as Kiln has trained the model on. If it has not, as many as the
-    /// context has, at most 2048.
+    /// Returns the tokens of a sequence for an evaluation: as many as Kiln has trained the model on, or else
+    /// as many as fit in the context, at most 2048.
     pub fn seq_len(&self) -> usize {
         let context = self.context_length();
         match self {
@@ -142,28 +136,6 @@ impl ModelSource {
             }
             _ => context.min(USUAL_SEQ_LEN),
         }
-    }
-
-    /// Names and contents of the small files that models made from this one carry along. Its
-    /// `generation_config.json` names `tokens`.
-    ///
-    /// # Errors
-    ///
-    /// When a file cannot be read.
-    pub fn carried_files(
-        &self,
-        tokens: &hugging_face::TokenIds,
-    ) -> Result<Vec<hugging_face::CarriedFile>, CheckpointError> {
-        Ok(hugging_face::carried_files(self.folder(), tokens)?)
-    }
-
-    /// Ids that start, end and pad a text, as the folder names them.
-    ///
-    /// # Errors
-    ///
-    /// When a file cannot be read.
-    pub fn token_ids(&self) -> Result<hugging_face::TokenIds, CheckpointError> {
-        Ok(hugging_face::token_ids(self.folder())?)
     }
 
     /// Returns the SHA-256 of the tokens that the model was trained on, if recorded.
@@ -175,12 +147,8 @@ impl ModelSource {
     }
 
     /// Returns the ids that end a text in addition to the tokenizer's own; none if the folder names none.
-    pub fn end_ids(&self) -> Result<Vec<u32>, CheckpointError> {
-        match self {
-            // An imported checkpoint contains its original file.
-            ModelSource::Checkpoint(checkpoint) => Ok(hugging_face::end_ids(checkpoint.folder())?),
-            ModelSource::HuggingFace(folder) => Ok(folder.end_ids().to_vec()),
-        }
+    pub fn end_ids(&self) -> Result<Vec<u32>> {
+        Ok(hugging_face::token_ids(self.folder())?.end)
     }
 
     /// Returns the weights, for reading in parts.
@@ -193,7 +161,7 @@ impl ModelSource {
 
     /// Fails unless the files of all weights are complete, judging by their lengths. `layers` must have all
     /// layers of the model.
-    pub fn check_weights_are_there(&self, layers: &Layers) -> Result<(), CheckpointError> {
+    pub fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.check_weights_are_there(layers),
             // Otherwise it could not have been opened.
@@ -205,11 +173,7 @@ impl ModelSource {
     /// even if the weights would fit but have a different meaning, as with another number of heads. If some
     /// weights may be missing, keys that only add weights are left to [`ModelSource::load_weights`], which
     /// compares names.
-    pub fn check_model(
-        &self,
-        model: &ModelConfig,
-        allow_missing: &AllowMissing,
-    ) -> Result<(), CheckpointError> {
+    pub fn check_model(&self, model: &ModelConfig, allow_missing: &AllowMissing) -> Result<()> {
         let differences = match allow_missing.is_empty() {
             true => differences(self.model(), model),
             false => differences(self.model(), &without_added_weights(self.model(), model)),
@@ -217,20 +181,16 @@ impl ModelSource {
         if differences.is_empty() {
             return Ok(());
         }
-        let path = self.folder().to_owned();
-        Err(match self {
-            ModelSource::Checkpoint(_) => CheckpointError::OtherModel { path, differences },
-            ModelSource::HuggingFace(_) => HuggingFaceError::OtherModel { path, differences }.into(),
-        })
+        let instead = match self {
+            ModelSource::Checkpoint(_) => "use another checkpoint",
+            ModelSource::HuggingFace(_) => "start from another model",
+        };
+        Err(CheckpointError::OtherModel { path: self.folder().to_owned(), differences, instead })
     }
 
     /// Loads this rank's part of all weights. Names and shapes must match exactly, except for names that may
     /// be missing; returns the missing names. Collective.
-    pub fn load_weights(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<BTreeSet<String>, CheckpointError> {
+    pub fn load_weights(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<BTreeSet<String>> {
         // A progress line only on a terminal, so that it is not mixed with the output of commands.
         let line = |meter| (engine.world().rank() == 0).then(|| ProgressLine::on_terminal(LOADING, meter));
         match self {
@@ -242,17 +202,19 @@ impl ModelSource {
             ModelSource::HuggingFace(folder) => {
                 let meter = Arc::new(Meter::default());
                 let _line = line(meter.clone());
-                weights::load(engine, folder.as_ref(), allow_missing, &meter)?.finite(folder.folder())
+                let absent = weights::compare(engine, folder.as_ref(), allow_missing)?;
+                weights::load(engine, folder.as_ref(), &absent, &meter)?.check(folder.folder(), false)?;
+                Ok(absent)
             }
         }
     }
 
-    /// Loads the tokenizer, whose end of text is the first that the folder names. Fails if the model does not know
-    /// all of its tokens.
-    pub fn load_tokenizer(&self) -> Result<Tokenizer, CheckpointError> {
+    /// Loads the tokenizer, whose end of text is the first that the folder names. Fails if the model does not
+    /// know all of its tokens.
+    pub fn load_tokenizer(&self) -> Result<Tokenizer> {
         let path = self.tokenizer();
         let damaged = |problem: String| match self {
-            ModelSource::Checkpoint(_) => CheckpointError::Damaged { path: path.clone(), problem },
+            ModelSource::Checkpoint(_) => CheckpointError::damaged(&path, problem),
             ModelSource::HuggingFace(_) => DataError::TokenizerFile { path: path.clone(), problem }.into(),
         };
         if let Err(error) = files::open(&path)
@@ -275,7 +237,7 @@ impl ModelSource {
         layers: &Layers,
         builder: EngineBuilder,
         device: &Device,
-    ) -> Result<ShardedDecoder, CheckpointError> {
+    ) -> Result<ShardedDecoder> {
         self.require_layers(layers)?;
         self.check_weights_are_there(layers)?;
         // The seed is not used: all weights are loaded.
@@ -306,78 +268,50 @@ fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig
 }
 
 /// Describes, key by key, why weights of the shape `saved` have a different meaning in a model of the shape
-/// `here`. Dropout and initial values may differ: they are choices of a run.
+/// `here`.
 fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
-    // Layers that are not built in are covered by the comparison of architectures.
     let [saved_parts, parts_here] = [saved, here].map(|model| Layers::default().missing(model));
-    let is_stock = saved_parts.is_empty() && parts_here.is_empty();
-    let built_in = |name: &String| if is_stock { name.clone() } else { String::new() };
-    let extra = |model: &ModelConfig| match saved_parts == parts_here {
-        true => json!(model.extra).to_string(),
-        false => String::new(),
-    };
-    let shown = |model: &ModelConfig| {
-        let scaling = model.rope_scaling.as_ref().map(|scaling| json!(scaling).to_string());
-        [
-            ("vocab_size", model.vocab_size.to_string()),
-            ("d_model", model.d_model.to_string()),
-            ("layers", model.layers.to_string()),
-            ("heads", model.heads.to_string()),
-            ("kv_heads", model.kv_heads.to_string()),
-            ("d_ff", model.d_ff.to_string()),
-            ("tie_embeddings", model.tie_embeddings.to_string()),
-            ("block", built_in(&model.block.clone().unwrap_or_else(none))),
-            ("attention", built_in(&model.attention)),
-            ("feed_forward", built_in(&model.feed_forward)),
-            ("moe", experts(model)),
-            ("extra", extra(model)),
-            ("window", model.window.map_or_else(none, |window| window.to_string())),
-            ("window_pattern", window_pattern(model)),
-            ("attention_bias", word(json!(model.attention_bias))),
-            ("feed_forward_bias", model.feed_forward_bias.to_string()),
-            ("qk_norm", model.qk_norm.to_string()),
-            ("logit_softcap", model.logit_softcap.map_or_else(|| "none".to_owned(), |cap| cap.to_string())),
-            ("rope_theta", model.rope_theta.to_string()),
-            ("norm_eps", model.norm_eps.to_string()),
-            ("rope_scaling", scaling.unwrap_or_else(none)),
-        ]
-    };
-    let differs = |((key, saved), (_, here)): ((&str, String), (&str, String))| {
-        (saved != here).then(|| format!("model.{key} is {saved} there and {here} here"))
-    };
-    let mut differences: Vec<_> = shown(saved).into_iter().zip(shown(here)).filter_map(differs).collect();
-    // Already explained by different heads or a different width.
-    let explained = saved.d_model != here.d_model || saved.heads != here.heads;
-    if !explained && saved.head_dim() != here.head_dim() {
-        let (saved, here) = (saved.head_dim(), here.head_dim());
-        differences.push(format!("model.head_dim is {saved} there and {here} here"));
-    }
-    differences
-}
-
-/// Returns which blocks of a model have its window, regardless of the notation.
-fn window_pattern(model: &ModelConfig) -> String {
-    let windowed: Vec<_> = (0..model.layers).map(|index| model.window_of(index).is_some()).collect();
-    let pattern = ModelConfig::window_pattern_of(&windowed).filter(|_| model.window.is_some());
-    pattern.unwrap_or_else(none)
-}
-
-fn none() -> String {
-    "none".to_owned()
-}
-
-/// Describes the settings that affect the experts' weights; the balance of their load is a choice of a run.
-fn experts(model: &ModelConfig) -> String {
-    match &model.moe {
-        Some(moe) => {
+    // A different width of the heads is explained by their number or the width of the model.
+    let is_explained = saved.d_model != here.d_model || saved.heads != here.heads;
+    let keys = |model: &ModelConfig| {
+        let mut model = model.clone();
+        // Regardless of the notation.
+        model.head_dim = Some(model.head_dim()).filter(|_| !is_explained);
+        let windowed: Vec<_> = (0..model.layers).map(|index| model.window_of(index).is_some()).collect();
+        model.window_pattern = ModelConfig::window_pattern_of(&windowed).filter(|_| model.window.is_some());
+        if let Some(moe) = &mut model.moe {
+            // The balance of the experts' load is a choice of a run.
             let MoeConfig { router_aux_loss_coef, router_aux_loss_over, .. } = MoeConfig::default();
-            json!(MoeConfig { router_aux_loss_coef, router_aux_loss_over, ..moe.clone() }).to_string()
+            *moe = MoeConfig { router_aux_loss_coef, router_aux_loss_over, ..moe.clone() };
         }
-        None => "none".to_owned(),
-    }
+        let mut keys: BTreeMap<String, Value> = serde_json::from_value(json!(model)).unwrap_or_default();
+        keys.insert("attention".to_owned(), json!(model.attention));
+        // Choices of a run.
+        let mut ignored = vec!["dropout", "init_std"];
+        // Layers that are not built in are covered by the comparison of architectures.
+        if !(saved_parts.is_empty() && parts_here.is_empty()) {
+            ignored.extend(["block", "attention", "feed_forward"]);
+        }
+        if saved_parts != parts_here {
+            ignored.push("extra");
+        }
+        keys.retain(|key, value| !ignored.contains(&key.as_str()) && !value.is_null());
+        keys
+    };
+    let (saved, here) = (keys(saved), keys(here));
+    let names: BTreeSet<_> = saved.keys().chain(here.keys()).collect();
+    let differs = |key: &String| {
+        let [there, here] = [&saved, &here].map(|keys| keys.get(key).map_or("none".to_owned(), shown));
+        (there != here).then(|| format!("model.{key} is {there} there and {here} here"))
+    };
+    names.into_iter().filter_map(differs).collect()
 }
 
-/// Returns the name of a variant in configurations.
-fn word(value: Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+/// Formats a value of a key, as in `swiglu`, `0.00001` or `10000`.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.as_f64().unwrap_or(f64::NAN).to_string(),
+        value => value.to_string(),
+    }
 }

@@ -5,28 +5,10 @@ use std::time::{Duration, Instant};
 
 use kiln_sys::Meter;
 
+use super::{CheckpointError, Result};
+
 /// Time limit for the parts of the other ranks when the run has failed.
 const LAST_WAIT: Duration = Duration::from_secs(1);
-
-/// Maximum time between two messages of ranks that wait for the end of a save.
-const BEAT: Duration = Duration::from_secs(5);
-
-/// Time limits with which ranks wait for the writing threads.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
-    /// Maximum time between two messages, however long the disk takes.
-    pub(super) beat: Duration,
-    /// Time without progress after which a disk has failed.
-    pub(super) timeout: Duration,
-}
-
-impl Patience {
-    /// Returns the limits for ranks that wait at most `word` for a message from each other, and at most
-    /// `timeout` for the disk.
-    pub(super) fn new(word: Duration, timeout: Duration) -> Self {
-        Patience { beat: BEAT.min(word / 4), timeout }
-    }
-}
 
 /// The stage of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,20 +38,29 @@ pub(super) enum Next {
 pub(super) struct Status {
     state: Mutex<State>,
     changed: Condvar,
-    meter: Arc<Meter>,
+    /// Counts the written bytes.
+    pub(super) meter: Arc<Meter>,
 }
 
 struct State {
     stage: Stage,
     /// Time of the thread's last progress.
     moved: Instant,
+    /// True if the thread was found to hang.
+    stalled: bool,
     /// True while it waits for other ranks to write their parts.
     waiting: bool,
     /// Deadline for the parts of other ranks; unknown until all parts are written.
-    due: Option<Instant>,
-    /// Deadline for all waiting, if the run has failed.
-    end: Option<Instant>,
+    deadline: Option<Instant>,
+    /// True if the run has failed.
+    hurried: bool,
     cancelled: bool,
+}
+
+impl State {
+    fn is_busy(&self) -> bool {
+        matches!(self.stage, Stage::Writing | Stage::Written)
+    }
 }
 
 impl Status {
@@ -78,17 +69,13 @@ impl Status {
         let state = State {
             stage: Stage::Writing,
             moved: Instant::now(),
+            stalled: false,
             waiting: false,
-            due: None,
-            end: None,
+            deadline: None,
+            hurried: false,
             cancelled: false,
         };
         Status { state: Mutex::new(state), changed: Condvar::new(), meter }
-    }
-
-    /// Returns the meter of the written bytes.
-    pub(super) fn meter(&self) -> &Meter {
-        &self.meter
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -106,58 +93,57 @@ impl Status {
         self.changed.notify_all();
     }
 
-    /// Records the thread's progress; returns false if its work is no longer wanted.
-    pub(super) fn get_on(&self) -> bool {
+    /// Records the thread's progress; fails if its work is no longer wanted.
+    pub(super) fn record_progress(&self) -> Result<()> {
         let mut state = self.state();
         state.moved = Instant::now();
-        !state.cancelled
+        if state.cancelled { Err(CheckpointError::OtherRank) } else { Ok(()) }
     }
 
-    /// Returns whether the thread has work left and has made no progress for `patience`.
-    pub(super) fn is_stalled(&self, patience: Duration) -> bool {
-        let state = self.state();
-        let busy = matches!(state.stage, Stage::Writing | Stage::Written) && !state.waiting;
-        busy && state.moved.elapsed() > patience
+    /// Returns whether the thread, with work left, has at some time made no progress for `timeout`.
+    pub(super) fn is_stalled(&self, timeout: Duration) -> bool {
+        let mut state = self.state();
+        state.stalled |= state.is_busy() && !state.waiting && state.moved.elapsed() > timeout;
+        state.stalled
     }
 
     /// Waits until the thread has no work left, for at most `most`.
     pub(super) fn wait(&self, most: Duration) {
-        let busy = |state: &mut State| matches!(state.stage, Stage::Writing | Stage::Written);
-        drop(self.changed.wait_timeout_while(self.state(), most, busy));
+        drop(self.changed.wait_timeout_while(self.state(), most, |state| state.is_busy()));
     }
 
     /// Informs the thread that the parts of all ranks are written: it may take `timeout`, from the first such
     /// call on, until they are visible.
     pub(super) fn all_written(&self, timeout: Duration) {
         let mut state = self.state();
-        if state.due.is_none() {
+        if state.deadline.is_none() {
             // A time beyond the range of the clock never comes.
-            state.due = Instant::now().checked_add(timeout);
+            state.deadline = Instant::now().checked_add(timeout);
             self.changed.notify_all();
         }
     }
 
-    /// Tells the thread to stop: this checkpoint is no longer wanted.
+    /// Stops the thread at its next progress: this checkpoint is no longer wanted.
     pub(super) fn cancel(&self) {
         self.state().cancelled = true;
         self.changed.notify_all();
     }
 
-    /// Tells the thread not to wait for other ranks much longer.
+    /// Keeps the thread from waiting for other ranks much longer.
     pub(super) fn hurry(&self) {
-        self.state().end = Some(Instant::now() + LAST_WAIT);
+        let mut state = self.state();
+        (state.deadline, state.hurried) = (Some(Instant::now() + LAST_WAIT), true);
         self.changed.notify_all();
     }
 
     /// Waits for `pause`, or less if the status changes, before the next poll for the parts of other ranks.
     pub(super) fn pause(&self, pause: Duration) -> Next {
         let mut state = self.state();
-        let now = Instant::now();
-        let passed = |time: Option<Instant>| time.is_some_and(|time| now >= time);
-        if state.cancelled || passed(state.end) {
+        let is_late = state.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if state.cancelled || (is_late && state.hurried) {
             return Next::GiveUp;
         }
-        if passed(state.due) {
+        if is_late {
             return Next::Overdue;
         }
         state.waiting = true;
@@ -165,29 +151,5 @@ impl Status {
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         (state.waiting, state.moved) = (false, Instant::now());
         Next::Look
-    }
-
-    /// Returns a guard that marks the part as failed when it is dropped, unless [`FailOnDrop::forget`] was
-    /// called.
-    pub(super) fn fail_on_drop(self: &Arc<Self>) -> FailOnDrop {
-        FailOnDrop(Some(self.clone()))
-    }
-}
-
-/// A guard; see [`Status::fail_on_drop`].
-pub(super) struct FailOnDrop(Option<Arc<Status>>);
-
-impl FailOnDrop {
-    /// Disarms the guard after success.
-    pub(super) fn forget(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for FailOnDrop {
-    fn drop(&mut self) {
-        if let Some(status) = &self.0 {
-            status.set(Stage::Failed);
-        }
     }
 }

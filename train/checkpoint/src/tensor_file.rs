@@ -7,29 +7,25 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use kiln_sys::header::{Array, MAX_HEADER, header, header_bytes, parse_header};
+use kiln_sys::header::{Array, MAX_HEADER, header, read_header};
 use kiln_sys::{Checksum, RunningChecksum, Stream, files};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
-use super::manifest::FileEntry;
+use super::manifest::{FileEntry, WIDTH};
 use super::{CheckpointError, Result};
 
-/// Bytes that are checksummed and then written, or copied and then checksummed, while they are in the cache.
-pub(super) const CHUNK: usize = 1 << 20;
+/// Bytes that are copied and then checksummed, while they are in the cache.
+const CHUNK: usize = 1 << 20;
 
-/// Bytes of an element: data is f32.
-const WIDTH: u64 = size_of::<f32>() as u64;
+// Values have the byte order of files, so they are copied as they are.
+const _: () = assert!(cfg!(target_endian = "little"));
 
 /// A file that is being written. The header comes first, so all arrays must be known in advance.
 pub(super) struct TensorFileWriter {
     path: PathBuf,
     stream: Stream,
-    header: Checksum,
-    header_bytes: u64,
-    /// Bytes of the whole file.
-    length: u64,
+    entry: FileEntry,
 }
 
 impl TensorFileWriter {
@@ -38,51 +34,42 @@ impl TensorFileWriter {
     pub(super) fn create(path: PathBuf, arrays: &[(String, Vec<usize>)]) -> Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let described =
-            arrays.iter().map(|(key, shape)| Array { key, dtype: "F32", width: size_of::<f32>(), shape });
+            arrays.iter().map(|(key, shape)| Array { key, dtype: "F32", width: WIDTH as usize, shape });
         let header = header(("kiln_file", &name), described);
         let numel = |shape: &[usize]| shape.iter().map(|size| *size as u64).product::<u64>();
         let data: u64 = arrays.iter().map(|(_, shape)| WIDTH * numel(shape)).sum();
         let mut stream = Stream::create(&path).map_err(CheckpointError::io("create", &path))?;
         stream.append(&header, |_| {}).map_err(CheckpointError::io("write", &path))?;
-        let (checksum, header_bytes) = (Checksum::of(&header), header.len() as u64);
-        let length = header_bytes + data;
-        Ok(TensorFileWriter { stream, header: checksum, header_bytes, length, path })
+        let covered = header.len() as u64;
+        let entry = FileEntry { bytes: covered + data, covered, checksum: Checksum::of(&header) };
+        Ok(TensorFileWriter { path, stream, entry })
     }
 
     /// Appends values of the next array; returns their checksum.
     pub(super) fn append(&mut self, values: &[f32]) -> Result<Checksum> {
         let mut checksum = RunningChecksum::default();
-        let written = self.stream.append(&little_endian(values), |chunk| checksum.update(chunk));
+        let written = self.stream.append(bytemuck::cast_slice(values), |chunk| checksum.update(chunk));
         written.map_err(CheckpointError::io("write", &self.path))?;
         Ok(checksum.finish())
     }
 
     /// Waits until everything is on the disk.
     pub(super) fn finish(self) -> Result<FileEntry> {
-        let TensorFileWriter { path, stream, header, header_bytes, length } = self;
+        let TensorFileWriter { path, stream, entry } = self;
         let written = stream.length();
-        if written != length {
-            let problem = format!("{written} bytes were written instead of {length}");
+        if written != entry.bytes {
+            let problem = format!("{written} bytes were written instead of {}", entry.bytes);
             return Err(CheckpointError::damaged(&path, problem));
         }
         stream.finish().map_err(CheckpointError::io("write", &path))?;
-        Ok(FileEntry { bytes: length, covered: header_bytes, checksum: header })
-    }
-}
-
-/// Returns values in the byte order of files.
-fn little_endian(values: &[f32]) -> std::borrow::Cow<'_, [u8]> {
-    if cfg!(target_endian = "little") {
-        bytemuck::cast_slice(values).into()
-    } else {
-        values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>().into()
+        Ok(entry)
     }
 }
 
 /// A file of a checkpoint whose header has been checked. Values are read from their positions; the file is
 /// not mapped into memory, where a signal would end the process if the file were truncated.
 pub(super) struct TensorFile {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     file: File,
     /// Location of the data of each array in the file.
     arrays: HashMap<String, Range<usize>>,
@@ -98,31 +85,25 @@ impl TensorFile {
         if bytes != entry.bytes {
             return Err(damaged(format!("it has {bytes} bytes, and should have {}", entry.bytes)));
         }
-        let mismatch = || damaged("its header does not match the manifest".to_owned());
         if entry.covered > bytes.min(MAX_HEADER) {
-            return Err(mismatch());
+            return Err(damaged("its header does not match the manifest".to_owned()));
         }
         let mut header = vec![0; entry.covered as usize];
         file.read_exact_at(&mut header, 0).map_err(unreadable(&path))?;
         if Checksum::of(&header) != entry.checksum {
-            return Err(mismatch());
+            return Err(damaged("its header does not match the manifest".to_owned()));
         }
-        let start = match header.first_chunk() {
-            Some(first) => header_bytes(*first, bytes),
-            None => Err(SafeTensorError::HeaderTooSmall),
-        };
-        let start = start.map_err(|error| damaged(error.to_string()))?;
+        let read = read_header(&file).map_err(unreadable(&path))?;
+        let (start, metadata) = read.map_err(|error| damaged(error.to_string()))?;
         if start != header.len() {
             return Err(damaged("its header has another length than described".to_owned()));
         }
-        let metadata = parse_header(&header, bytes).map_err(|error| damaged(error.to_string()))?;
         let mut arrays = HashMap::new();
         for (key, info) in metadata.tensors() {
-            let (from, to) = info.data_offsets;
             if info.dtype != Dtype::F32 {
-                return Err(damaged(format!("`{key}` is not an array of F32 inside the file")));
+                return Err(damaged(format!("`{key}` is not an array of F32")));
             }
-            arrays.insert(key, start + from..start + to);
+            arrays.insert(key, start + info.data_offsets.0..start + info.data_offsets.1);
         }
         Ok(TensorFile { file, arrays, path })
     }
@@ -142,16 +123,13 @@ impl TensorFile {
         for (offset, to) in bytes.clone().step_by(CHUNK).zip(values.chunks_mut(CHUNK / WIDTH as usize)) {
             self.read(bytemuck::cast_slice_mut(to), offset)?;
             checksum.update(bytemuck::cast_slice(to));
-            if cfg!(target_endian = "big") {
-                to.iter_mut().for_each(|value| *value = f32::from_bits(value.to_bits().swap_bytes()));
-            }
             copied(size_of_val(to));
         }
         Ok(checksum.finish())
     }
 
     /// Hints to the system that these bytes will be copied soon. Only affects speed.
-    pub(super) fn ask_for(&self, bytes: Range<usize>) {
+    pub(super) fn prefetch(&self, bytes: Range<usize>) {
         let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
         let _ = posix_fadvise(&self.file, bytes.start as i64, bytes.len() as i64, advice);
     }
@@ -190,11 +168,6 @@ impl TensorFile {
         }
         Ok(range)
     }
-
-    /// Returns the path of the file.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 /// Returns the error for bytes that cannot be read, although the file had them when it was opened.
@@ -226,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn files_are_read_as_written() {
         let folder = tempfile::tempdir().unwrap();
         let (path, entry) = written(folder.path());
         let bytes = std::fs::read(&path).unwrap();
@@ -248,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_truncated_while_it_is_open_is_an_error() {
+    fn file_truncated_while_open_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let (path, entry) = written(folder.path());
         let file = TensorFile::open(path.clone(), &entry).unwrap();
@@ -263,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_lacks_values_is_not_finished() {
+    fn file_that_lacks_values_is_not_finished() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file.safetensors");
         let mut writer = TensorFileWriter::create(path, &arrays()).unwrap();
@@ -275,7 +248,7 @@ mod tests {
     /// Headers with any contents and matching descriptions: opening returns an error or a file, without a
     /// panic, and only uses memory for data that exists.
     #[test]
-    fn headers_of_any_content_are_read() {
+    fn any_header_is_read_without_a_panic() {
         let folder = tempfile::tempdir().unwrap();
         let (path, entry) = written(folder.path());
         let whole = std::fs::read(&path).unwrap();

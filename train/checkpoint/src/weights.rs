@@ -9,7 +9,8 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use kiln_shard::{Engine, StateKind};
 use kiln_sys::Meter;
 
-use crate::CheckpointError;
+use crate::error::{Mismatch, Result};
+use crate::{CheckpointError, manifest::WIDTH};
 
 /// Named weights that can be read in parts. Names, shapes and the order of elements are those of Kiln's
 /// decoder, regardless of the source.
@@ -22,7 +23,7 @@ pub trait Weights {
 
     /// Reads elements `range` of the flat weight `name` as f32 into `values`, which has the same length.
     /// Reads nothing else from the disk, if the format allows that.
-    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError>;
+    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()>;
 }
 
 /// Patterns of names that may be missing, such as `lm_head.*`: those weights keep their initial values. No
@@ -64,40 +65,37 @@ impl AllowMissing {
 
 /// Fails unless `weights` match the engine's layout: the same names, except for those that may be missing,
 /// and the same shapes. Returns the missing names.
-pub fn compare(
+pub(crate) fn compare(
     engine: &Engine,
     weights: &dyn Weights,
     allow_missing: &AllowMissing,
-) -> Result<BTreeSet<String>, CheckpointError> {
-    let saved = weights.shapes();
-    let (mut missing, mut absent, mut misshapen) = (Vec::new(), BTreeSet::new(), Vec::new());
-    let mut expected = BTreeSet::new();
+) -> Result<BTreeSet<String>> {
+    let mut saved = weights.shapes();
+    let (mut absent, mut mismatch) = (BTreeSet::new(), Mismatch::default());
     for (_, parameter) in engine.layout().parameters() {
-        let name = parameter.name.as_str();
-        expected.insert(name);
-        match saved.get(name) {
+        let name = &parameter.name;
+        match saved.remove(name.as_str()) {
             Some(shape) if *shape != parameter.shape => {
-                misshapen.push(format!("`{name}` is {shape:?} there and {:?} in the model", parameter.shape))
+                let shapes = format!("`{name}` is {shape:?} there and {:?} in the model", parameter.shape);
+                mismatch.misshapen.push(shapes);
             }
             Some(_) => {}
             None if allow_missing.allows(name) => {
-                absent.insert(name.to_owned());
+                absent.insert(name.clone());
             }
-            None => missing.push(name.to_owned()),
+            None => mismatch.missing.push(name.clone()),
         }
     }
-    let unexpected: Vec<_> =
-        saved.keys().filter(|name| !expected.contains(*name)).map(|name| (*name).to_owned()).collect();
-    if missing.is_empty() && unexpected.is_empty() && misshapen.is_empty() {
+    mismatch.unexpected = saved.into_keys().map(str::to_owned).collect();
+    if mismatch.is_empty() {
         return Ok(absent);
     }
-    let path = weights.folder().to_owned();
-    Err(CheckpointError::Names { path, missing, unexpected, misshapen })
+    Err(CheckpointError::Names { path: weights.folder().to_owned(), mismatch })
 }
 
 /// Values of weights that are not finite, which makes the weights unusable.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct NotFinite {
+pub(crate) struct NotFinite {
     /// The first weight with such a value, and the value.
     first: Option<(String, f32)>,
     /// The weights with such values.
@@ -108,7 +106,7 @@ pub struct NotFinite {
 
 impl NotFinite {
     /// Checks values of the weight `name`.
-    pub fn look(&mut self, name: &str, values: &[f32]) {
+    pub(crate) fn check_values(&mut self, name: &str, values: &[f32]) {
         let mut others = values.iter().filter(|value| !value.is_finite());
         let Some(value) = others.next() else { return };
         self.first.get_or_insert_with(|| (name.to_owned(), *value));
@@ -119,7 +117,7 @@ impl NotFinite {
     /// Fails if there is such a value among the weights in `folder`. Must be called when they are known to be
     /// unchanged since they were saved. The error includes the number of values if `all` weights were
     /// checked.
-    pub fn check(self, folder: &Path, all: bool) -> Result<(), CheckpointError> {
+    pub(crate) fn check(self, folder: &Path, all: bool) -> Result<()> {
         let NotFinite { first, weights, values } = self;
         let Some((name, value)) = first else { return Ok(()) };
         let all = all.then_some((values, weights.len()));
@@ -137,77 +135,47 @@ pub(crate) struct Watched<'a> {
 impl<'a> Watched<'a> {
     /// Wraps weights whose bytes `meter` counts; all of them must be read, once.
     pub(crate) fn new(weights: &'a dyn Weights, meter: &'a Meter) -> Self {
-        let numel = weights.shapes().values().map(|shape| shape.iter().product::<usize>()).sum::<usize>();
-        meter.begin((numel * size_of::<f32>()) as u64);
+        let numel: usize = weights.shapes().values().map(|shape| shape.iter().product::<usize>()).sum();
+        meter.begin(numel as u64 * WIDTH);
         Watched { weights, meter, found: RefCell::default() }
     }
 
-    /// Fails if a value that was read is not finite.
-    pub(crate) fn check(&self) -> Result<(), CheckpointError> {
-        self.found.take().check(self.folder(), true)
-    }
-}
-
-impl Weights for Watched<'_> {
-    fn folder(&self) -> &Path {
-        self.weights.folder()
-    }
-
-    fn shapes(&self) -> BTreeMap<&str, &[usize]> {
-        self.weights.shapes()
-    }
-
-    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError> {
+    /// Reads elements `range` of the flat weight `name` into `values`, which has the same length.
+    pub(crate) fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()> {
         self.weights.read(name, range, values)?;
-        self.found.borrow_mut().look(name, values);
+        self.found.borrow_mut().check_values(name, values);
         self.meter.add(size_of_val(values) as u64);
         Ok(())
     }
-}
 
-/// The findings of loading.
-#[derive(Debug)]
-#[must_use]
-pub struct Loaded {
-    absent: BTreeSet<String>,
-    /// Values in this rank's part that are not finite.
-    not_finite: NotFinite,
-}
-
-impl Loaded {
-    /// Returns the names of missing weights, which keep their values.
-    ///
-    /// # Errors
-    ///
-    /// If a value among those in `folder` is not finite. Must be called when they are known to be unchanged
-    /// since they were saved.
-    pub fn finite(self, folder: &Path) -> Result<BTreeSet<String>, CheckpointError> {
-        self.not_finite.check(folder, false).map(|()| self.absent)
+    /// Fails if a value that was read is not finite.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.found.take().check(self.weights.folder(), true)
     }
 }
 
-/// Loads this rank's part of all weights into `engine`. `meter` counts their bytes.
-pub fn load(
+/// Loads this rank's part of all weights into `engine`, except for those that are `absent`. `meter` counts
+/// their bytes. Returns the values that are not finite.
+pub(crate) fn load(
     engine: &Engine,
     weights: &dyn Weights,
-    allow_missing: &AllowMissing,
+    absent: &BTreeSet<String>,
     meter: &Meter,
-) -> Result<Loaded, CheckpointError> {
-    let absent = compare(engine, weights, allow_missing)?;
+) -> Result<NotFinite> {
+    let names = || {
+        let names = engine.layout().parameters().map(|(_, parameter)| &parameter.name);
+        names.filter(|name| !absent.contains(*name))
+    };
+    let numel = names().map(|name| Ok(engine.held(name)?.len())).sum::<Result<usize>>()?;
+    meter.begin(numel as u64 * WIDTH);
     let mut not_finite = NotFinite::default();
-    let names = engine.layout().parameters().map(|(_, parameter)| &parameter.name);
-    let held = names.filter(|name| !absent.contains(*name)).map(|name| engine.held(name));
-    let numel = held.map(|held| held.map(|held| held.len())).sum::<Result<usize, _>>()?;
-    meter.begin((numel * size_of::<f32>()) as u64);
-    for (_, parameter) in engine.layout().parameters() {
-        if !absent.contains(&parameter.name) {
-            engine.fill_parameter(&parameter.name, StateKind::Weight, |range, values| {
-                weights.read(&parameter.name, range, values)?;
-                not_finite.look(&parameter.name, values);
-                meter.add(size_of_val(values) as u64);
-                Ok::<_, CheckpointError>(())
-            })?;
-        }
+    for name in names() {
+        engine.fill_parameter(name, StateKind::Weight, |range, values| {
+            weights.read(name, range, values)?;
+            not_finite.check_values(name, values);
+            meter.add(size_of_val(values) as u64);
+            Ok::<_, CheckpointError>(())
+        })?;
     }
-    Ok(Loaded { absent, not_finite })
+    Ok(not_finite)
 }

@@ -1,4 +1,4 @@
-//! Conversion of `config.json` to the shape of Kiln's decoder.
+//! Conversion of `config.json` to the shape of Kiln's decoder, and back.
 //!
 //! Keys have the same meaning as in transformers, versions 4 and 5, and the same defaults. Keys that change
 //! the results and have no counterpart here are refused; keys that do not affect the results are ignored.
@@ -8,15 +8,18 @@ use std::path::Path;
 use kiln_model::{
     AttentionBias, BalanceOver, FULL_ATTENTION, MAX_LAYERS, MOE, ModelConfig, MoeConfig, RopeScaling, SWIGLU,
 };
+use serde_json::{Value, json};
 
 use super::keys::Keys;
-use super::{CONFIG_FILE, HuggingFaceError};
+use super::{CONFIG_FILE, TokenIds};
+use crate::CheckpointError;
+use crate::error::Result;
 
 const ARCHITECTURES: &str = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and \
                              Qwen3MoeForCausalLM are";
 
 /// The number of experts of a Qwen3-MoE, in files of older and of newer versions.
-pub(super) const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
+const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
 /// Maximum length of the sequences of any model.
 const MAX_CONTEXT: usize = 1 << 40;
@@ -32,7 +35,7 @@ pub struct FolderConfig {
 
 /// Architectures that are one decoder with variations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
+enum Family {
     Llama,
     Mistral,
     Qwen2,
@@ -40,70 +43,57 @@ pub(super) enum Family {
     Qwen3Moe,
 }
 
-/// The properties of a family, other than its shape.
-pub(super) struct FamilyFacts {
-    /// Its name in `architectures`.
-    pub(super) architecture: &'static str,
-    /// Its name in `model_type`.
-    pub(super) model_type: &'static str,
-    /// Default of `max_position_embeddings`.
-    default_context: usize,
-    /// Default of `num_key_value_heads`, if not the number of heads. Null always means the number of heads.
-    default_kv_heads: Option<usize>,
-}
-
 impl Family {
     const ALL: [Family; 5] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3, Family::Qwen3Moe];
 
-    pub(super) fn facts(self) -> FamilyFacts {
-        let (architecture, model_type, default_context, default_kv_heads) = match self {
-            Family::Llama => ("LlamaForCausalLM", "llama", 2_048, None),
-            Family::Mistral => ("MistralForCausalLM", "mistral", 131_072, Some(8)),
-            Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2", 32_768, Some(32)),
-            Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3", 32_768, Some(32)),
-            Family::Qwen3Moe => ("Qwen3MoeForCausalLM", "qwen3_moe", 32_768, Some(4)),
-        };
-        FamilyFacts { architecture, model_type, default_context, default_kv_heads }
+    /// Returns its names in `architectures` and in `model_type`.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Family::Llama => ("LlamaForCausalLM", "llama"),
+            Family::Mistral => ("MistralForCausalLM", "mistral"),
+            Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
+            Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
+            Family::Qwen3Moe => ("Qwen3MoeForCausalLM", "qwen3_moe"),
+        }
     }
 
-    fn of(keys: &Keys) -> Result<Self, HuggingFaceError> {
-        if let Some(architectures) = keys.texts("architectures")? {
-            let known = |family: &Family| architectures == [family.facts().architecture];
-            return Family::ALL
-                .into_iter()
-                .find(known)
-                .ok_or_else(|| keys.unsupported("architectures", ARCHITECTURES));
+    fn of(keys: &Keys) -> Result<Self> {
+        let mut all = Family::ALL.into_iter();
+        if let Some(names) = keys.texts("architectures")? {
+            let family = all.find(|family| names == [family.names().0]);
+            return family.ok_or_else(|| keys.unsupported("architectures", ARCHITECTURES));
         }
-        let model_type = keys.text("model_type")?.ok_or_else(|| {
+        let name = keys.text("model_type")?.ok_or_else(|| {
             keys.problem("architectures", "is missing, so it is not known which model this is")
         })?;
-        Family::ALL
-            .into_iter()
-            .find(|family| family.facts().model_type == model_type)
-            .ok_or_else(|| keys.unsupported("model_type", ARCHITECTURES))
+        let family = all.find(|family| name == family.names().1);
+        family.ok_or_else(|| keys.unsupported("model_type", ARCHITECTURES))
     }
 }
 
 impl FolderConfig {
-    /// Reads `config.json` of `folder`.
-    ///
-    /// # Errors
-    ///
-    /// If the file is missing or is not JSON, if a key is missing, has the wrong type, or requires a feature
-    /// that Kiln's decoder does not have, and if the sizes are invalid.
-    pub fn read(folder: &Path) -> Result<Self, HuggingFaceError> {
+    /// Reads `config.json` of `folder`. Fails if the file is missing or is not JSON, if a key is missing, has
+    /// the wrong type, or requires a feature that Kiln's decoder does not have or if the sizes are invalid.
+    pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(CONFIG_FILE);
         let keys = Keys::read(&path)?;
         let family = Family::of(&keys)?;
-        let context_length = keys.size("max_position_embeddings")?.unwrap_or(family.facts().default_context);
+        let context_length = keys.size("max_position_embeddings")?.unwrap_or(match family {
+            Family::Llama => 2_048,
+            Family::Mistral => 131_072,
+            Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => 32_768,
+        });
         refuse_other_models(&keys, family)?;
-        let heads = keys.needed("num_attention_heads")?;
-        let kv_heads = match keys.size("num_key_value_heads")? {
-            Some(kv_heads) => kv_heads,
-            None if keys.is_null("num_key_value_heads") => heads,
-            None => family.facts().default_kv_heads.unwrap_or(heads),
-        };
-        let (d_model, layers) = (keys.needed("hidden_size")?, keys.needed("num_hidden_layers")?);
+        let size = |key: &str| keys.needed(key, keys.size(key));
+        let heads = size("num_attention_heads")?;
+        let kv_heads = keys.size("num_key_value_heads")?.unwrap_or(match family {
+            Family::Llama => heads,
+            _ if keys.is_null("num_key_value_heads") => heads,
+            Family::Mistral => 8,
+            Family::Qwen2 | Family::Qwen3 => 32,
+            Family::Qwen3Moe => 4,
+        });
+        let (d_model, layers) = (size("hidden_size")?, size("num_hidden_layers")?);
         let head_dim = match (keys.size("head_dim")?, family) {
             (None, Family::Qwen3) => Some(128),
             (head_dim, _) => head_dim,
@@ -116,14 +106,14 @@ impl FolderConfig {
         let (rope_theta, rope_scaling) = rope(&keys, context_length)?;
         let (window, window_pattern) = windows(&keys, family, layers)?;
         let model = ModelConfig {
-            vocab_size: keys.needed("vocab_size")?,
+            vocab_size: size("vocab_size")?,
             d_model,
             layers,
             heads,
             kv_heads,
             // A width of 0 is kept, so that the check below names it.
             head_dim: head_dim.filter(|width| *width == 0 || width.checked_mul(heads) != Some(d_model)),
-            d_ff: keys.needed("intermediate_size")?,
+            d_ff: size("intermediate_size")?,
             tie_embeddings: keys.flag("tie_word_embeddings")?,
             block: None,
             attention: FULL_ATTENTION.to_owned(),
@@ -146,21 +136,20 @@ impl FolderConfig {
             norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
             init_std: keys.number("initializer_range")?.unwrap_or(0.02),
         };
-        let shape = |source| HuggingFaceError::Shape { path, source };
-        model.validate().map_err(shape)?;
-        if context_length == 0 {
-            return Err(keys.problem("max_position_embeddings", "is 0: must be at least 1"));
+        model.validate().map_err(|source| CheckpointError::Shape { path, source })?;
+        match context_length {
+            0 => Err(keys.problem("max_position_embeddings", "is 0: must be at least 1")),
+            1..=MAX_CONTEXT => Ok(FolderConfig { model, context_length }),
+            _ => {
+                let problem = format!("is {context_length}: no model reads as much");
+                Err(keys.problem("max_position_embeddings", problem))
+            }
         }
-        if context_length > MAX_CONTEXT {
-            let problem = format!("is {context_length}: no model reads as much");
-            return Err(keys.problem("max_position_embeddings", &problem));
-        }
-        Ok(FolderConfig { model, context_length })
     }
 }
 
 /// Refuses settings that make a different model of the same sizes.
-fn refuse_other_models(keys: &Keys, family: Family) -> Result<(), HuggingFaceError> {
+fn refuse_other_models(keys: &Keys, family: Family) -> Result<()> {
     if keys.text("hidden_act")?.is_some_and(|name| name != "silu") {
         return Err(keys.unsupported("hidden_act", "silu is"));
     }
@@ -188,10 +177,10 @@ fn refuse_other_models(keys: &Keys, family: Family) -> Result<(), HuggingFaceErr
 }
 
 /// Returns the experts of a Qwen3-MoE with this many layers, with transformers' defaults.
-fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig, HuggingFaceError> {
+fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig> {
     // Checked again with the other sizes; here before a list of layers is created.
     if layers > MAX_LAYERS {
-        return Err(keys.problem("num_hidden_layers", &format!("is {layers}: must be at most {MAX_LAYERS}")));
+        return Err(keys.problem("num_hidden_layers", format!("is {layers}: must be at most {MAX_LAYERS}")));
     }
     let step = keys.size("decoder_sparse_step")?.unwrap_or(1);
     if step == 0 {
@@ -218,30 +207,35 @@ fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig, HuggingFaceError> {
 /// Returns the window of attention, and the blocks that have it; `None` if no block has one. A position
 /// attends to itself and to the `sliding_window − 1` positions before it, as in transformers. A window longer
 /// than the context counts too: a run may train on longer sequences.
-fn windows(
-    keys: &Keys,
-    family: Family,
-    layers: usize,
-) -> Result<(Option<usize>, Option<String>), HuggingFaceError> {
-    let size = || match keys.size("sliding_window") {
-        Ok(None) if !keys.is_null("sliding_window") => Ok(Some(4_096)),
-        size => size,
+fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>, Option<String>)> {
+    let has_window = match family {
+        Family::Llama => false,
+        Family::Mistral => true,
+        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => keys.flag("use_sliding_window")?,
     };
-    let window = match family {
-        Family::Llama => None,
-        Family::Mistral => size()?,
-        Family::Qwen2 | Family::Qwen3 if keys.flag("use_sliding_window")? => size()?,
-        Family::Qwen2 | Family::Qwen3 => None,
-        Family::Qwen3Moe if keys.flag("use_sliding_window")? => {
-            return Err(keys.unsupported("use_sliding_window", "attention to the whole sequence is"));
-        }
-        Family::Qwen3Moe => None,
+    if has_window && family == Family::Qwen3Moe {
+        return Err(keys.unsupported("use_sliding_window", "attention to the whole sequence is"));
+    }
+    let window = match has_window && !keys.is_null("sliding_window") {
+        true => Some(keys.size("sliding_window")?.unwrap_or(4_096)),
+        false => None,
     };
     if window == Some(0) {
         return Err(keys.problem("sliding_window", "is 0: must be at least 1"));
     }
-    let windowed = match keys.texts("layer_types")? {
-        Some(types) => windowed_blocks(keys, &types, layers)?,
+    let windowed: Vec<_> = match keys.texts("layer_types")? {
+        Some(types) if types.len() != layers => {
+            let problem = format!("has {} layers, and num_hidden_layers is {layers}", types.len());
+            return Err(keys.problem("layer_types", problem));
+        }
+        Some(types) => {
+            let is_windowed = |layer: &String| match layer.as_str() {
+                "full_attention" => Ok(false),
+                "sliding_attention" => Ok(true),
+                _ => Err(keys.unsupported("layer_types", "full_attention and sliding_attention are")),
+            };
+            types.iter().map(is_windowed).collect::<Result<_>>()?
+        }
         None => {
             let full = match family {
                 Family::Llama | Family::Mistral | Family::Qwen3Moe => 0,
@@ -263,57 +257,41 @@ fn windows(
     }
 }
 
-/// Returns which blocks have a window, according to `layer_types`.
-fn windowed_blocks(keys: &Keys, types: &[String], layers: usize) -> Result<Vec<bool>, HuggingFaceError> {
-    if types.len() != layers {
-        let problem = format!("has {} layers, and num_hidden_layers is {layers}", types.len());
-        return Err(keys.problem("layer_types", &problem));
-    }
-    let windowed = types.iter().map(|layer| match layer.as_str() {
-        "full_attention" => Ok(false),
-        "sliding_attention" => Ok(true),
-        _ => Err(keys.unsupported("layer_types", "full_attention and sliding_attention are")),
-    });
-    windowed.collect()
-}
-
 /// Returns the base and stretching of the rotary frequencies, from `rope_scaling` and `rope_theta`, or from
 /// `rope_parameters` in newer files. If both are present, the older keys win, as in transformers.
-fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>), HuggingFaceError> {
-    let scaling = keys.object("rope_scaling")?.filter(|scaling| !scaling.is_empty());
-    let rope = match scaling {
+fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>)> {
+    let rope = match keys.object("rope_scaling")?.filter(|scaling| !scaling.map.is_empty()) {
         Some(scaling) => Some(scaling),
         None => keys.object("rope_parameters")?,
     };
     let outer = keys.number("rope_theta")?;
-    let supported = "rotary embeddings of whole heads are";
-    if keys.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-        return Err(keys.unsupported("partial_rotary_factor", supported));
+    for keys in [Some(keys), rope.as_ref()].into_iter().flatten() {
+        if keys.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
+            return Err(keys.unsupported("partial_rotary_factor", "rotary embeddings of whole heads are"));
+        }
     }
     let Some(rope) = rope else { return Ok((outer.unwrap_or(10_000.0), None)) };
-    if rope.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-        return Err(rope.unsupported("partial_rotary_factor", supported));
-    }
     if rope.get("full_attention").is_some() || rope.get("sliding_attention").is_some() {
         let supported = "the same rotary embedding in all layers is";
         return Err(keys.unsupported("rope_parameters", supported));
     }
     let theta = rope.number("rope_theta")?.or(outer).unwrap_or(10_000.0);
+    let number = |key: &str| rope.needed(key, rope.number(key));
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     let scaling = match rope.text(key)?.as_deref() {
         None | Some("default") => None,
-        Some("linear") => Some(RopeScaling::Linear { factor: rope.needed_number("factor")? }),
+        Some("linear") => Some(RopeScaling::Linear { factor: number("factor")? }),
         Some("llama3") => {
             const ORIGINAL: &str = "original_max_position_embeddings";
-            let original = match keys.size(ORIGINAL)? {
+            let original_context = match keys.size(ORIGINAL)? {
                 Some(outer) => outer,
                 None => rope.size(ORIGINAL)?.unwrap_or(context),
             };
             Some(RopeScaling::Llama3 {
-                factor: rope.needed_number("factor")?,
-                low_freq_factor: rope.needed_number("low_freq_factor")?,
-                high_freq_factor: rope.needed_number("high_freq_factor")?,
-                original_context: original,
+                factor: number("factor")?,
+                low_freq_factor: number("low_freq_factor")?,
+                high_freq_factor: number("high_freq_factor")?,
+                original_context,
             })
         }
         Some(_) => return Err(rope.unsupported(key, "default, linear and llama3 are")),
@@ -321,12 +299,160 @@ fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>), Huggi
     Ok((theta, scaling))
 }
 
+/// Returns a `config.json` for `model`, which older and newer versions of transformers read alike. `dtype` is
+/// PyTorch's name of the weights' type; `folder` is the model's folder, for messages. Fails if no
+/// architecture has all features of the model.
+pub(super) fn to_json(
+    model: &ModelConfig,
+    context_length: usize,
+    tokens: &TokenIds,
+    dtype: &str,
+    folder: &Path,
+) -> Result<Value> {
+    let family = family_of(model, folder)?;
+    let (architecture, model_type) = family.names();
+    let mut config = json!({
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.d_model,
+        "intermediate_size": model.d_ff,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim(),
+        "hidden_act": "silu",
+        "max_position_embeddings": context_length,
+        "initializer_range": model.init_std,
+        "rms_norm_eps": model.norm_eps,
+        "tie_word_embeddings": model.tie_embeddings,
+        "attention_dropout": 0.0,
+        "use_cache": true,
+        // The newer and the older name.
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "rope_theta": model.rope_theta,
+    });
+    tokens.set_keys(&mut config);
+    let mut set = |key: &str, value: Value| config[key] = value;
+    if matches!(family, Family::Llama | Family::Qwen3 | Family::Qwen3Moe) {
+        set("attention_bias", json!(model.attention_bias == AttentionBias::All));
+    }
+    if family == Family::Llama {
+        set("mlp_bias", json!(model.feed_forward_bias));
+        set("pretraining_tp", json!(1));
+    } else {
+        set("sliding_window", json!(model.window));
+    }
+    if matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe) {
+        let windowed: Vec<_> = (0..model.layers).map(|index| model.window_of(index).is_some()).collect();
+        let name = |windowed: &bool| if *windowed { "sliding_attention" } else { "full_attention" };
+        set("use_sliding_window", json!(model.window.is_some()));
+        set("layer_types", windowed.iter().map(name).collect());
+        // For older versions: layers before this one have full attention, and the others the window. They
+        // cannot express other patterns.
+        let full = windowed.iter().take_while(|windowed| !**windowed).count();
+        if !windowed[full..].contains(&false) {
+            set("max_window_layers", json!(full));
+        }
+    }
+    if let Some(moe) = &model.moe {
+        EXPERT_COUNTS.into_iter().for_each(|key| set(key, json!(moe.experts)));
+        set("num_experts_per_tok", json!(moe.experts_per_token));
+        set("moe_intermediate_size", json!(moe.expert_d_ff));
+        set("norm_topk_prob", json!(moe.norm_topk_prob));
+        set("router_aux_loss_coef", json!(moe.router_aux_loss_coef));
+        set("output_router_logits", json!(false));
+        set("decoder_sparse_step", json!(1));
+        set("mlp_only_layers", json!(moe.dense_layers));
+    }
+    // Older versions read `rope_theta` and `rope_scaling`, newer ones `rope_parameters` if `rope_scaling` is
+    // not set.
+    let (scaling, mut parameters) = match model.rope_scaling {
+        None => (Value::Null, json!({"rope_type": "default"})),
+        // Some older versions accept only these two keys.
+        Some(RopeScaling::Linear { factor }) => {
+            (json!({"type": "linear", "factor": factor}), json!({"rope_type": "linear", "factor": factor}))
+        }
+        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context }) => {
+            let scaling = json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_context,
+            });
+            (scaling.clone(), scaling)
+        }
+    };
+    parameters["rope_theta"] = json!(model.rope_theta);
+    set("rope_scaling", scaling);
+    set("rope_parameters", parameters);
+    Ok(config)
+}
+
+/// Returns `true` if an architecture of Hugging Face has every feature of `model`, so that it can be exported.
+pub fn has_architecture(model: &ModelConfig) -> bool {
+    family_of(model, Path::new("")).is_ok()
+}
+
+/// Returns the architecture that has every feature of `model`.
+fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family> {
+    let feed_forward = &model.feed_forward;
+    // Features that no architecture has.
+    let features = [
+        model.block.as_ref().map(|block| format!("block {block}")),
+        (model.attention != FULL_ATTENTION).then(|| format!("attention {}", model.attention)),
+        (feed_forward != SWIGLU && feed_forward != MOE).then(|| format!("feed_forward {feed_forward}")),
+        model.logit_softcap.map(|cap| format!("logit_softcap {cap}")),
+    ];
+    let mut features: Vec<_> = features.into_iter().flatten().collect();
+    let has_shared_expert = model.moe.as_ref().is_some_and(|moe| moe.shared_expert_d_ff.is_some());
+    let has_expert_bias = model.moe.as_ref().is_some_and(|moe| moe.expert_bias);
+    let ModelConfig { qk_norm, attention_bias: bias, feed_forward_bias, .. } = *model;
+    let (has_window, has_experts) = (model.window.is_some(), model.moe.is_some());
+    let is_windowed = |index| model.window_of(index).is_some();
+    let is_qwen3 = qk_norm && bias != AttentionBias::Qkv && !feed_forward_bias;
+    let family = if !features.is_empty() || has_shared_expert || has_expert_bias {
+        None
+    } else if has_experts {
+        (is_qwen3 && !has_window).then_some(Family::Qwen3Moe)
+    } else if qk_norm {
+        is_qwen3.then_some(Family::Qwen3)
+    } else if bias == AttentionBias::Qkv {
+        (!feed_forward_bias).then_some(Family::Qwen2)
+    } else if has_window {
+        // The window is in all layers.
+        let is_plain = bias == AttentionBias::None && !feed_forward_bias;
+        (is_plain && (0..model.layers).all(is_windowed)).then_some(Family::Mistral)
+    } else {
+        Some(Family::Llama)
+    };
+    family.ok_or_else(|| {
+        let others = [
+            (qk_norm, "qk_norm"),
+            (bias == AttentionBias::Qkv, "attention_bias qkv"),
+            (bias == AttentionBias::All, "attention_bias all"),
+            (feed_forward_bias, "feed_forward_bias"),
+            (has_window, "window"),
+            (model.window_pattern.is_some(), "window_pattern"),
+            (has_experts, "feed_forward moe"),
+            (has_experts && !qk_norm, "no qk_norm"),
+            (has_shared_expert, "moe.shared_expert_d_ff"),
+            (has_expert_bias, "moe.expert_bias"),
+        ];
+        features.extend(others.into_iter().filter(|(has, _)| *has).map(|(_, name)| name.to_owned()));
+        let features = features.join(" together with ");
+        CheckpointError::NoArchitecture { path: folder.to_owned(), features }
+    })
+}
+
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
 
     /// Parses a folder's configuration with this text.
-    pub fn read(text: &str) -> Result<FolderConfig, HuggingFaceError> {
+    fn read(text: &str) -> Result<FolderConfig> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
         FolderConfig::read(folder.path())
@@ -369,7 +495,7 @@ pub(super) mod tests {
 
     /// Windows in every notation: in every layer, in every layer after the first ones, and layer by layer.
     #[test]
-    fn windows_of_layers() {
+    fn windows_are_read_in_every_notation() {
         let config = |layers: usize, rest: &str| {
             let sizes = r#""vocab_size": 8, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
                 "intermediate_size": 4, "max_position_embeddings": 100"#;
@@ -412,7 +538,7 @@ pub(super) mod tests {
 
     /// Rotary settings of older and newer files.
     #[test]
-    fn rope_in_every_spelling() {
+    fn rope_is_read_in_every_spelling() {
         let sizes = r#""model_type": "llama", "vocab_size": 8, "hidden_size": 64,
             "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 4"#;
         let rope = |rest: &str| {
@@ -442,5 +568,85 @@ pub(super) mod tests {
             original_context: 64,
         };
         assert_eq!((theta, scaling), (5e5, Some(expected)));
+    }
+
+    fn written(model: &ModelConfig) -> Value {
+        to_json(model, 99, &TokenIds::default(), "float32", Path::new("x")).unwrap()
+    }
+
+    /// Every shape that can be written is read back unchanged.
+    #[test]
+    fn every_exported_shape_is_read_back() {
+        let plain = ModelConfig::preset("1b").unwrap();
+        let llama3 = RopeScaling::Llama3 {
+            factor: 32.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        let with = |change: &dyn Fn(&mut ModelConfig)| {
+            let mut model = plain.clone();
+            change(&mut model);
+            model
+        };
+        for (architecture, model) in [
+            ("LlamaForCausalLM", plain.clone()),
+            ("LlamaForCausalLM", with(&|m| m.tie_embeddings = true)),
+            ("LlamaForCausalLM", with(&|m| m.head_dim = Some(16))),
+            ("LlamaForCausalLM", with(&|m| m.attention_bias = AttentionBias::All)),
+            ("LlamaForCausalLM", with(&|m| m.feed_forward_bias = true)),
+            ("LlamaForCausalLM", with(&|m| m.rope_scaling = Some(llama3))),
+            ("LlamaForCausalLM", with(&|m| m.rope_scaling = Some(RopeScaling::Linear { factor: 2.0 }))),
+            ("Qwen2ForCausalLM", with(&|m| m.attention_bias = AttentionBias::Qkv)),
+            ("Qwen3ForCausalLM", with(&|m| m.qk_norm = true)),
+            ("MistralForCausalLM", with(&|m| m.window = Some(8))),
+            ("Qwen2ForCausalLM", with(&|m| (m.window, m.attention_bias) = (Some(8), AttentionBias::Qkv))),
+            (
+                "Qwen3ForCausalLM",
+                with(&|m| {
+                    m.qk_norm = true;
+                    (m.window, m.window_pattern) = (Some(8), Some("wwwwwf".to_owned()));
+                }),
+            ),
+            (
+                "Qwen3ForCausalLM",
+                with(&|m| {
+                    m.qk_norm = true;
+                    m.attention_bias = AttentionBias::All;
+                    m.rope_theta = 1e6;
+                    m.norm_eps = 1e-6;
+                }),
+            ),
+        ] {
+            let json = written(&model);
+            assert_eq!(json["architectures"], json!([architecture]));
+            let read = read(&json.to_string()).unwrap();
+            assert_eq!(read, FolderConfig { model, context_length: 99 }, "{json}");
+        }
+    }
+
+    #[test]
+    fn features_without_an_architecture_are_refused() {
+        let refuse = |expected: &str, change: &dyn Fn(&mut ModelConfig)| {
+            let mut model = ModelConfig::preset("10m").unwrap();
+            change(&mut model);
+            let refused = to_json(&model, 9, &TokenIds::default(), "float32", Path::new("run"));
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        };
+        let (qkv, all) = (AttentionBias::Qkv, AttentionBias::All);
+        refuse("qk_norm together with attention_bias qkv,", &|m| (m.qk_norm, m.attention_bias) = (true, qkv));
+        refuse("attention_bias qkv together with feed_forward_bias", &|m| {
+            (m.feed_forward_bias, m.attention_bias) = (true, qkv);
+        });
+        refuse("qk_norm together with feed_forward_bias", &|m| {
+            (m.qk_norm, m.feed_forward_bias) = (true, true)
+        });
+        refuse("logit_softcap 30", &|m| m.logit_softcap = Some(30.0));
+        refuse("has window together with window_pattern", &|m| {
+            (m.window, m.window_pattern) = (Some(8), Some("wf".to_owned()));
+        });
+        refuse("attention_bias all together with window", &|m| (m.window, m.attention_bias) = (Some(8), all));
+        refuse("has block parallel_residual", &|m| m.block = Some(kiln_model::PARALLEL_RESIDUAL.to_owned()));
     }
 }

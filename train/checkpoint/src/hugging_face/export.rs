@@ -1,84 +1,156 @@
 //! Export of any readable model to the layout of Hugging Face: the implementation of `kiln export`.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use half::{bf16, f16};
 use kiln_data::Tokenizer;
 use kiln_sys::Meter;
+use kiln_sys::header::{Array, header};
 use serde_json::{Value, json};
 
-use super::describe::to_json;
-use super::folder::part_shape;
-use super::names::hugging_face_names;
-use super::output::NewFolder;
-use super::tokens::{TokenIds, generation_config};
-use super::writer::{Item, index, write_file};
+use super::config::to_json;
+use super::folder::{in_file, part_shape};
+use super::names::{HuggingFaceName, hugging_face_names};
 use super::{
-    CONFIG_FILE, GENERATION_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE, carried_files, token_ids,
+    CONFIG_FILE, GENERATION_FILE, INDEX_FILE, MODEL_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenIds,
+    carried_files, generation_file, token_ids,
 };
-use crate::CheckpointError;
+use crate::error::Result;
 use crate::sharded::{outline, parameter_shapes};
 use crate::source::ModelSource;
-use crate::weights::{Watched, Weights as _};
+use crate::weights::Watched;
+use crate::write::NewFolder;
+use crate::{CheckpointError, folder};
 
-pub use super::writer::ExportDtype;
+/// Rows of a matrix that are reordered at once during transposition.
+const ROWS: usize = 64;
+
+/// Type of the elements of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ExportDtype {
+    /// 32-bit floating point, the weights as they are.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// 16-bit floating point.
+    F16,
+}
+
+impl ExportDtype {
+    /// Returns its name in safetensors.
+    fn name(self) -> &'static str {
+        ["F32", "BF16", "F16"][self as usize]
+    }
+
+    /// Returns its name in PyTorch.
+    pub fn torch_name(self) -> &'static str {
+        ["float32", "bfloat16", "float16"][self as usize]
+    }
+
+    /// Returns the bytes of an element.
+    fn width(self) -> usize {
+        if self == ExportDtype::F32 { 4 } else { 2 }
+    }
+
+    /// Appends a value, rounded to the nearest; returns `false` if it is out of range.
+    fn append(self, value: f32, bytes: &mut Vec<u8>) -> bool {
+        let rounded = match self {
+            ExportDtype::F32 => {
+                bytes.extend(value.to_le_bytes());
+                value
+            }
+            ExportDtype::Bf16 => {
+                let rounded = bf16::from_f32(value);
+                bytes.extend(rounded.to_le_bytes());
+                rounded.to_f32()
+            }
+            ExportDtype::F16 => {
+                let rounded = f16::from_f32(value);
+                bytes.extend(rounded.to_le_bytes());
+                rounded.to_f32()
+            }
+        };
+        rounded.is_finite() || !value.is_finite()
+    }
+}
+
+/// A tensor to write.
+struct Item {
+    /// The weight's name in Kiln.
+    name: String,
+    /// The first of its elements to write.
+    first: usize,
+    /// The shape of the written part, as in the weight.
+    shape: Vec<usize>,
+    /// Its name and orientation in the file.
+    there: HuggingFaceName,
+}
+
+impl Item {
+    fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
 
 /// Writes a model in the layout of Hugging Face into the new folder `out`, in files of at most
-/// `max_shard_bytes` unless a single weight is larger. Holds one weight in memory at a time. `meter` counts the
-/// bytes of the weights, as f32.
-///
-/// # Errors
-///
-/// If the model cannot be read, if a weight is not finite, if no architecture there has all features of the
-/// model, if `out` exists already, and if the disk fails.
+/// `max_shard_bytes` unless a single weight is larger. Holds one weight in memory at a time. `meter` counts
+/// the bytes of the weights, as f32. Fails if the model cannot be read, if a weight is not finite, if no
+/// architecture there has all features of the model, if `out` exists already or if the disk fails.
 pub fn export(
     source: &ModelSource,
     out: &Path,
     dtype: ExportDtype,
     max_shard_bytes: usize,
     meter: &Meter,
-) -> Result<(), CheckpointError> {
-    let folder = source.folder();
+) -> Result<()> {
+    let path = source.folder();
     let tokens = tokens_of(source)?;
-    let config = to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), folder)?;
-    let weights = source.weights();
-    let weights = Watched::new(weights.as_ref(), meter);
+    let config = to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), path)?;
     let items = items(source)?;
-    let known: std::collections::BTreeSet<_> = items.iter().map(|item| item.name.as_str()).collect();
+    let weights = source.weights();
+    let known: BTreeSet<_> = items.iter().map(|item| item.name.as_str()).collect();
     if let Some(name) = weights.shapes().keys().find(|name| !known.contains(*name)) {
-        let (path, name) = (folder.to_owned(), (*name).to_owned());
-        return Err(HuggingFaceError::Unnamed { path, name }.into());
+        return Err(CheckpointError::Unnamed { path: path.to_owned(), name: (*name).to_owned() });
     }
+    let weights = Watched::new(weights.as_ref(), meter);
     let out = NewFolder::create(out)?;
-    let carried = carried_files(folder, &tokens)?;
+    let write = |name: &str, content: &[u8]| folder::write(&out.path().join(name), content);
+    let write_json = |name: &str, value: &Value| write(name, format!("{value:#}\n").as_bytes());
+    let mut carried = carried_files(path, &tokens)?;
+    if !carried.iter().any(|(name, _)| name == GENERATION_FILE) {
+        carried.push(generation_file(&tokens));
+    }
     for (name, content) in &carried {
-        out.write(name, content)?;
+        write(name, content)?;
     }
+    write_json(CONFIG_FILE, &config)?;
     let is_carried = |name: &str| carried.iter().any(|(carried, _)| carried == name);
-    out.write_json(CONFIG_FILE, &config)?;
-    if !is_carried(GENERATION_FILE) {
-        out.write_json(GENERATION_FILE, &generation_config(&tokens))?;
-    }
     if is_carried(TOKENIZER_FILE) && !is_carried(TOKENIZER_CONFIG_FILE) {
-        out.write_json(TOKENIZER_CONFIG_FILE, &tokenizer_config(source, &tokens)?)?;
+        write_json(TOKENIZER_CONFIG_FILE, &tokenizer_config(source, &tokens)?)?;
     }
     let files = split(items, dtype, max_shard_bytes);
     for (name, items) in &files {
-        write_file(&out, name, &weights, items, dtype)?;
+        write_file(&out.path().join(name), &weights, items, dtype)?;
     }
     if files.len() > 1 {
-        out.write_json(INDEX_FILE, &index(&files, dtype))?;
+        let items = || files.iter().flat_map(|(file, items)| items.iter().map(move |item| (file, item)));
+        let total: usize = items().map(|(_, item)| item.numel() * dtype.width()).sum();
+        let weight_map: BTreeMap<_, _> = items().map(|(file, item)| (&item.there.name, file)).collect();
+        write_json(INDEX_FILE, &json!({"metadata": {"total_size": total}, "weight_map": weight_map}))?;
     }
     weights.check()?;
-    Ok(out.commit()?)
+    out.commit()
 }
 
 /// Returns all weights of the decoder, in its order, with their names there.
-fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
+fn items(source: &ModelSource) -> Result<Vec<Item>> {
     let mut items = Vec::new();
     for (name, shape) in parameter_shapes(&outline(source.model())?) {
         let Some(parts) = hugging_face_names(&name, &shape) else {
-            return Err(HuggingFaceError::Unnamed { path: source.folder().to_owned(), name });
+            return Err(CheckpointError::Unnamed { path: source.folder().to_owned(), name });
         };
         let shape = part_shape(&shape, parts.len()).to_vec();
         let len: usize = shape.iter().product();
@@ -91,47 +163,45 @@ fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
 
 /// Divides items into files, each as large as `most` bytes allow, with at least one weight.
 fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<Item>)> {
-    let mut groups: Vec<Vec<Item>> = Vec::new();
-    let mut used = 0;
+    let (mut files, mut used): (Vec<Vec<Item>>, _) = (Vec::new(), 0);
     for item in items {
-        let bytes = item.bytes(dtype);
-        match groups.last_mut() {
-            Some(group) if used + bytes <= most => {
+        let bytes = item.numel() * dtype.width();
+        match files.last_mut() {
+            Some(file) if used + bytes <= most => {
                 used += bytes;
-                group.push(item);
+                file.push(item);
             }
             _ => {
                 used = bytes;
-                groups.push(vec![item]);
+                files.push(vec![item]);
             }
         }
     }
-    let count = groups.len();
+    let count = files.len();
     let name = |index: usize| match count {
         1 => MODEL_FILE.to_owned(),
         _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
     };
-    groups.into_iter().enumerate().map(|(index, group)| (name(index), group)).collect()
+    files.into_iter().enumerate().map(|(index, file)| (name(index), file)).collect()
 }
 
 /// Returns ids that start and end a text: from the folder, or else from the tokenizer.
-fn tokens_of(source: &ModelSource) -> Result<TokenIds, CheckpointError> {
+fn tokens_of(source: &ModelSource) -> Result<TokenIds> {
     let mut tokens = token_ids(source.folder())?;
     let path = source.tokenizer();
-    if !path.is_file() {
-        return Ok(tokens);
+    if path.is_file() {
+        let tokenizer = Tokenizer::load(&path)?;
+        if tokens.end.is_empty() {
+            // A tokenizer may have no such token.
+            tokens.end = tokenizer.end_of_text().into_iter().collect();
+        }
+        tokens.start = tokens.start.or_else(|| tokenizer.start_of_text());
     }
-    let tokenizer = Tokenizer::load(&path)?;
-    if tokens.end.is_empty() {
-        // A tokenizer may have no such token.
-        tokens.end = tokenizer.end_of_text().into_iter().collect();
-    }
-    tokens.start = tokens.start.or_else(|| tokenizer.start_of_text());
     Ok(tokens)
 }
 
-/// As much as transformers needs to load `tokenizer.json` by itself.
-fn tokenizer_config(source: &ModelSource, tokens: &TokenIds) -> Result<Value, CheckpointError> {
+/// Returns the settings that transformers needs to load `tokenizer.json` by itself.
+fn tokenizer_config(source: &ModelSource, tokens: &TokenIds) -> Result<Value> {
     let tokenizer = Tokenizer::load(source.tokenizer())?;
     let mut config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -144,4 +214,52 @@ fn tokenizer_config(source: &ModelSource, tokens: &TokenIds) -> Result<Value, Ch
         }
     }
     Ok(config)
+}
+
+/// Writes `items` to the safetensors file `path`, as a stream: the header from known sizes, then one tensor
+/// after the other.
+fn write_file(path: &Path, weights: &Watched, items: &[Item], dtype: ExportDtype) -> Result<()> {
+    let failed = |error| CheckpointError::io("write", path)(error);
+    let out = File::create(path).map_err(CheckpointError::io("create", path))?;
+    let mut out = BufWriter::with_capacity(1 << 20, out);
+    let shapes: Vec<_> = items.iter().map(|item| in_file(&item.shape, &item.there)).collect();
+    let arrays = items.iter().zip(&shapes).map(|(item, shape)| Array {
+        key: &item.there.name,
+        dtype: dtype.name(),
+        width: dtype.width(),
+        shape,
+    });
+    out.write_all(&header(("format", "pt"), arrays)).map_err(failed)?;
+    for item in items {
+        let mut values = vec![0.0; item.numel()];
+        weights.read(&item.name, item.first..item.first + values.len(), &mut values)?;
+        let mut bytes = Vec::new();
+        let mut put = |values: &[f32]| -> Result<()> {
+            bytes.clear();
+            for value in values {
+                if !dtype.append(*value, &mut bytes) {
+                    let (name, dtype) = (item.there.name.clone(), dtype.torch_name());
+                    return Err(CheckpointError::Range { name, value: *value, dtype });
+                }
+            }
+            out.write_all(&bytes).map_err(failed)
+        };
+        let (true, &[rows, columns]) = (item.there.transposed, item.shape.as_slice()) else {
+            values.chunks(1 << 16).try_for_each(put)?;
+            continue;
+        };
+        // Columns become rows, several at a time, so that every fetched cache line is fully used.
+        let mut transposed = vec![0.0; ROWS.min(columns) * rows];
+        for left in (0..columns).step_by(ROWS) {
+            let width = ROWS.min(columns - left);
+            for (row, line) in values.chunks_exact(columns).enumerate() {
+                for (column, value) in line[left..left + width].iter().enumerate() {
+                    transposed[column * rows + row] = *value;
+                }
+            }
+            put(&transposed[..width * rows])?;
+        }
+    }
+    let out = out.into_inner().map_err(|error| failed(error.into_error()))?;
+    out.sync_all().map_err(failed)
 }

@@ -8,14 +8,15 @@ use kiln_model::ModelConfig;
 use kiln_sys::files;
 use kiln_sys::words::number_of;
 
-use super::config::FolderConfig;
 use super::keys::Keys;
 use super::names::{EMBEDDING_THERE, HEAD, HuggingFaceName, hugging_face_names, is_buffer};
-use super::tokens::end_ids;
-use super::{CARRIED, CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, WeightFile};
+use super::weight_file::WeightFile;
+use super::{CARRIED, CONFIG_FILE, FolderConfig, INDEX_FILE, MODEL_FILE, check_inside, token_ids};
+use crate::describe::model_line;
+use crate::error::{Mismatch, Result};
 use crate::sharded::{outline, parameter_shapes};
 use crate::weights::Weights;
-use crate::{CheckpointError, MANIFEST_FILE, model_line};
+use crate::{CheckpointError, MANIFEST_FILE};
 
 /// A folder with `config.json` and safetensors. Opening it checks names, shapes and dtypes of all weights;
 /// their values are read in place, part by part.
@@ -59,30 +60,27 @@ impl HuggingFaceFolder {
         folder.join(CONFIG_FILE).is_file() && !folder.join(MANIFEST_FILE).exists()
     }
 
-    /// Opens `folder`.
-    ///
-    /// # Errors
-    ///
-    /// If a file is missing or damaged, if Kiln's decoder does not support the model, and if the weights do
-    /// not match `config.json`.
-    pub fn open(folder: &Path) -> Result<Self, HuggingFaceError> {
+    /// Opens `folder`. Fails if a file is missing or damaged, if Kiln's decoder does not support the model or
+    /// if the weights do not match `config.json`.
+    pub fn open(folder: &Path) -> Result<Self> {
         // A checkpoint has the same index and files, but only its manifest describes them.
         if folder.join(MANIFEST_FILE).exists() {
-            return Err(not_a_model(
-                folder,
-                "it is a checkpoint of Kiln; use it as it is, or `kiln export` it",
-            ));
+            let problem = "it is a checkpoint of Kiln; use it directly, or `kiln export` it";
+            return Err(not_a_model(folder, problem));
         }
         if !folder.join(CONFIG_FILE).is_file() {
             return Err(not_a_model(folder, "it has no config.json; name the folder that has one"));
         }
         for name in CARRIED.iter().chain(&[CONFIG_FILE, MODEL_FILE, INDEX_FILE]) {
-            HuggingFaceError::check_inside(folder, name)?;
+            check_inside(folder, name)?;
         }
         let mut config = FolderConfig::read(folder)?;
-        let end_ids = end_ids(folder)?;
+        let end_ids = token_ids(folder)?.end;
         let (files, places) = open_files(folder)?;
-        if config.model.tie_embeddings && has_other_head(&files, &places)? {
+        if config.model.tie_embeddings
+            && let (Some(head), Some(embedding)) = (places.get(HEAD), places.get(EMBEDDING_THERE))
+            && files[*head].differs(HEAD, &files[*embedding], EMBEDDING_THERE)?
+        {
             config.model.tie_embeddings = false;
             tracing::warn!(
                 "{}: config.json says tie_word_embeddings = true, but {HEAD} differs from {EMBEDDING_THERE}: \
@@ -107,11 +105,6 @@ impl HuggingFaceFolder {
         &self.config.model
     }
 
-    /// Returns the path of the tokenizer's file, which may be missing.
-    pub fn tokenizer(&self) -> PathBuf {
-        self.folder.join(TOKENIZER_FILE)
-    }
-
     /// Returns the longest sequence, in tokens, that the model supports.
     pub fn context_length(&self) -> usize {
         self.config.context_length
@@ -133,7 +126,7 @@ impl HuggingFaceFolder {
         for (name, tensor) in &self.tensors {
             let [first, others @ ..] = tensor.parts.as_slice() else { continue };
             let (shape, there) = (format!("{:?}", tensor.shape), &first.there.name);
-            let dtype = self.files[first.file].dtype(there).unwrap_or_default();
+            let dtype = format!("{:?}", self.files[first.file].tensors[there].dtype);
             let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
             lines.push(format!("{name:width$}  {dtype:5}  {shape:16}  {there}{more}"));
         }
@@ -156,9 +149,9 @@ impl Weights for HuggingFaceFolder {
         shapes.map(|(name, tensor)| (name.as_str(), tensor.shape.as_slice())).collect()
     }
 
-    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError> {
+    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()> {
         let tensor = self.tensors.get(name).ok_or_else(|| {
-            HuggingFaceError::damaged(&self.folder, format!("the model has no weight `{name}`"))
+            CheckpointError::damaged_weights(&self.folder, format!("the model has no weight `{name}`"))
         })?;
         // The elements of each part that are in the range.
         let len = tensor.numel() / tensor.parts.len().max(1);
@@ -166,10 +159,7 @@ impl Weights for HuggingFaceFolder {
         while start < range.end {
             let (index, first) = (start / len, start % len);
             let count = (len - first).min(range.end - start);
-            let Some(Part { there, file }) = tensor.parts.get(index) else {
-                let problem = format!("elements {range:?} of `{name}` were asked for, of {}", tensor.numel());
-                return Err(HuggingFaceError::damaged(&self.folder, problem).into());
-            };
+            let Part { there, file } = &tensor.parts[index];
             let (values, after) = std::mem::take(&mut rest).split_at_mut(count);
             self.files[*file].read(&there.name, there.transposed, first..first + count, values)?;
             (rest, start) = (after, start + count);
@@ -178,84 +168,69 @@ impl Weights for HuggingFaceFolder {
     }
 }
 
-/// The files of weights, and the file of each tensor.
-pub(super) type Files = (Vec<WeightFile>, BTreeMap<String, usize>);
+/// The files of weights, and the index of each tensor's file.
+type Files = (Vec<WeightFile>, BTreeMap<String, usize>);
 
-/// Opens the file of weights, or all files of the index.
-fn open_files(folder: &Path) -> Result<Files, HuggingFaceError> {
+/// Opens the file of weights, or all files of the index, which must give the file of every tensor.
+fn open_files(folder: &Path) -> Result<Files> {
     let whole = folder.join(MODEL_FILE);
     if whole.is_file() {
         let file = WeightFile::open(&whole)?;
-        let places = file.names().map(|name| (name.to_owned(), 0)).collect();
+        let places = file.tensors.keys().map(|name| (name.clone(), 0)).collect();
         return Ok((vec![file], places));
     }
     let index = folder.join(INDEX_FILE);
-    if index.is_file() {
-        return open_index(folder, &index);
+    if !index.is_file() {
+        let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+        let problem = if pickled.iter().any(|name| folder.join(name).is_file()) {
+            "its weights are in pytorch_model.bin, which runs code when it is opened; convert them to \
+             model.safetensors, or get the safetensors of the model"
+        } else {
+            "it has neither model.safetensors nor model.safetensors.index.json"
+        };
+        return Err(not_a_model(folder, problem));
     }
-    let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
-    let problem = if pickled.iter().any(|name| folder.join(name).is_file()) {
-        "its weights are in pytorch_model.bin, which runs code when it is opened; convert them to \
-         model.safetensors, or get the safetensors of the model"
-    } else {
-        "it has neither model.safetensors nor model.safetensors.index.json"
-    };
-    Err(not_a_model(folder, problem))
-}
-
-fn not_a_model(folder: &Path, problem: &str) -> HuggingFaceError {
-    HuggingFaceError::NotAModel { path: folder.to_owned(), problem: problem.to_owned() }
-}
-
-/// Returns the files that an index names, each with its tensors. They are next to the index: only the names
-/// of safetensors files are accepted.
-pub(super) fn files_of_index(index: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, HuggingFaceError> {
-    let weight_map = Keys::read(index)?;
-    let Some(weight_map) = weight_map.object("weight_map")? else {
-        return Err(weight_map.problem("weight_map", "is missing"));
-    };
-    let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for tensor in weight_map.names() {
-        // Null counts as no name.
-        let file = weight_map.text(tensor)?.unwrap_or_default();
-        if !files::is_plain_name(&file) || !file.ends_with(".safetensors") {
-            let problem = format!("is {file}, expected the name of a .safetensors file beside it");
-            return Err(weight_map.problem(tensor, &problem));
-        }
-        files.entry(file).or_default().insert(tensor.to_owned());
-    }
-    Ok(files)
-}
-
-/// Opens all files of an index, which must give the file of every tensor.
-pub(super) fn open_index(folder: &Path, index: &Path) -> Result<Files, HuggingFaceError> {
     let (mut files, mut places) = (Vec::new(), BTreeMap::new());
-    for (name, expected) in files_of_index(index)? {
-        HuggingFaceError::check_inside(folder, &name)?;
-        let expected: BTreeSet<_> = expected.iter().map(String::as_str).collect();
+    for (name, expected) in files_of_index(&index)? {
+        check_inside(folder, &name)?;
         let file = WeightFile::open(&folder.join(name))?;
-        let found: BTreeSet<_> = file.names().collect();
+        let found: BTreeSet<_> = file.tensors.keys().cloned().collect();
         if let Some(missing) = expected.difference(&found).next() {
             let problem = format!("`{missing}` is not in it, although the index says so");
-            return Err(HuggingFaceError::damaged(file.path(), problem));
+            return Err(CheckpointError::damaged_weights(&file.path, problem));
         }
-        let unlisted = found.difference(&expected).find(|name| !is_buffer(name));
-        if let Some(unlisted) = unlisted {
+        if let Some(unlisted) = found.difference(&expected).find(|name| !is_buffer(name)) {
             let problem = format!("`{unlisted}` is in it, although the index says otherwise");
-            return Err(HuggingFaceError::damaged(file.path(), problem));
+            return Err(CheckpointError::damaged_weights(&file.path, problem));
         }
-        places.extend(found.into_iter().map(|name| (name.to_owned(), files.len())));
+        places.extend(found.into_iter().map(|name| (name, files.len())));
         files.push(file);
     }
     Ok((files, places))
 }
 
-/// Returns true if the files contain an embedding and a head with different values.
-fn has_other_head(files: &[WeightFile], places: &BTreeMap<String, usize>) -> Result<bool, HuggingFaceError> {
-    match (places.get(HEAD), places.get(EMBEDDING_THERE)) {
-        (Some(head), Some(embedding)) => files[*head].differs(HEAD, &files[*embedding], EMBEDDING_THERE),
-        _ => Ok(false),
+fn not_a_model(folder: &Path, problem: &'static str) -> CheckpointError {
+    CheckpointError::NotAModel { path: folder.to_owned(), problem }
+}
+
+/// Returns the files that an index names, each with its tensors. They are next to the index: only the names
+/// of safetensors files are accepted.
+pub(super) fn files_of_index(index: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let weight_map = Keys::read(index)?;
+    let Some(weight_map) = weight_map.object("weight_map")? else {
+        return Err(weight_map.problem("weight_map", "is missing"));
+    };
+    let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for tensor in weight_map.map.keys() {
+        // Null counts as no name.
+        let file = weight_map.text(tensor)?.unwrap_or_default();
+        if !files::is_plain_name(&file) || !file.ends_with(".safetensors") {
+            let problem = format!("is {file}, expected the name of a .safetensors file next to it");
+            return Err(weight_map.problem(tensor, problem));
+        }
+        files.entry(file).or_default().insert(tensor.clone());
     }
+    Ok(files)
 }
 
 /// Finds every weight of the decoder; only tensors that can be computed may be left over.
@@ -264,28 +239,24 @@ fn place(
     model: &ModelConfig,
     files: &[WeightFile],
     mut places: BTreeMap<String, usize>,
-) -> Result<BTreeMap<String, Tensor>, HuggingFaceError> {
+) -> Result<BTreeMap<String, Tensor>> {
     // Checked before that many are created.
-    if model.layers > places.len() {
-        return Err(HuggingFaceError::Key {
-            path: folder.join(CONFIG_FILE),
-            key: "num_hidden_layers".to_owned(),
-            problem: format!("is {}, but there are {} tensors", model.layers, places.len()),
-        });
+    let experts = model.moe.as_ref();
+    let experts = experts.map_or((0, 0), |moe| (moe.experts, moe.layers_with_experts(model.layers)));
+    for (key, value, needed) in [
+        ("num_hidden_layers", model.layers, model.layers),
+        ("num_experts", experts.0, experts.1.saturating_mul(experts.0)),
+    ] {
+        if needed > places.len() {
+            let problem = format!("is {value}, but there are {} tensors", places.len());
+            let (path, key) = (folder.join(CONFIG_FILE), key.to_owned());
+            return Err(CheckpointError::Key { path, key, problem });
+        }
     }
-    if let Some(moe) = &model.moe
-        && moe.layers_with_experts(model.layers).saturating_mul(moe.experts) > places.len()
-    {
-        return Err(HuggingFaceError::Key {
-            path: folder.join(CONFIG_FILE),
-            key: "num_experts".to_owned(),
-            problem: format!("is {}, but there are {} tensors", moe.experts, places.len()),
-        });
-    }
-    let (mut tensors, mut missing, mut misshapen) = (BTreeMap::new(), Vec::new(), Vec::new());
+    let (mut tensors, mut mismatch) = (BTreeMap::new(), Mismatch::default());
     for (name, shape) in parameter_shapes(&outline(model)?) {
         let names = hugging_face_names(&name, &shape)
-            .ok_or_else(|| HuggingFaceError::Unnamed { path: folder.to_owned(), name: name.clone() })?;
+            .ok_or_else(|| CheckpointError::Unnamed { path: folder.to_owned(), name: name.clone() })?;
         let part_shape = part_shape(&shape, names.len());
         let mut parts = Vec::with_capacity(names.len());
         for mut there in names {
@@ -295,28 +266,24 @@ fn place(
                 there.name = HEAD.to_owned();
             }
             let Some(file) = places.remove(&there.name) else {
-                missing.push(there.name);
+                mismatch.missing.push(there.name);
                 continue;
             };
-            let found = files[file].shape(&there.name).unwrap_or_default();
-            let expected = in_file(part_shape, &there);
-            if found != expected {
-                misshapen.push(format!("`{}` is {found:?}, expected {expected:?}", there.name));
+            let (found, expected) = (&files[file].tensors[&there.name].shape, in_file(part_shape, &there));
+            if *found != expected {
+                mismatch.misshapen.push(format!("`{}` is {found:?}, expected {expected:?}", there.name));
             }
             parts.push(Part { there, file });
         }
         tensors.insert(name, Tensor { shape, parts });
     }
     // A tied model's head that is present equals the embedding.
-    let unexpected: Vec<_> = places
-        .into_keys()
-        .filter(|name| !(is_buffer(name) || model.tie_embeddings && name == HEAD))
-        .collect();
-    if missing.is_empty() && unexpected.is_empty() && misshapen.is_empty() {
+    let is_known = |name: &String| is_buffer(name) || model.tie_embeddings && name == HEAD;
+    mismatch.unexpected = places.into_keys().filter(|name| !is_known(name)).collect();
+    if mismatch.is_empty() {
         return Ok(tensors);
     }
-    let path = folder.to_owned();
-    Err(HuggingFaceError::Names { path, missing, unexpected, misshapen })
+    Err(CheckpointError::Tensors { path: folder.to_owned(), mismatch })
 }
 
 /// Returns the shape in Kiln of each of the `parts` tensors that form a weight of this shape there.

@@ -1,42 +1,38 @@
-//! Models in the layout of Hugging Face: reading in place, import, export.
+//! Models in the layout of Hugging Face: reading in place, import, export, download.
 //!
-//! - `config`: converts `config.json` to a [`kiln_model::ModelConfig`], key by key with `keys`; `describe`:
-//!   converts it back; `tokens`: ids that start and end a text;
+//! - `config`: converts `config.json` to a [`kiln_model::ModelConfig`], key by key with `keys`, and back;
 //! - `names`: names of weights on either side, and transposition of matrices;
-//! - `tensors`: reading of safetensors files; `writer`: safetensors files, written as a stream;
+//! - `weight_file`: safetensors files, read in parts;
 //! - `folder`: a folder of `config.json` and safetensors as [`crate::weights::Weights`];
-//! - `carried`: the small files that Kiln passes on unchanged;
-//! - `export` and `import`, which write into an `output`; `download`: downloads from the hub (feature `hub`).
+//! - `tokens`: ids that start and end a text, and the small files that Kiln passes on;
+//! - `export`, `import`, and `hub`, which downloads (feature `hub`).
 //!
 //! Only safetensors are read: pickled weights run code when they are opened.
 
-mod carried;
 mod config;
-mod describe;
-mod download;
-mod error;
 mod export;
 mod folder;
+mod hub;
 mod import;
 mod keys;
 mod names;
-mod output;
-mod tensors;
 mod tokens;
-mod writer;
+mod weight_file;
 
-pub use carried::{CarriedFile, carried_files, generation_file};
-pub use config::FolderConfig;
-pub use describe::{has_architecture, to_json};
-pub use download::model as download;
-pub use error::HuggingFaceError;
+use std::path::Path;
+
+use kiln_sys::files;
+
+use crate::error::Result;
+use crate::write::INDEX_FILE;
+use crate::{CheckpointError, TOKENIZER_FILE};
+
+pub use config::{FolderConfig, has_architecture};
 pub use export::{ExportDtype, export};
 pub use folder::HuggingFaceFolder;
+pub use hub::download;
 pub use import::import;
-pub use names::{HuggingFaceName, hugging_face_names};
-pub use output::check_free;
-use tensors::WeightFile;
-pub use tokens::{TokenIds, end_ids, token_ids};
+pub use tokens::{CarriedFile, TokenIds, carried_files, generation_file, token_ids};
 
 /// The shape of the model and its special tokens.
 const CONFIG_FILE: &str = "config.json";
@@ -44,9 +40,6 @@ const CONFIG_FILE: &str = "config.json";
 const GENERATION_FILE: &str = "generation_config.json";
 /// All weights, if they are in one file.
 const MODEL_FILE: &str = "model.safetensors";
-/// The file of each weight, if they are in several.
-const INDEX_FILE: &str = "model.safetensors.index.json";
-const TOKENIZER_FILE: &str = "tokenizer.json";
 const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
 /// Files of a model that Kiln passes on unchanged, if they exist.
@@ -62,3 +55,9 @@ const CARRIED: [&str; 10] = [
     "merges.txt",
     GENERATION_FILE,
 ];
+
+/// Fails if the links of the file `name` in `folder` lead out of it. A missing file is no error.
+fn check_inside(folder: &Path, name: &str) -> Result<()> {
+    let leads_out = |target| CheckpointError::LeadsOut { path: folder.join(name), target };
+    files::way_out(folder, name).map_or(Ok(()), |target| Err(leads_out(target)))
+}

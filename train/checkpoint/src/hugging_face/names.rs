@@ -7,15 +7,15 @@
 
 /// A weight of the decoder in Hugging Face's layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HuggingFaceName {
+pub(super) struct HuggingFaceName {
     /// Its name there.
-    pub name: String,
+    pub(super) name: String,
     /// True if its matrix is transposed there.
-    pub transposed: bool,
+    pub(super) transposed: bool,
 }
 
 /// The embedding, which is also the head of a tied model.
-pub(super) const EMBEDDING: &str = "embed_tokens.weight";
+const EMBEDDING: &str = "embed_tokens.weight";
 /// The name of the embedding in Hugging Face's layout.
 pub(super) const EMBEDDING_THERE: &str = "model.embed_tokens.weight";
 /// The head of a model that is not tied, on both sides.
@@ -23,7 +23,7 @@ pub(super) const HEAD: &str = "lm_head.weight";
 
 /// Returns the names of Kiln's weight `kiln` of this shape in Hugging Face's layout, or `None` if it has no
 /// name there: one name, or one per expert, whose matrices follow each other in Kiln's weight.
-pub fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<HuggingFaceName>> {
+pub(super) fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<HuggingFaceName>> {
     let stacked = kiln.rsplit_once(EXPERTS).filter(|(_, projection)| PROJECTIONS.contains(projection));
     let (Some((ffn, projection)), [experts, _, _]) = (stacked, shape) else {
         return hugging_face_name(kiln).map(|name| vec![name]);
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matrices_of_maps_are_transposed_and_nothing_else() {
+    fn only_matrices_of_maps_are_transposed() {
         for (kiln, expected, transposed) in [
             ("embed_tokens.weight", "model.embed_tokens.weight", false),
             ("norm.weight", "model.norm.weight", false),

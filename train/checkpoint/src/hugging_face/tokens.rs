@@ -1,11 +1,16 @@
-//! Ids that start and end a text.
+//! Ids that start and end a text, and the other small files of a model that Kiln passes on: tokenizer, chat
+//! template, generation settings.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use kiln_sys::files::{self, MAX_WHOLE};
 use serde_json::{Value, json};
 
 use super::keys::Keys;
-use super::{CONFIG_FILE, GENERATION_FILE, HuggingFaceError};
+use super::{CARRIED, CONFIG_FILE, GENERATION_FILE, check_inside};
+use crate::CheckpointError;
+use crate::error::Result;
 
 /// Ids that start, end and pad a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,54 +23,90 @@ pub struct TokenIds {
     pub pad: Option<u32>,
 }
 
-/// Returns the ids that end a text, from `generation_config.json` or else `config.json` of `folder`; may be
-/// empty.
-pub fn end_ids(folder: &Path) -> Result<Vec<u32>, HuggingFaceError> {
-    Ok(token_ids(folder)?.end)
+impl TokenIds {
+    /// Adds the ids of a file where there are none yet.
+    fn add(&mut self, keys: &Keys) -> Result<()> {
+        if self.start.is_none() {
+            self.start = keys.ids("bos_token_id")?.first().copied();
+        }
+        if self.end.is_empty() {
+            self.end = keys.ids("eos_token_id")?;
+        }
+        if self.pad.is_none() {
+            // Some models use -1 for "no padding".
+            let pad = keys.get("pad_token_id").and_then(Value::as_u64);
+            self.pad = pad.and_then(|id| u32::try_from(id).ok());
+        }
+        Ok(())
+    }
+
+    /// Sets the keys of the ids in a `config.json` or `generation_config.json`. The ids that end a text are
+    /// null, a number, or an array.
+    pub(super) fn set_keys(&self, config: &mut Value) {
+        let end = match self.end.as_slice() {
+            [] => Value::Null,
+            [id] => json!(id),
+            ids => json!(ids),
+        };
+        for (key, ids) in
+            [("bos_token_id", json!(self.start)), ("eos_token_id", end), ("pad_token_id", json!(self.pad))]
+        {
+            config[key] = ids;
+        }
+    }
 }
 
-/// Returns the ids that start, end and pad a text, like [`end_ids`].
-pub fn token_ids(folder: &Path) -> Result<TokenIds, HuggingFaceError> {
+/// Returns the ids that start, end and pad a text, from `generation_config.json` or else `config.json` of
+/// `folder`.
+pub fn token_ids(folder: &Path) -> Result<TokenIds> {
     let mut ids = TokenIds::default();
     for name in [GENERATION_FILE, CONFIG_FILE] {
         let path = folder.join(name);
         if path.is_file() {
-            ids_of(&Keys::read(&path)?, &mut ids)?;
+            ids.add(&Keys::read(&path)?)?;
         }
     }
     Ok(ids)
 }
 
-/// Adds the ids of a file to `ids`, where `ids` has none yet.
-pub(super) fn ids_of(keys: &Keys, ids: &mut TokenIds) -> Result<(), HuggingFaceError> {
-    if ids.start.is_none() {
-        ids.start = keys.ids("bos_token_id")?.first().copied();
+/// A file that Kiln passes on: its name and its contents.
+pub type CarriedFile = (String, Arc<[u8]>);
+
+/// Returns the files in `folder`, a Hugging Face folder or a checkpoint, that Kiln passes on. `tokens` are
+/// added to `generation_config.json`: `config.json`, which may be their only source, is not passed on. Fails
+/// if a file cannot be read or leads out of the folder, or if `generation_config.json` is invalid.
+pub fn carried_files(folder: &Path, tokens: &TokenIds) -> Result<Vec<CarriedFile>> {
+    let mut carried = Vec::new();
+    for name in CARRIED {
+        check_inside(folder, name)?;
+        let path = folder.join(name);
+        let is_there = path.is_file();
+        if name == GENERATION_FILE {
+            let (mut ids, mut config) = (TokenIds::default(), json!({}));
+            if is_there {
+                let keys = Keys::read(&path)?;
+                ids.add(&keys)?;
+                config = Value::Object(keys.map);
+            }
+            if ids != *tokens {
+                carried.push(generation_file_with(config, tokens));
+                continue;
+            }
+        }
+        if is_there {
+            let content = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
+            carried.push((name.to_owned(), content.into()));
+        }
     }
-    if ids.end.is_empty() {
-        ids.end = keys.ids("eos_token_id")?;
-    }
-    if ids.pad.is_none() {
-        // Some models use -1 for "no padding".
-        let pad = keys.get("pad_token_id").and_then(Value::as_u64);
-        ids.pad = pad.and_then(|id| u32::try_from(id).ok());
-    }
-    Ok(())
+    Ok(carried)
 }
 
-/// Returns the ids that end a text, in the form of `config.json`: null, a number, or an array.
-pub(super) fn end_value(tokens: &TokenIds) -> Value {
-    match tokens.end.as_slice() {
-        [] => Value::Null,
-        [id] => json!(id),
-        ids => json!(ids),
-    }
+/// Returns a `generation_config.json` with `tokens` and nothing else.
+pub fn generation_file(tokens: &TokenIds) -> CarriedFile {
+    generation_file_with(json!({}), tokens)
 }
 
-/// Returns a `generation_config.json` with only the ids.
-pub(super) fn generation_config(tokens: &TokenIds) -> Value {
-    json!({
-        "bos_token_id": tokens.start,
-        "eos_token_id": end_value(tokens),
-        "pad_token_id": tokens.pad,
-    })
+fn generation_file_with(mut config: Value, tokens: &TokenIds) -> CarriedFile {
+    tokens.set_keys(&mut config);
+    (GENERATION_FILE.to_owned(), format!("{config:#}\n").into_bytes().into())
 }

@@ -1,5 +1,4 @@
 use super::*;
-use kiln_model::ModelConfig;
 use kiln_shard::memory;
 use proptest::prelude::*;
 
@@ -33,14 +32,10 @@ fn manifest() -> Manifest {
         optimizer: SavedOptimizer::adamw(),
         state: CheckpointState {
             step: 3,
-            skipped: 0,
-            loss_scale: None,
             next_sample: 24,
             tokens: 100,
             seed: 7,
-            model: model(),
-            context_length: 8,
-            data_sha256: None,
+            ..CheckpointState::new(model(), 8)
         },
         config: Some(serde_json::json!({ "train": { "steps": 4 } })),
         checksums: Checksum::NAME.to_owned(),
@@ -59,10 +54,6 @@ fn manifest() -> Manifest {
     }
 }
 
-fn sealed(rest: &[u8]) -> Vec<u8> {
-    [seal(rest).as_bytes(), rest].concat()
-}
-
 fn problem(change: impl FnOnce(&mut Manifest)) -> String {
     let mut manifest = manifest();
     change(&mut manifest);
@@ -74,7 +65,7 @@ fn sgd_with_momentum() -> SavedOptimizer {
 }
 
 #[test]
-fn what_is_written_is_read_and_is_json() {
+fn manifest_is_read_as_written_and_is_json() {
     let bytes = manifest().to_bytes().unwrap();
     assert_eq!(Manifest::from_bytes(&bytes).unwrap(), manifest());
     let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
@@ -85,7 +76,7 @@ fn what_is_written_is_read_and_is_json() {
 }
 
 #[test]
-fn no_bit_of_it_can_change() {
+fn no_bit_can_change() {
     let bytes = manifest().to_bytes().unwrap();
     for at in 0..bytes.len() {
         for bit in 0..8 {
@@ -100,7 +91,7 @@ fn no_bit_of_it_can_change() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn inconsistent_manifests_are_refused() {
     let chunk = |m: &mut Manifest, offset, length| {
         (m.tensors[0].chunks[1].offset, m.tensors[0].chunks[1].length) = (offset, length);
     };
@@ -114,7 +105,7 @@ fn what_does_not_fit_together_is_refused() {
         ("too large", problem(|m| m.tensors[0].shape = vec![usize::MAX, usize::MAX])),
         ("dtype is F16", problem(|m| m.tensors[0].dtype = "F16".to_owned())),
         ("not among the files", problem(|m| m.tensors[0].chunks[0].file = "x".to_owned())),
-        ("there twice", problem(|m| m.tensors[1].saved = Saved::Weight)),
+        ("occurs twice", problem(|m| m.tensors[1].saved = Saved::Weight)),
         ("no group 1", problem(|m| m.tensors[0].group = 1)),
         ("has 121 bytes", problem(|m| m.files.get_mut("one").unwrap().bytes = 121)),
         ("has 88 bytes", problem(|m| m.files.get_mut("two").unwrap().covered = 60)),
@@ -141,7 +132,7 @@ fn what_does_not_fit_together_is_refused() {
 /// Manifests with any contents and valid checksums: reading returns an error or a manifest, without a panic,
 /// and only uses memory for data that exists.
 #[test]
-fn manifests_of_any_content_are_read() {
+fn any_manifest_is_read_without_a_panic() {
     let bytes = manifest().to_bytes().unwrap();
     let start = bytes.iter().position(|byte| *byte == b'\n').unwrap() + 1;
     let rest = &bytes[start..];
@@ -166,7 +157,7 @@ fn manifests_of_any_content_are_read() {
             let end = (at + 1).min(changed.len());
             changed.splice(at..end, new);
         }
-        if let Ok(manifest) = Manifest::from_bytes(&sealed(&changed)) {
+        if let Ok(manifest) = Manifest::from_bytes(&[seal(&changed).as_bytes(), &changed].concat()) {
             let _ = (manifest.layout(3), manifest.bytes(), manifest.num_parameters());
         }
     });

@@ -9,9 +9,9 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use crate::commands::export::ExportMetricsArgs;
 use crate::error::{CommandError, Result};
-use kiln_checkpoint::hugging_face::{self, ExportDtype, HuggingFaceError, HuggingFaceFolder};
+use kiln_checkpoint::hugging_face::{self, ExportDtype, HuggingFaceFolder};
 use kiln_checkpoint::source::ModelSource;
-use kiln_checkpoint::{Checkpoint, CheckpointError, Format, convert_counted};
+use kiln_checkpoint::{Checkpoint, Format};
 use kiln_config::{Config, DataSection, ModelSection};
 use kiln_train::metrics::say;
 use kiln_train::process::Meter;
@@ -49,7 +49,7 @@ impl ConvertArgs {
     ///
     /// # Errors
     ///
-    /// As for [`convert_counted`], and if the arguments contradict each other.
+    /// As for [`kiln_checkpoint::convert`], and if the arguments contradict each other.
     pub fn run(self) -> Result<String> {
         let (format, ranks) = match (self.to, self.ranks) {
             (Some(Target::Full), Some(_)) => {
@@ -66,7 +66,9 @@ impl ConvertArgs {
             }
         };
         let checkpoint = Checkpoint::open(&self.checkpoint)?;
-        counted("converting", |meter| convert_counted(&checkpoint, &self.out, format, ranks, meter))?;
+        counted("converting", |meter| {
+            kiln_checkpoint::convert(&checkpoint, &self.out, format, ranks, meter)
+        })?;
         let (from, out) = (checkpoint.manifest().format, self.out.display());
         Ok(format!("{out} is the {format} form of {} ({from})", checkpoint.folder().display()))
     }
@@ -166,7 +168,7 @@ impl ImportArgs {
             (Some(folder), _) => folder,
             (None, repo) => {
                 // Checked before a download that may take hours.
-                hugging_face::check_free(&self.out)?;
+                kiln_checkpoint::check_free(&self.out)?;
                 // The argument parser requires one of the two.
                 hugging_face::download(&repo.unwrap_or_default(), &self.revision)?
             }
@@ -191,10 +193,4 @@ fn config_of(model: &HuggingFaceFolder) -> Result<String> {
     };
     toml::to_string(&config)
         .map_err(|error| CommandError::usage(format!("the configuration cannot be written: {error}")))
-}
-
-impl From<HuggingFaceError> for CommandError {
-    fn from(error: HuggingFaceError) -> Self {
-        CheckpointError::from(error).into()
-    }
 }

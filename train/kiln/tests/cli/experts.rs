@@ -125,7 +125,7 @@ fn every_command_knows_biases_of_experts() {
 
     let refused = workspace.kiln(&["export", "--checkpoint", "run", "--out", "hf"]);
     assert_eq!(refused.code, Some(2), "{refused:?}");
-    assert!(refused.stderr.contains("moe.expert_bias, which no architecture"), "{refused:?}");
+    assert!(refused.stderr.contains("moe.expert_bias, which no supported architecture"), "{refused:?}");
     assert!(!workspace.path("hf").exists());
     // The model without biases is a different model.
     let arguments = ["train", "moe.toml", "--set", "model.moe.expert_bias=false", "--resume", "run"];

@@ -11,6 +11,7 @@ use kiln::run::TrainError;
 use kiln::weights::AllowMissing;
 use kiln_collectives::Phase;
 use kiln_shard::{Muon, Recompute, StateKind, Strategy};
+use kiln_sys::Meter;
 
 use crate::support::{Rank, Run, Values, assert_scalars_close};
 
@@ -292,7 +293,7 @@ fn converted_checkpoints_are_those_of_a_run() {
     }
     let open = |name: &str| Checkpoint::open(&at(name)).expect("a checkpoint");
     let convert = |from: &str, to: &str, format, ranks| {
-        convert(&open(from), &at(to), format, ranks).expect("converts");
+        convert(&open(from), &at(to), format, ranks, &Meter::default()).expect("converts");
         assert!(verify(&open(to)).problems.is_empty());
         contents(&open(to))
     };
@@ -302,7 +303,8 @@ fn converted_checkpoints_are_those_of_a_run() {
     let four = convert("a", "c", Format::Sharded, 4);
     assert_eq!(four.len(), contents(&open("sharded4")).len());
     assert!(convert("c", "d", Format::Sharded, 3) == contents(&open("sharded3")));
-    assert!(kiln::checkpoint::convert(&open("c"), &at("d"), Format::Full, 1).is_err(), "exists");
+    let again = kiln::checkpoint::convert(&open("c"), &at("d"), Format::Full, 1, &Meter::default());
+    assert!(again.is_err(), "exists");
 }
 
 /// Later steps do not affect the file, whatever they change and whenever it is written.

@@ -15,7 +15,6 @@ use super::page::Page;
 use crate::error::CommandError;
 use crate::error::InspectError;
 use kiln_checkpoint::CheckpointError;
-use kiln_checkpoint::hugging_face::HuggingFaceError;
 use kiln_config::ConfigError;
 use kiln_config::device::DeviceError;
 use kiln_config::links::LinksError;
@@ -288,33 +287,21 @@ impl Explained for CheckpointError {
             CheckpointError::NotHeld { .. } => Page::RunFolderMoved,
             CheckpointError::Stalled { .. } => Page::DiskStalled,
             CheckpointError::OtherRank => return None,
-            CheckpointError::HuggingFace(error) => return error.page(),
+            CheckpointError::NotAModel { .. }
+            | CheckpointError::Unsupported { .. }
+            | CheckpointError::NoArchitecture { .. }
+            | CheckpointError::Unnamed { .. }
+            | CheckpointError::Range { .. } => Page::ModelUnsupported,
+            CheckpointError::LeadsOut { .. }
+            | CheckpointError::Json { .. }
+            | CheckpointError::Key { .. }
+            | CheckpointError::Shape { .. }
+            | CheckpointError::DamagedWeights { .. }
+            | CheckpointError::Tensors { .. } => Page::ModelDamaged,
+            CheckpointError::NoHub { .. } => Page::NotBuilt,
+            CheckpointError::RepoName { .. } | CheckpointError::Download { .. } => Page::DownloadFailed,
             CheckpointError::Data(error) => return error.page(),
             CheckpointError::Shard(error) => return error.page(),
-        })
-    }
-}
-
-impl Explained for HuggingFaceError {
-    fn page(&self) -> Option<Page> {
-        Some(match self {
-            HuggingFaceError::Io { source, .. } => of_io(source),
-            HuggingFaceError::NotAModel { .. }
-            | HuggingFaceError::Unsupported { .. }
-            | HuggingFaceError::NoArchitecture { .. }
-            | HuggingFaceError::Unnamed { .. }
-            | HuggingFaceError::Range { .. } => Page::ModelUnsupported,
-            HuggingFaceError::LeadsOut { .. }
-            | HuggingFaceError::Json { .. }
-            | HuggingFaceError::Key { .. }
-            | HuggingFaceError::Shape { .. }
-            | HuggingFaceError::Damaged { .. }
-            | HuggingFaceError::Names { .. } => Page::ModelDamaged,
-            HuggingFaceError::OtherModel { .. } => Page::CheckpointMismatch,
-            HuggingFaceError::Layer(error) => return error.page(),
-            HuggingFaceError::Occupied { .. } => Page::OutputExists,
-            HuggingFaceError::NoHub { .. } => Page::NotBuilt,
-            HuggingFaceError::RepoName { .. } | HuggingFaceError::Download { .. } => Page::DownloadFailed,
         })
     }
 }

@@ -13,7 +13,8 @@ use kiln_sys::{files, header::read_header};
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
-use super::HuggingFaceError;
+use crate::CheckpointError;
+use crate::error::Result;
 
 /// Bytes that are read and decoded, and elements that are compared, at a time: they stay in the L2 cache.
 const CHUNK: usize = 1 << 18;
@@ -29,61 +30,41 @@ const BLOCK: usize = 64;
 /// memory, where a signal would end the process if the file were truncated.
 #[derive(Clone, Debug)]
 pub(super) struct WeightFile {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     file: Arc<File>,
-    tensors: BTreeMap<String, Entry>,
+    pub(super) tensors: BTreeMap<String, Entry>,
 }
 
 /// Location of a tensor.
 #[derive(Clone, Debug)]
-struct Entry {
-    dtype: Dtype,
-    shape: Vec<usize>,
+pub(super) struct Entry {
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
     /// Bytes of the file.
     bytes: Range<usize>,
 }
 
 impl WeightFile {
     /// Opens `path` and reads its header.
-    pub(super) fn open(path: &Path) -> Result<Self, HuggingFaceError> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let file = files::open(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => HuggingFaceError::damaged(path, "the file is missing"),
-            _ => HuggingFaceError::io("read", path)(error),
+            io::ErrorKind::NotFound => CheckpointError::damaged_weights(path, "the file is missing"),
+            _ => CheckpointError::io("read", path)(error),
         })?;
         let (header, metadata) = read_header(&file)
-            .map_err(HuggingFaceError::io("read", path))?
-            .map_err(|problem| HuggingFaceError::damaged(path, problem.to_string()))?;
+            .map_err(CheckpointError::io("read", path))?
+            .map_err(|problem| CheckpointError::damaged_weights(path, problem.to_string()))?;
         let tensors = entries(header, &metadata);
         Ok(WeightFile { path: path.to_owned(), file: Arc::new(file), tensors })
     }
 
-    /// Returns the path of the file.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Returns the names of all tensors, in their order.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().map(String::as_str)
-    }
-
-    /// Returns the shape of a tensor in the file.
-    pub(super) fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.tensors.get(name).map(|entry| entry.shape.as_slice())
-    }
-
-    /// Returns the name of the dtype of a tensor.
-    pub(super) fn dtype(&self, name: &str) -> Option<String> {
-        self.tensors.get(name).map(|entry| format!("{:?}", entry.dtype))
-    }
-
-    /// Fails unless the tensor `name` exists with a supported dtype.
-    pub(super) fn check_dtype(&self, name: &str) -> Result<(), HuggingFaceError> {
-        let entry = self.entry(name)?;
+    /// Returns the location of the tensor `name`. Fails unless it has a supported dtype.
+    pub(super) fn check_dtype(&self, name: &str) -> Result<&Entry> {
+        let entry = &self.tensors[name];
         if matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-            return Ok(());
+            return Ok(entry);
         }
-        Err(HuggingFaceError::Unsupported {
+        Err(CheckpointError::Unsupported {
             path: self.path.clone(),
             key: name.to_owned(),
             value: format!("{:?}", entry.dtype),
@@ -100,17 +81,10 @@ impl WeightFile {
         transposed: bool,
         range: Range<usize>,
         values: &mut [f32],
-    ) -> Result<(), HuggingFaceError> {
-        self.check_dtype(name)?;
-        let entry = self.entry(name)?;
+    ) -> Result<()> {
+        let entry = self.check_dtype(name)?;
         let numel: usize = entry.shape.iter().product();
-        if range.start > range.end || range.end > numel || range.len() != values.len() {
-            let problem = format!(
-                "elements {range:?} of `{name}` were asked for, into {}; it has {numel}",
-                values.len()
-            );
-            return Err(HuggingFaceError::damaged(&self.path, problem));
-        }
+        assert!(range.end <= numel && range.len() == values.len(), "`{name}` has {numel} elements");
         let region = Region { file: &self.file, start: entry.bytes.start as u64, numel };
         let rows_in_file = match (transposed, entry.shape.as_slice()) {
             (true, [rows, _]) => Some(*rows),
@@ -123,23 +97,19 @@ impl WeightFile {
         };
         read.map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
-                HuggingFaceError::damaged(&self.path, "it became shorter while it was read")
+                CheckpointError::damaged_weights(&self.path, "it became shorter while it was read")
             }
-            _ => HuggingFaceError::io("read", &self.path)(error),
+            _ => CheckpointError::io("read", &self.path)(error),
         })
     }
 
     /// Compares the tensor `name` with `other_name` of `other`; returns true if shapes or values differ.
-    pub(super) fn differs(
-        &self,
-        name: &str,
-        other: &WeightFile,
-        other_name: &str,
-    ) -> Result<bool, HuggingFaceError> {
-        let numel = self.entry(name)?.shape.iter().product();
-        if self.shape(name) != other.shape(other_name) {
+    pub(super) fn differs(&self, name: &str, other: &WeightFile, other_name: &str) -> Result<bool> {
+        let shape = &self.tensors[name].shape;
+        if *shape != other.tensors[other_name].shape {
             return Ok(true);
         }
+        let numel = shape.iter().product();
         let [mut a, mut b] = [vec![0.0_f32; CHUNK.min(numel)], vec![0.0_f32; CHUNK.min(numel)]];
         for start in (0..numel).step_by(CHUNK) {
             let range = start..numel.min(start + CHUNK);
@@ -151,12 +121,6 @@ impl WeightFile {
             }
         }
         Ok(false)
-    }
-
-    fn entry(&self, name: &str) -> Result<&Entry, HuggingFaceError> {
-        self.tensors
-            .get(name)
-            .ok_or_else(|| HuggingFaceError::damaged(&self.path, format!("`{name}` is not in the file")))
     }
 }
 
@@ -209,76 +173,43 @@ impl Region<'_> {
             Some(width) => {
                 let height = self.numel / width;
                 let band = range.start / width..range.end.div_ceil(width);
-                let mut transpose = Transpose::new(width, &range, values);
+                // The touched rows of the transpose: the first column that each has, and its values. Only the
+                // first and the last row may be incomplete.
+                let (mut rows, mut column, mut rest) = (Vec::new(), range.start % width, values);
+                while !rest.is_empty() {
+                    let row = (width - column).min(rest.len());
+                    let (row, later) = rest.split_at_mut(row);
+                    rows.push((column, row));
+                    (column, rest) = (0, later);
+                }
                 // As many rows of the file at a time as fit, and only the needed columns of each.
-                let row = band.len() * W;
-                let rows = (PANEL / row).clamp(1, width);
-                let mut panel = vec![0; rows * row];
-                for first in (0..width).step_by(rows) {
-                    let panel = &mut panel[..rows.min(width - first) * row];
-                    panel.par_chunks_mut(row).enumerate().try_for_each(|(index, bytes)| {
+                let line = band.len() * W;
+                let lines = (PANEL / line).clamp(1, width);
+                let mut panel = vec![0; lines * line];
+                for first in (0..width).step_by(lines) {
+                    let lines = lines.min(width - first);
+                    let panel = &mut panel[..lines * line];
+                    panel.par_chunks_mut(line).enumerate().try_for_each(|(index, bytes)| {
                         let at = element((first + index) * height + band.start);
                         self.file.read_exact_at(bytes, at)
                     })?;
-                    transpose.put(first, panel.as_chunks::<W>().0, &decode);
+                    let panel = panel.as_chunks::<W>().0;
+                    rows.par_chunks_mut(BLOCK).enumerate().for_each(|(block, rows)| {
+                        for left in (0..lines).step_by(BLOCK) {
+                            for at in left..(left + BLOCK).min(lines) {
+                                let line = &panel[at * band.len() + block * BLOCK..];
+                                for ((column, row), element) in rows.iter_mut().zip(line) {
+                                    if let Some(value) = row.get_mut((first + at).wrapping_sub(*column)) {
+                                        *value = decode(*element);
+                                    }
+                                }
+                            }
+                        }
+                    });
                 }
                 Ok(())
             }
         }
-    }
-}
-
-/// Elements `start..` of a transpose, in the order of its rows. It is filled column by column.
-struct Transpose<'a> {
-    /// Elements of a row.
-    width: usize,
-    /// Number of touched rows.
-    rows: usize,
-    /// Column of the first element of `head`, which extends to the end of its row.
-    column: usize,
-    head: &'a mut [f32],
-    whole: &'a mut [f32],
-    /// The beginning of a row.
-    tail: &'a mut [f32],
-}
-
-impl<'a> Transpose<'a> {
-    fn new(width: usize, range: &Range<usize>, values: &'a mut [f32]) -> Self {
-        let column = range.start % width;
-        let (head, rest) = values.split_at_mut(((width - column) % width).min(values.len()));
-        let (whole, tail) = rest.split_at_mut(rest.len() - rest.len() % width);
-        let rows = range.end.div_ceil(width) - range.start / width;
-        Transpose { width, rows, column, head, whole, tail }
-    }
-
-    /// Fills columns `first..` from `panel`, which contains the columns one after the other, each with an
-    /// element per touched row.
-    fn put<const W: usize>(
-        &mut self,
-        first: usize,
-        panel: &[[u8; W]],
-        decode: &(impl Fn([u8; W]) -> f32 + Sync),
-    ) {
-        let Transpose { width, rows, column, .. } = *self;
-        let columns = panel.len() / rows;
-        for (values, column, row) in [(&mut *self.head, column, 0), (&mut *self.tail, 0, rows - 1)] {
-            let covered = first.max(column)..(first + columns).min(column + values.len());
-            for at in covered {
-                values[at - column] = decode(panel[(at - first) * rows + row]);
-            }
-        }
-        let top = usize::from(!self.head.is_empty());
-        self.whole.par_chunks_mut(BLOCK * width).enumerate().for_each(|(block, values)| {
-            let (top, count) = (top + block * BLOCK, values.len() / width);
-            for left in (0..columns).step_by(BLOCK) {
-                for at in left..(left + BLOCK).min(columns) {
-                    let line = &panel[at * rows + top..][..count];
-                    for (row, element) in line.iter().enumerate() {
-                        values[row * width + first + at] = decode(*element);
-                    }
-                }
-            }
-        });
     }
 }
 
@@ -298,7 +229,7 @@ mod tests {
     proptest! {
         /// Any part of a transpose is the same part of the whole, regardless of the blocks.
         #[test]
-        fn parts_of_a_transpose(rows in 1..150_usize, columns in 1..150_usize, a: u32, b: u32) {
+        fn transposes_are_read_in_parts(rows in 1..150_usize, columns in 1..150_usize, a: u32, b: u32) {
             let numel = rows * columns;
             // Not at the start of the file.
             let numbers = (0..numel).flat_map(|i| (i as f32).to_le_bytes());
@@ -319,13 +250,13 @@ mod tests {
 
         /// For any contents of a file, reading its header results in tensors inside the file or an error.
         #[test]
-        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_read_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             check_header(&bytes);
         }
 
         /// The same, with a matching length and text that is almost a header.
         #[test]
-        fn nearly_a_header(
+        fn near_headers_are_read_without_a_panic(
             name in "[a-z]{0,3}",
             dtype in prop_oneof![Just("F32"), Just("BF16"), Just("F4"), Just("I64"), Just("X")],
             shape in proptest::collection::vec(prop_oneof![0..9_u64, any::<u64>()], 0..4),
@@ -390,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_truncated_while_it_is_open_is_an_error() {
+    fn file_truncated_while_open_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.safetensors");
         let text = r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}}"#;
@@ -413,7 +344,7 @@ mod tests {
 
     /// A length beyond the file is refused before any memory is allocated for it.
     #[test]
-    fn lengths_beyond_the_file() {
+    fn lengths_beyond_the_file_are_refused() {
         for length in [1_u64 << 20, 1 << 40, u64::MAX - 7, u64::MAX] {
             let mut bytes = length.to_le_bytes().to_vec();
             bytes.extend(b"{}");
