@@ -94,7 +94,7 @@ fn what_is_not_there_is_named() {
     let extra = ["--set", "optim.kind=lion", "--set", "optim.extra.blind=1"];
     refused(&own, &extra, &["optim.extra: unknown field `blind`"]);
     refused(&kiln, &["--set", "optim.extra.blend=1"], &["optimizer `adamw` has no settings there"]);
-    refused(&kiln, &["--set", "optim.muon.lr=0.1"], &["[optim.muon]: that is for optim.kind = \"muon\""]);
+    refused(&kiln, &["--set", "optim.muon.lr=0.1"], &["[optim.muon] is for optim.kind = \"muon\""]);
     let muon = ["--set", "optim.kind=muon"];
     refused(&kiln, &[&muon[..], &["--set", "optim.muon.ns_step=3"]].concat(), &["did you mean `ns_steps`"]);
     let group = "optim.groups=[{ parameters = [\"*.nrom.weight\"], lr = 0.1 }]";
