@@ -44,15 +44,14 @@ pub struct WarmupArgs {
     /// Change one value of the configuration; may be given several times.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
-    /// Measure as well which of the algorithms that cuBLASLt names for each matrix product is the fastest,
-    /// and keep it for runs to come on such GPUs; their bits are those of these algorithms, then.
+    /// Also measure the algorithms that cuBLASLt offers for each matrix product, and keep the fastest for later
+    /// runs on such GPUs. Other algorithms round differently.
     #[arg(long, requires = "config")]
     products: bool,
     /// Write all compiled kernels of this user to FILE, a tar archive, with the algorithms of --products.
     #[arg(long, value_name = "FILE")]
     pack: Option<PathBuf>,
-    /// First take over the compiled kernels in FILE, which --pack has written, on this machine or another
-    /// one.
+    /// First import the compiled kernels in FILE, which --pack has written on this machine or another.
     #[arg(long, value_name = "FILE")]
     unpack: Option<PathBuf>,
 }
@@ -90,8 +89,8 @@ impl WarmupArgs {
                 ))
             })?;
             let measurement = self.products.then(Measurement::start).transpose()?;
-            let told = format!("{} warmup {config:?}", env!("CARGO_PKG_VERSION"));
-            let ranks = Ranks::meet(&config, place.as_ref(), &told, &selected)?;
+            let identity = format!("{} warmup {config:?}", env!("CARGO_PKG_VERSION"));
+            let ranks = Ranks::meet(&config, place.as_ref(), &identity, &selected)?;
             let run = ShortRun::new(config, model, registry, &selected)?;
             let measured = ranks.run(&run.config, |world| {
                 run.warm_up(world.clone(), before)?;
@@ -260,7 +259,7 @@ fn with_vocabulary(mut config: Config) -> Result<Config> {
     let path = &config.data.path;
     let Ok(file) = data::tokenizer_of(path) else {
         say(&format!(
-            "no data in {}: for a vocabulary of data.vocab_size, {} tokens",
+            "no data in {}: using a vocabulary of data.vocab_size = {} tokens",
             path.display(),
             config.data.vocab_size
         ));
