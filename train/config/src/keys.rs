@@ -156,8 +156,8 @@ fn kind(schema: &Json, described: &Json, values: &mut Vec<(String, String)>) -> 
         Some("boolean") => "true or false".to_owned(),
         Some("integer") => "whole number".to_owned(),
         Some("number") => "number".to_owned(),
-        Some("string") => "text".to_owned(),
-        Some("array") => format!("list of {}", kind(schema, &described["items"], values)),
+        Some("string") => "string".to_owned(),
+        Some("array") => format!("array of {}", kind(schema, &described["items"], values)),
         _ => match described["properties"]["kind"]["const"].as_str() {
             Some(kind) => {
                 let keys = described["properties"].as_object().into_iter().flat_map(Map::keys);

@@ -65,7 +65,7 @@ impl Losses {
             return match section.extra.keys().next() {
                 None => Ok(None),
                 Some(key) => Err(ConfigError::invalid(format!(
-                    "loss.extra.{key}: the cross-entropy has no settings, only a loss that a program adds has"
+                    "loss.extra.{key}: the cross-entropy has no settings; [loss.extra] is for custom losses"
                 ))),
             };
         }
@@ -73,8 +73,8 @@ impl Losses {
             let names = [CROSS_ENTROPY].into_iter().chain(self.0.keys().map(String::as_str));
             let known: Vec<_> = names.map(|name| format!("\"{name}\"")).collect();
             return Err(ConfigError::invalid(format!(
-                "loss.kind = \"{}\": this program has no loss of that name, only {}. A loss of your own needs the \
-                 program that it was registered in",
+                "loss.kind = \"{}\": this program has no such loss, only {}. Run a custom loss with the program \
+                 that registers it",
                 section.kind,
                 known.join(", ")
             )));
@@ -104,7 +104,7 @@ impl Losses {
         })?;
         if shape != [tokens] {
             return Err(ConfigError::invalid(format!(
-                "loss.kind = \"{}\": for {tokens} tokens it returns {shape:?}, and not one loss for each, [{tokens}]",
+                "loss.kind = \"{}\": for {tokens} tokens it returns {shape:?} instead of one loss per token, [{tokens}]",
                 section.kind
             )));
         }

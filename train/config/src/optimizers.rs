@@ -64,7 +64,7 @@ fn no_extra(section: &OptimSection) -> Result<(), ConfigError> {
     match section.extra.keys().next() {
         None => Ok(()),
         Some(key) => Err(ConfigError::invalid(format!(
-            "optim.extra.{key}: optimizer `{}` has no settings there, only one that a program adds has",
+            "optim.extra.{key}: the built-in optimizer `{}` has no such setting; [optim.extra] is for custom optimizers",
             section.kind
         ))),
     }
@@ -99,8 +99,8 @@ impl Optimizers {
         let Some(make) = self.0.get(&section.kind) else {
             let known: Vec<_> = self.0.keys().map(|name| format!("\"{name}\"")).collect();
             return Err(ConfigError::invalid(format!(
-                "optim.kind = \"{}\": this program has no optimizer of that name, only {}. An optimizer of your \
-                 own needs the program that it was registered in",
+                "optim.kind = \"{}\": this program has no such optimizer, only {}. Run a custom optimizer with the \
+                 program that registers it",
                 section.kind,
                 known.join(", ")
             )));
@@ -278,7 +278,10 @@ mod tests {
             "{message}"
         );
         let message = problem("[extra]\nbeta = 1");
-        assert!(message.contains("optim.extra.beta: optimizer `adamw` has no settings"), "{message}");
+        assert!(
+            message.contains("optim.extra.beta: the built-in optimizer `adamw` has no such setting"),
+            "{message}"
+        );
         let message = problem("[[groups]]\nparameters = ['*']\nrule = 'muon'");
         assert!(message.contains("`adamw` has no rule `muon`, only adamw"), "{message}");
         let shapes = [("norm.weight".to_owned(), vec![4])];

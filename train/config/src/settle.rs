@@ -95,9 +95,7 @@ impl Config {
             *warm_up = steps.min(*warm_up);
         }
         (longest > steps).then(|| {
-            format!(
-                "the warm-up of {longest} steps is longer than the run: it takes all of its {steps} steps"
-            )
+            format!("the warm-up of {longest} steps is longer than the run: it is shortened to {steps} steps")
         })
     }
 

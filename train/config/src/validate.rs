@@ -135,7 +135,7 @@ impl Config {
         // Other rates are scaled with `optim.lr`.
         let moves = rates.iter().find(|(key, rate, _)| key.ends_with("lr") && *rate != 0.0);
         if let (0.0, Some((key, rate, _))) = (*lr, moves) {
-            problems.push(format!("{key} = {rate} moves as optim.lr does, which is 0: set it above 0"));
+            problems.push(format!("{key} = {rate} follows optim.lr, which is 0: set optim.lr above 0"));
         }
     }
 

@@ -54,12 +54,6 @@ const STEP_NEEDS: [(Stage, &str); 10] = [
 const SAVE_NEEDS: [(Stage, &str); 3] =
     [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
 
-/// The results of one process's own checks.
-struct Found {
-    setup: Option<Setup>,
-    trained: Option<Trained>,
-}
-
 /// Arguments of `kiln check`: those of `kiln train` that affect the checks.
 #[derive(Args)]
 #[command(mut_args(|arg| match arg.get_id().as_str() {
@@ -145,8 +139,7 @@ impl CheckArgs {
             Role::Alone(_) => None,
         };
         let rank = place.as_ref().map_or(0, |place| place.rank);
-        let mut report = Report { ranks: Vec::new(), processes: place.is_some() };
-        self.check(path, registry, place, &mut report);
+        let mut report = self.check(path, registry, place);
         // Only rank 0 reports successes.
         report.keep(|stage| rank == 0 && (self.stage.is_empty() || self.stage.contains(&stage)));
         let text = report.to_text(start.elapsed().as_secs_f64());
@@ -159,21 +152,20 @@ impl CheckArgs {
         if failures == 0 { Ok(0) } else { Err(TrainError::Check { failures }) }
     }
 
-    /// Runs all checks. On rank 0, `report` receives the results of all ranks; on another rank, the results
-    /// that rank 0 does not have.
-    fn check(&self, path: &Path, registry: &Registry, place: Option<RankEnv>, report: &mut Report) {
+    /// Runs all checks. On rank 0, returns the findings of all ranks; on another rank, those that rank 0 does not
+    /// have.
+    fn check(&self, path: &Path, registry: &Registry, place: Option<RankEnv>) -> Report {
+        let (rank, processes) = (place.as_ref().map_or(0, |place| place.rank), place.is_some());
+        let own = |findings| Report { ranks: vec![(rank, findings)], processes };
         let mut findings = Findings::default();
-        let rank = place.as_ref().map_or(0, |place| place.rank);
-        let found = self.check_alone(path, registry, place, &mut findings);
-        let Some(setup) = &found.setup else {
+        let (setup, trained) = self.check_alone(path, registry, place, &mut findings);
+        let Some(setup) = &setup else {
             let rest = [Stage::Data, Stage::Model, Stage::Comm, Stage::Step, Stage::Save];
             rest.into_iter().for_each(|stage| findings.skip(stage, "a usable configuration"));
-            report.ranks.push((rank, findings));
-            return;
+            return own(findings);
         };
         if !self.wants(&[Stage::Comm, Stage::Step, Stage::Save]) {
-            report.ranks.push((rank, findings));
-            return;
+            return own(findings);
         }
         let ranks = match &setup.options.place {
             None => {
@@ -186,32 +178,26 @@ impl CheckArgs {
             }
             Some(place) => comm::meet(setup, place, &mut findings),
         };
-        let (all, together) = match &ranks {
-            Some(ranks) => self.compare(setup, ranks, findings),
-            None => (vec![(rank, findings)], false),
+        let compared = ranks.and_then(|ranks| {
+            let all = self.compare(setup, &ranks, &mut findings)?;
+            Some((ranks, all))
+        });
+        let Some((ranks, all)) = compared else {
+            [Stage::Step, Stage::Save].into_iter().for_each(|stage| findings.skip(stage, Stage::Comm.name()));
+            return own(findings);
         };
-        report.ranks = all;
-        match &ranks {
-            Some(ranks) if together => {
-                let findings = self.try_out(&found, setup, ranks, report);
-                if rank != 0 {
-                    // Rank 0 has gathered the others.
-                    report.ranks = vec![(rank, findings)];
-                    return;
-                }
-                // A success is the same on all ranks. Each rank reports its own failures.
-                for (other, found) in &mut report.ranks {
-                    let is_theirs = |finding: &&Finding| *other == 0 || finding.level != Level::Fail;
-                    found.0.extend(findings.0.iter().filter(is_theirs).cloned());
-                }
-            }
-            _ => {
-                for stage in [Stage::Step, Stage::Save] {
-                    let own = report.ranks.iter_mut();
-                    own.for_each(|(_, findings)| findings.skip(stage, Stage::Comm.name()));
-                }
-            }
+        let mut report = Report { ranks: all, processes };
+        let findings = self.try_out(trained.as_ref(), setup, &ranks, &report);
+        if rank != 0 {
+            // Rank 0 has gathered the other findings.
+            return own(findings);
         }
+        // A success is the same on all ranks. Each rank reports its own failures.
+        for (other, found) in &mut report.ranks {
+            let is_theirs = |finding: &&Finding| *other == 0 || finding.level != Level::Fail;
+            found.0.extend(findings.0.iter().filter(is_theirs).cloned());
+        }
+        report
     }
 
     /// Runs the checks that do not need other processes.
@@ -221,75 +207,70 @@ impl CheckArgs {
         registry: &Registry,
         place: Option<RankEnv>,
         findings: &mut Findings,
-    ) -> Found {
-        let setup = env::examine(self, path, registry, place, findings);
-        let mut found = Found { setup, trained: None };
+    ) -> (Option<Setup>, Option<Trained>) {
         let needs_model = self.wants(&[Stage::Model, Stage::Step, Stage::Save]);
-        let Some(setup) = found.setup.as_ref().filter(|_| needs_model || self.wants(&[Stage::Data])) else {
-            return found;
+        let setup = match env::examine(self, path, registry, place, findings) {
+            Some(setup) if needs_model || self.wants(&[Stage::Data]) => setup,
+            setup => return (setup, None),
         };
-        let sources = Sources::open(setup, findings);
+        let sources = Sources::open(&setup, findings);
         let data = data::examine(&setup.config, sources.resume.as_ref(), findings);
-        if needs_model {
-            // Creates layers, optimizers and losses of the program, whose code may panic.
-            let examined =
-                panic::catch_unwind(AssertUnwindSafe(|| model::examine(setup, &sources, &data, findings)));
-            found.trained = examined.unwrap_or_else(|panic| {
-                let text = format!("a part of this program panics: {}", panic_message(&*panic));
-                findings.failed(Stage::Model, "model", TrainError::Crash(text));
-                None
-            });
+        if !needs_model {
+            return (Some(setup), None);
         }
+        // Creates layers, optimizers and losses of the program, whose code may panic.
+        let examined =
+            panic::catch_unwind(AssertUnwindSafe(|| model::examine(&setup, &sources, &data, findings)));
+        let trained = examined.unwrap_or_else(|panic| {
+            let text = format!("a part of this program panics: {}", panic_message(&*panic));
+            findings.failed(Stage::Model, "model", TrainError::Crash(text));
+            None
+        });
         let first = setup.options.place.as_ref().is_none_or(|place| place.local_rank == 0);
-        if let (Some(trained), Some((_, out)), true) = (&found.trained, &setup.out, first)
+        if let (Some(trained), Some((_, out)), true) = (&trained, &setup.out, first)
             && self.wants(&[Stage::Save])
         {
             disk::examine(out, trained, sources.resume.map_or(0, |from| from.state().step), findings);
         }
-        found
+        (Some(setup), trained)
     }
 
-    /// Compares this process with the others and shares the results of all. The flag is `false` if it could
-    /// not.
+    /// Compares this process with the others, and returns the findings of all ranks. Returns `None` if the ranks
+    /// lose each other.
     fn compare(
         &self,
         setup: &Setup,
         ranks: &Ranks<'_>,
-        findings: Findings,
-    ) -> (Vec<(usize, Findings)>, bool) {
-        let Ranks::Processes(met, place) = ranks else { return (vec![(0, findings)], true) };
-        let (rank, timeout) = (place.rank, setup.config.comm.timeout());
+        findings: &mut Findings,
+    ) -> Option<Vec<(usize, Findings)>> {
+        let Ranks::Processes(met, place) = ranks else { return Some(vec![(0, findings.clone())]) };
         let fault = self.fault.as_ref();
         let ahead = match fault {
-            Some(Fault { kind: FaultKind::Clock(seconds), rank: other, .. }) if *other == rank => *seconds,
+            Some(Fault { kind: FaultKind::Clock(seconds), rank, .. }) if *rank == place.rank => *seconds,
             _ => 0.0,
         };
-        let own = findings.clone();
         let compared = ranks.run(&setup.config, |world| {
             let (world, _) = fault::rehearse(world, fault, place.job.restarts);
-            let mut findings = own.clone();
+            let mut findings = findings.clone();
             comm::examine(setup, &*world, ahead, &mut findings)?;
             comm::devices(setup, met, &*world, &mut findings)?;
-            let gathered = serde_json::to_vec(&findings).unwrap_or_default();
-            let gathered = world::gather(&*world, "checks", &gathered, timeout)?;
-            let read = |(rank, bytes): (usize, &Vec<u8>)| {
-                (rank, serde_json::from_slice::<Findings>(bytes).unwrap_or_default())
-            };
-            Ok(gathered.iter().enumerate().map(read).collect::<Vec<_>>())
+            let mine = serde_json::to_vec(&findings).unwrap_or_default();
+            let all = world::gather(&*world, "checks", &mine, setup.config.comm.timeout())?;
+            let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).unwrap_or_default();
+            Ok(all.iter().map(read).enumerate().collect())
         });
-        match compared {
-            Ok(all) => (all, true),
-            Err(error) => {
-                let mut findings = findings;
-                findings.failed(Stage::Comm, "meeting", error);
-                (vec![(rank, findings)], false)
-            }
-        }
+        compared.map_err(|error| findings.failed(Stage::Comm, "meeting", error)).ok()
     }
 
     /// Takes a step and saves it on all ranks, unless a check they depend on has failed on any of them.
     /// Returns the results of this rank: a failure may concern one rank only, so each rank reports its own.
-    fn try_out(&self, found: &Found, setup: &Setup, ranks: &Ranks<'_>, report: &Report) -> Findings {
+    fn try_out(
+        &self,
+        trained: Option<&Trained>,
+        setup: &Setup,
+        ranks: &Ranks<'_>,
+        report: &Report,
+    ) -> Findings {
         let missing = |needs: &[(Stage, &str)]| {
             let failed = needs.iter().find(|(stage, what)| report.has_failed(*stage, Some(what)));
             failed.map(|(stage, what)| format!("{}: {what}", stage.name()))
@@ -302,7 +283,7 @@ impl CheckArgs {
         };
         let save_needs = missing(&SAVE_NEEDS);
         let mut findings = Findings::default();
-        let shrunk = match (&found.trained, &setup.device, needed) {
+        let shrunk = match (trained, &setup.device, needed) {
             (Some(trained), Some(device), None) => {
                 let registry = &setup.options.registry;
                 findings.take(Stage::Step, "step", Shrunk::new(trained, registry, device))
@@ -334,5 +315,25 @@ impl CheckArgs {
             }
         }
         findings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_flags_need_machine() {
+        let command = CheckArgs::augment_args(clap::Command::new("check"));
+        let parses = |arguments: &[&str]| {
+            let arguments = [&["check"], arguments].concat();
+            command.clone().try_get_matches_from(arguments).is_ok()
+        };
+        assert!(parses(&["run.toml"]) && parses(&["--machine", "--json", "--gpu"]));
+        for wrong in
+            [&["run.toml", "--json"][..], &["run.toml", "--machine"], &["--machine", "--stage", "env"], &[]]
+        {
+            assert!(!parses(wrong), "{wrong:?}");
+        }
     }
 }
