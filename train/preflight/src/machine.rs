@@ -58,6 +58,11 @@ pub(crate) struct MachineArgs {
 }
 
 impl MachineArgs {
+    /// Returns whether any of these flags is set.
+    pub(crate) fn is_set(&self) -> bool {
+        self.json || self.comm_ports.is_some() || self.gpu.is_some()
+    }
+
     /// Examines this process, its environment and its machine, which takes a few seconds at most. Prints the
     /// findings, and returns the exit code.
     pub(crate) fn run(&self, flags: &Flags) -> u8 {

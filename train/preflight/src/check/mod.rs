@@ -56,10 +56,6 @@ const SAVE_NEEDS: [(Stage, &str); 3] =
 
 /// Arguments of `kiln check`: those of `kiln train` that affect the checks.
 #[derive(Args)]
-#[command(mut_args(|arg| match arg.get_id().as_str() {
-    "json" | "comm_ports" | "gpu" => arg.requires("only_machine"),
-    _ => arg,
-}))]
 pub struct CheckArgs {
     /// Configuration file of the run.
     #[arg(required_unless_present = "only_machine")]
@@ -132,6 +128,9 @@ impl CheckArgs {
     /// If a check finds a problem that would end the run.
     pub fn run(self, registry: &Registry) -> Result<u8> {
         let Some(path) = &self.config else { return Ok(self.machine.run(&self.place)) };
+        if self.machine.is_set() {
+            return Err(TrainError::usage("--json, --comm-ports and --gpu are for --machine"));
+        }
         let start = Instant::now();
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -320,20 +319,23 @@ impl CheckArgs {
 
 #[cfg(test)]
 mod tests {
+    use clap::FromArgMatches;
+
     use super::*;
 
     #[test]
-    fn machine_flags_need_machine() {
+    fn machine_replaces_the_configuration() {
         let command = CheckArgs::augment_args(clap::Command::new("check"));
-        let parses = |arguments: &[&str]| {
+        let parse = |arguments: &[&str]| {
             let arguments = [&["check"], arguments].concat();
-            command.clone().try_get_matches_from(arguments).is_ok()
+            let matches = command.clone().try_get_matches_from(arguments).ok()?;
+            CheckArgs::from_arg_matches(&matches).ok()
         };
-        assert!(parses(&["run.toml"]) && parses(&["--machine", "--json", "--gpu"]));
-        for wrong in
-            [&["run.toml", "--json"][..], &["run.toml", "--machine"], &["--machine", "--stage", "env"], &[]]
-        {
-            assert!(!parses(wrong), "{wrong:?}");
+        assert!(parse(&["--machine", "--json", "--gpu"]).is_some_and(|args| args.config.is_none()));
+        for wrong in [&["run.toml", "--machine"][..], &["--machine", "--stage", "env"], &[]] {
+            assert!(parse(wrong).is_none(), "{wrong:?}");
         }
+        let unused = parse(&["run.toml", "--json"]).expect("arguments").run(&Registry::default());
+        assert!(unused.is_err_and(|error| error.to_string().contains("are for --machine")));
     }
 }
