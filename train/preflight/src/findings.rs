@@ -147,14 +147,14 @@ const ADVICE: [&str; 32] = [
 
 /// Splits an error message into the problem and the advice, if it can be split.
 fn split(message: &str) -> (String, Option<String>) {
-    let begins_with_advice = |rest: &str| {
-        let word: String = rest.chars().take_while(|c| c.is_alphabetic()).collect();
-        ADVICE.contains(&word.to_lowercase().as_str())
+    let begins_with_advice = |(at, end): &(usize, &str)| {
+        let word: String = message[at + end.len()..].chars().take_while(|c| c.is_alphabetic()).collect();
+        // A capital letter begins a sentence, or else a message of the system.
+        let is_sentence = matches!(*end, ". " | "\n");
+        ADVICE.contains(&if is_sentence { word.to_lowercase() } else { word }.as_str())
     };
     let ends = ["; ", ": ", ". ", "\n"].into_iter().flat_map(|end| message.match_indices(end));
-    let first =
-        ends.filter(|(at, end)| begins_with_advice(&message[at + end.len()..])).min_by_key(|(at, _)| *at);
-    match first {
+    match ends.filter(begins_with_advice).min_by_key(|(at, _)| *at) {
         Some((at, end)) => (message[..at].to_owned(), Some(message[at + end.len()..].to_owned())),
         None => (message.to_owned(), None),
     }
@@ -278,6 +278,11 @@ mod tests {
             ),
             ("no driver. Set device.backend", "no driver", Some("Set device.backend")),
             ("users: setting this", "users: setting this", None),
+            (
+                "no host (look-up: Name unknown); use a name",
+                "no host (look-up: Name unknown)",
+                Some("use a name"),
+            ),
         ] {
             assert_eq!(split(message), (detail.to_owned(), fix.map(str::to_owned)), "{message}");
         }
