@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_in_the_run_folder_or_beside_those_of_other_runs() {
+    fn folder_follows_the_setting() {
         let path = |value: &str| {
             let log: LogSection = toml::from_str(&format!("tensorboard = {value}")).expect("a section");
             let written = toml::to_string(&log).expect("TOML");

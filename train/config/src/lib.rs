@@ -25,31 +25,27 @@ macro_rules! section {
 mod choice;
 pub mod device;
 mod events;
-mod limits;
+mod keys;
 pub mod links;
 mod load;
 pub mod losses;
 mod model;
 mod optim;
 pub mod optimizers;
-mod order;
 mod rewrite;
 pub mod schedule;
 mod schema;
 mod settle;
-mod show;
 mod size;
 mod validate;
 
 pub use choice::Choice;
 pub use events::EventFolder;
-pub use limits::thread_ranks;
-pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};
-pub use load::typed;
-pub use load::{ConfigError, load};
+pub use keys::{ConfigArgs, json_schema, key_of_flag};
+pub use load::{ConfigError, load, typed};
 pub use model::ModelSection;
-pub use optim::{ADAMW, LrSchedule, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
-pub use order::key_of_flag;
+use optim::{ADAMW, LrSchedule};
+pub use optim::{MUON, MuonSection, OptimGroup, OptimSection, Schedule};
 pub use rewrite::rewritten;
 pub use schema::{
     Backend, BadLines, CROSS_ENTROPY, CheckpointSection, CommBackend, CommSection, Config, DataSection,
@@ -57,6 +53,5 @@ pub use schema::{
     PrecisionSection, SampleSection, ShardSection, TrainSection,
 };
 pub use settle::DeviceDefaults;
-pub use show::ConfigArgs;
-pub use show::json_schema;
 pub use size::ByteSize;
+pub use validate::thread_ranks;

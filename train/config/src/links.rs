@@ -51,7 +51,7 @@ pub enum LinksError {
     #[error("cannot read {}: {source}; `kiln bench network --out` writes such a file", .path.display())]
     Read { path: PathBuf, source: io::Error },
     /// The file has other content, or is damaged.
-    #[error("{} has no links of a network: {problem}; `kiln bench network --out` writes such a file", .path.display())]
+    #[error("{} is not a file of network links: {problem}; `kiln bench network --out` writes such a file", .path.display())]
     Content { path: PathBuf, problem: String },
 }
 
@@ -73,7 +73,10 @@ impl Links {
         let wrong = |problem: String| LinksError::Content { path: path.to_owned(), problem };
         let links: Links = serde_json::from_slice(&content).map_err(|error| wrong(error.to_string()))?;
         if links.version != VERSION {
-            return Err(wrong(format!("it is of version {}, and this build knows {VERSION}", links.version)));
+            return Err(wrong(format!(
+                "it has version {}, and this build reads version {VERSION}",
+                links.version
+            )));
         }
         match links.links.iter().find(|link| !link.is_possible()) {
             None => Ok(links),
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_measurement_takes_the_place_of_the_same_one() {
+    fn new_measurement_replaces_old() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("links.json");
         let mut links = Links::default();
@@ -150,8 +153,8 @@ mod tests {
         assert!(read().contains("cannot read"));
         let good = serde_json::to_string(&Links { links: vec![link(2, 1e9)], ..Links::default() });
         let good = good.expect("JSON");
-        for (from, to, says) in [
-            ("\"version\":1", "\"version\":2", "it is of version 2"),
+        for (from, to, expected) in [
+            ("\"version\":1", "\"version\":2", "it has version 2"),
             ("1000000000.0", "0.0", "has 0 bytes per second"),
             ("all_gather", "gather", "unknown variant"),
             ("\"nodes\"", "\"machines\"", "unknown field"),
@@ -159,8 +162,8 @@ mod tests {
             let text = good.replace(from, to);
             assert_ne!(text, good, "{from}");
             std::fs::write(&path, text).expect("a file");
-            let said = read();
-            assert!(said.contains(says) && said.contains("kiln bench network --out"), "{said}");
+            let message = read();
+            assert!(message.contains(expected) && message.contains("kiln bench network --out"), "{message}");
         }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
 use super::Config;
-use super::order::key_of_flag;
+use super::keys::key_of_flag;
 
 /// Reasons why a configuration cannot be used. Every message names the key or file and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +95,7 @@ pub(super) fn read(path: &Path) -> Result<(String, Table, Config), ConfigError> 
 
 /// The message about a program-defined key that is NaN or infinite.
 const NON_FINITE: &str =
-    "expected a finite number: checkpoints keep keys of programs as JSON, which has no others";
+    "expected a finite number: checkpoints store program-defined keys as JSON, which has no NaN or infinity";
 
 /// Returns the first program-defined key whose value contains a NaN or infinite number.
 fn non_finite(table: &Table) -> Option<String> {
@@ -249,10 +249,10 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("usize", "a whole number, 0 or more", "8"),
     ("f64", "a number", "0.1"),
     ("a boolean", "true or false", "true"),
-    ("a string", "a text", "text"),
+    ("a string", "a string", "text"),
     ("path string", "a path", "folder/name"),
     ("\"auto\", or a value", "auto or a value", "auto"),
-    ("a sequence", "a list", "[\"one\", \"two\"]"),
+    ("a sequence", "an array", "[\"one\", \"two\"]"),
     ("internally tagged enum RopeScaling", "a table", "{ kind = \"linear\", factor = 4.0 }"),
 ];
 

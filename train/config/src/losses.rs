@@ -65,7 +65,7 @@ impl Losses {
             return match section.extra.keys().next() {
                 None => Ok(None),
                 Some(key) => Err(ConfigError::invalid(format!(
-                    "loss.extra.{key}: the cross-entropy has no settings, only a loss that a program adds has"
+                    "loss.extra.{key}: the cross-entropy has no settings; [loss.extra] is for custom losses"
                 ))),
             };
         }
@@ -73,8 +73,8 @@ impl Losses {
             let names = [CROSS_ENTROPY].into_iter().chain(self.0.keys().map(String::as_str));
             let known: Vec<_> = names.map(|name| format!("\"{name}\"")).collect();
             return Err(ConfigError::invalid(format!(
-                "loss.kind = \"{}\": this program has no loss of that name, only {}. A loss of your own needs the \
-                 program that it was registered in",
+                "loss.kind = \"{}\": this program has no such loss, only {}. Run a custom loss with the program \
+                 that registers it",
                 section.kind,
                 known.join(", ")
             )));
@@ -104,7 +104,7 @@ impl Losses {
         })?;
         if shape != [tokens] {
             return Err(ConfigError::invalid(format!(
-                "loss.kind = \"{}\": for {tokens} tokens it returns {shape:?}, and not one loss for each, [{tokens}]",
+                "loss.kind = \"{}\": for {tokens} tokens it returns {shape:?} instead of one loss per token, [{tokens}]",
                 section.kind
             )));
         }
@@ -127,23 +127,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused() {
+    fn unknown_losses_are_refused() {
         let losses = with("mine");
         let make = |text: &str| losses.make(&toml::from_str(text).expect("a section"), 4);
         assert!(make("").expect("the cross-entropy").is_none());
         assert!(make("kind = 'mine'").expect("a loss").is_some());
-        let said = make("kind = 'focal'").expect_err("refused").to_string();
-        assert!(said.contains("\"focal\"") && said.contains("only \"cross_entropy\", \"mine\""), "{said}");
-        let said = make("[extra]\ngamma = 2").expect_err("refused").to_string();
-        assert!(said.contains("loss.extra.gamma"), "{said}");
+        let message = make("kind = 'focal'").expect_err("refused").to_string();
+        assert!(
+            message.contains("\"focal\"") && message.contains("only \"cross_entropy\", \"mine\""),
+            "{message}"
+        );
+        let message = make("[extra]\ngamma = 2").expect_err("refused").to_string();
+        assert!(message.contains("loss.extra.gamma"), "{message}");
         let summed = Losses::default().with("summed", |_| Ok(TokenLoss::new(|logits, _| logits.sum())));
         let section = toml::from_str("kind = 'summed'").expect("a section");
-        let said = summed.make(&section, 4).expect_err("refused").to_string();
-        assert!(said.contains("for 2 tokens it returns [1]"), "{said}");
+        let message = summed.make(&section, 4).expect_err("refused").to_string();
+        assert!(message.contains("for 2 tokens it returns [1]"), "{message}");
         let broken = Losses::default().with("broken", |_| Ok(TokenLoss::new(|_, _| panic!("no {}", "idea"))));
-        let said = broken.make(&toml::from_str("kind = 'broken'").expect("a section"), 4);
-        let said = said.expect_err("refused").to_string();
-        assert!(said.contains("\"broken\" panics for 2 tokens with 4 logits each: no idea"), "{said}");
+        let message = broken.make(&toml::from_str("kind = 'broken'").expect("a section"), 4);
+        let message = message.expect_err("refused").to_string();
+        assert!(message.contains("\"broken\" panics for 2 tokens with 4 logits each: no idea"), "{message}");
     }
 
     #[test]

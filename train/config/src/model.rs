@@ -85,7 +85,7 @@ impl ModelSection {
             None => None,
             Some(name) => Some(ModelConfig::preset(name).ok_or_else(|| {
                 let known = kiln_model::PRESETS.join(", ");
-                format!("model.preset = \"{name}\" is not known: use one of {known}")
+                format!("model.preset = \"{name}\" is unknown: use one of {known}")
             })?),
         };
         // Later keys replace earlier ones; keys set nowhere have the default of `ModelConfig`.

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `optim.kind` of AdamW, for all parameters.
-pub const ADAMW: &str = "adamw";
+pub(crate) const ADAMW: &str = "adamw";
 
 /// `optim.kind` of Muon for the matrices of blocks, with AdamW for all other parameters.
 pub const MUON: &str = "muon";
@@ -122,20 +122,20 @@ pub struct OptimGroup {
 
 /// The course of a learning rate over the steps of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LrSchedule {
+pub(crate) struct LrSchedule {
     /// Kind of schedule.
-    pub schedule: Schedule,
+    pub(crate) schedule: Schedule,
     /// Steps of linear warm-up.
-    pub warmup_steps: u64,
+    pub(crate) warmup_steps: u64,
     /// Steps of the final decay of `wsd`; a tenth of the run if `None`.
-    pub decay_steps: Option<u64>,
+    pub(crate) decay_steps: Option<u64>,
     /// Final learning rate relative to the peak.
-    pub min_lr_ratio: f64,
+    pub(crate) min_lr_ratio: f64,
 }
 
 impl OptimGroup {
     /// Returns the schedule of these parameters if they have their own. `of_rest` is the schedule of `[optim]`.
-    pub fn lr_schedule(&self, of_rest: LrSchedule) -> Option<LrSchedule> {
+    pub(crate) fn lr_schedule(&self, of_rest: LrSchedule) -> Option<LrSchedule> {
         let OptimGroup { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
         let is_own =
             schedule.is_some() || warmup_steps.is_some() || decay_steps.is_some() || min_lr_ratio.is_some();
@@ -146,9 +146,7 @@ impl OptimGroup {
             min_lr_ratio: min_lr_ratio.unwrap_or(of_rest.min_lr_ratio),
         })
     }
-}
 
-impl OptimGroup {
     /// Returns whether the group sets no option for its parameters.
     pub(super) fn has_no_option(&self) -> bool {
         let OptimGroup { parameters, dims, .. } = self.clone();
@@ -168,13 +166,13 @@ fn is_expert_bias_lr(rate: &f64) -> bool {
 
 impl OptimSection {
     /// Returns the schedule of `lr`.
-    pub fn lr_schedule(&self) -> LrSchedule {
+    pub(crate) fn lr_schedule(&self) -> LrSchedule {
         let OptimSection { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
         LrSchedule { schedule, warmup_steps, decay_steps, min_lr_ratio }
     }
 
     /// Returns the distinct schedules of the run: that of `lr`, then those of groups, in their order.
-    pub fn lr_schedules(&self) -> Vec<LrSchedule> {
+    pub(crate) fn lr_schedules(&self) -> Vec<LrSchedule> {
         let first = self.lr_schedule();
         let mut schedules = vec![first];
         for own in self.groups.iter().filter_map(|group| group.lr_schedule(first)) {

@@ -64,7 +64,7 @@ fn no_extra(section: &OptimSection) -> Result<(), ConfigError> {
     match section.extra.keys().next() {
         None => Ok(()),
         Some(key) => Err(ConfigError::invalid(format!(
-            "optim.extra.{key}: optimizer `{}` has no settings there, only one that a program adds has",
+            "optim.extra.{key}: the built-in optimizer `{}` has no such setting; [optim.extra] is for custom optimizers",
             section.kind
         ))),
     }
@@ -99,8 +99,8 @@ impl Optimizers {
         let Some(make) = self.0.get(&section.kind) else {
             let known: Vec<_> = self.0.keys().map(|name| format!("\"{name}\"")).collect();
             return Err(ConfigError::invalid(format!(
-                "optim.kind = \"{}\": this program has no optimizer of that name, only {}. An optimizer of your \
-                 own needs the program that it was registered in",
+                "optim.kind = \"{}\": this program has no such optimizer, only {}. Run a custom optimizer with the \
+                 program that registers it",
                 section.kind,
                 known.join(", ")
             )));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_anything() {
+    fn star_matches_anything() {
         for (pattern, name, expected) in [
             ("*.norm.weight", "layers.0.norm.weight", true),
             ("*norm.weight", "norm.weight", true),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn matrices_of_blocks_are_muons_unless_a_group_says_otherwise() {
+    fn muon_updates_matrices_of_blocks() {
         let text = "kind = 'muon'\n[[groups]]\nparameters = ['layers.0.*']\ndims = 2\nrule = 'adamw'\n";
         let optimizer = Optimizers::default().make(&section(text)).expect("an optimizer");
         let rule = |name: &str, shape: &[usize]| optimizer.rule_of(name, shape).name().to_owned();
@@ -240,7 +240,7 @@ mod tests {
 
     /// The biases are steered by the load of experts, under every optimizer and whatever groups say.
     #[test]
-    fn biases_of_experts_go_by_the_sign() {
+    fn expert_biases_use_the_sign_rule() {
         for kind in ["adamw", "muon"] {
             let text =
                 format!("kind = '{kind}'\n[[groups]]\nparameters = ['*']\nrule = 'adamw'\nlr = 1e-4\n");
@@ -256,7 +256,7 @@ mod tests {
 
     /// The last group that sets a key of a schedule wins.
     #[test]
-    fn groups_name_schedules_by_their_index() {
+    fn groups_refer_to_schedules_by_index() {
         let text = "[[groups]]\nparameters = ['*']\nschedule = 'constant'\n\
                     [[groups]]\nparameters = ['norm.*']\nwarmup_steps = 3\n\
                     [[groups]]\nparameters = ['*.bias', 'norm.weight']\nlr = 1e-4\n\
@@ -269,18 +269,27 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused() {
+    fn unknown_names_are_refused() {
         let problem =
             |text: &str| Optimizers::default().make(&section(text)).expect_err("refused").to_string();
-        let said = problem("kind = 'lion'");
-        assert!(said.contains("optim.kind = \"lion\"") && said.contains("\"adamw\", \"muon\""), "{said}");
-        let said = problem("[extra]\nbeta = 1");
-        assert!(said.contains("optim.extra.beta: optimizer `adamw` has no settings"), "{said}");
-        let said = problem("[[groups]]\nparameters = ['*']\nrule = 'muon'");
-        assert!(said.contains("`adamw` has no rule `muon`, only adamw"), "{said}");
+        let message = problem("kind = 'lion'");
+        assert!(
+            message.contains("optim.kind = \"lion\"") && message.contains("\"adamw\", \"muon\""),
+            "{message}"
+        );
+        let message = problem("[extra]\nbeta = 1");
+        assert!(
+            message.contains("optim.extra.beta: the built-in optimizer `adamw` has no such setting"),
+            "{message}"
+        );
+        let message = problem("[[groups]]\nparameters = ['*']\nrule = 'muon'");
+        assert!(message.contains("`adamw` has no rule `muon`, only adamw"), "{message}");
         let shapes = [("norm.weight".to_owned(), vec![4])];
         let groups = section("[[groups]]\nparameters = ['norm.*', 'nrom.*']").groups;
-        let said = check_groups(&groups, &shapes).expect_err("a slip").to_string();
-        assert!(said.contains("no parameter is called \"nrom.*\"") && !said.contains("\"norm.*\""), "{said}");
+        let message = check_groups(&groups, &shapes).expect_err("a slip").to_string();
+        assert!(
+            message.contains("no parameter is called \"nrom.*\"") && !message.contains("\"norm.*\""),
+            "{message}"
+        );
     }
 }

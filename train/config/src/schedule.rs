@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_nothing_but_warm_up_has_no_division_by_zero() {
+    fn warm_up_may_fill_the_run() {
         for schedule in [Schedule::Constant, Schedule::Cosine, Schedule::Wsd] {
             let lr = learning_rate(&optim(schedule), 10, 10);
             assert_eq!(lr, 1.0);
@@ -144,19 +144,19 @@ mod tests {
 
     /// A resume reports a rate that jumps, and no other change.
     #[test]
-    fn jumps_at_a_resume_are_told() {
+    fn resume_reports_jumps() {
         let config = |schedule, steps| {
             let mut config = Config { optim: optim(schedule), ..Config::default() };
             config.train.steps = steps;
             config
         };
         let (cosine, wsd) = (config(Schedule::Cosine, 110), config(Schedule::Wsd, 110));
-        let told = jump(110, &cosine, &config(Schedule::Cosine, 210)).expect("a jump");
+        let message = jump(110, &cosine, &config(Schedule::Cosine, 210)).expect("a jump");
         assert!(
-            told.contains("from 1.000e-1 in step 110 to 5.429e-1 in step 111, because train.steps"),
-            "{told}"
+            message.contains("from 1.000e-1 in step 110 to 5.429e-1 in step 111, because train.steps"),
+            "{message}"
         );
-        assert!(told.contains("optim.lr = 1.000e-1") && !told.contains("multiply"), "{told}");
+        assert!(message.contains("optim.lr = 1.000e-1") && !message.contains("multiply"), "{message}");
         // The rate continues as before, also beyond the end; or there is no step to take.
         assert_eq!(jump(60, &cosine, &cosine), None);
         assert_eq!(jump(110, &config(Schedule::Constant, 110), &config(Schedule::Constant, 210)), None);
@@ -172,20 +172,23 @@ mod tests {
         let mut after = cosine.clone();
         after.optim.lr = 0.5;
         after.optim.kind = MUON.to_owned();
-        let told = jump(60, &cosine, &after).expect("a jump");
-        assert!(told.contains("because optim.lr changed") && told.contains("by 0.5500"), "{told}");
+        let message = jump(60, &cosine, &after).expect("a jump");
+        assert!(message.contains("because optim.lr changed") && message.contains("by 0.5500"), "{message}");
         let mut after = cosine.clone();
         after.optim.groups = vec![OptimGroup { schedule: Some(Schedule::Constant), ..OptimGroup::default() }];
         let mut before = cosine;
         before.optim.groups = vec![OptimGroup { schedule: Some(Schedule::Wsd), ..OptimGroup::default() }];
         assert_eq!(jump(60, &before, &after), None);
-        let told = jump(95, &before, &after).expect("a jump");
-        assert!(told.contains("of a group in optim.groups") && told.contains("restore these keys"), "{told}");
+        let message = jump(95, &before, &after).expect("a jump");
+        assert!(
+            message.contains("of a group in optim.groups") && message.contains("restore these keys"),
+            "{message}"
+        );
     }
 
     /// A group's schedule is that of `[optim]` with its own keys, and gets a separate rate only if it differs.
     #[test]
-    fn groups_have_the_rates_of_their_schedules() {
+    fn groups_follow_their_schedules() {
         let group = |schedule, warmup_steps| OptimGroup { schedule, warmup_steps, ..OptimGroup::default() };
         let groups = vec![
             group(Some(Schedule::Constant), Some(0)),

@@ -97,7 +97,7 @@ pub enum BadLines {
     /// The first one ends the preparation.
     #[default]
     Error,
-    /// They are counted and left out.
+    /// They are counted and skipped.
     Skip,
 }
 

@@ -95,9 +95,7 @@ impl Config {
             *warm_up = steps.min(*warm_up);
         }
         (longest > steps).then(|| {
-            format!(
-                "the warm-up of {longest} steps is longer than the run: it takes all of its {steps} steps"
-            )
+            format!("the warm-up of {longest} steps is longer than the run: it is shortened to {steps} steps")
         })
     }
 
@@ -123,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_open_goes_by_the_device() {
+    fn open_values_follow_the_device() {
         let open = "[data]\nseq_len = 512\n[train]\nmicro_batch = \"auto\"\nglobal_batch = 96\n\
                     [precision]\ncompute = \"auto\"\n";
         let asked = config(open);
@@ -143,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_add_up_as_suits_the_strategy() {
+    fn accumulation_follows_the_strategy() {
         let of = |text: &str| config(text).policy().accumulate;
         assert_eq!(of(""), Accumulate::Sharded);
         for strategy in Strategy::ALL {
@@ -159,7 +157,7 @@ mod tests {
 
     /// GPUs without bf16 use f16, unless the configuration rules it out.
     #[test]
-    fn f16_is_taken_where_it_goes_with_the_rest() {
+    fn f16_is_chosen_where_allowed() {
         let old = DeviceDefaults { precision: Precision::F16, ..GPU };
         let open = "[precision]\ncompute = \"auto\"\n";
         for (more, precision) in [
@@ -169,8 +167,8 @@ mod tests {
             ("[model.moe]\nexpert_bias = false\n", Precision::F16),
         ] {
             let mut config = config(&format!("{open}{more}"));
-            let told = format!("precision.compute = \"{precision}\"");
-            assert!(config.settle(old).contains(&told), "{more}");
+            let line = format!("precision.compute = \"{precision}\"");
+            assert!(config.settle(old).contains(&line), "{more}");
             assert_eq!(config.precision.compute(), precision, "{more}");
             let mut problems = Vec::new();
             config.check_precision(&mut problems);
@@ -180,7 +178,7 @@ mod tests {
 
     /// Micro-batches divide a rank's batch evenly, whether it has few sequences or many.
     #[test]
-    fn micro_batches_divide_what_a_rank_has() {
+    fn micro_batches_divide_the_rank_batch() {
         let mut config = config("[data]\nseq_len = 512\n");
         let mut rows = |global_batch, ranks| {
             (config.train.global_batch, config.train.ranks) = (global_batch, ranks);
@@ -193,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn other_values_are_refused_in_the_words_of_their_kind() {
+    fn wrong_values_name_the_expected_type() {
         let problem = |text: &str| toml::from_str::<Config>(text).expect_err("refused").to_string();
         let dtype = problem("[precision]\ncompute = \"f8\"");
         assert!(dtype.contains("unknown variant `f8`, expected one of `f32`, `bf16`"), "{dtype}");

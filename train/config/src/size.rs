@@ -29,7 +29,7 @@ impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("\"{text}\" is no size: write it as in \"46GiB\" or \"500MB\"");
+        let wrong = || format!("\"{text}\" is not a size: write it as in \"46GiB\" or \"500MB\"");
         let (unit, bytes) = UNITS
             .iter()
             .find(|(unit, _)| {
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(ByteSize(46 << 30).to_string(), "46GiB");
         for wrong in ["", "46", "GiB", "-1GiB", "0B", "nanGiB", "infB", "1e400B", "46 Gi", "4,6GiB"] {
             let problem = wrong.parse::<ByteSize>().expect_err("no size");
-            assert!(problem.starts_with(&format!("\"{wrong}\" is no size")), "{problem}");
+            assert!(problem.starts_with(&format!("\"{wrong}\" is not a size")), "{problem}");
         }
     }
 }

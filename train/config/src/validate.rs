@@ -1,22 +1,40 @@
 //! Checks of a whole configuration, before any work starts.
+//!
+//! The largest accepted numbers are far beyond any real run, yet small enough that nothing overflows, no loop is
+//! endless, and a typo is an error at once.
 
 use std::iter;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use kiln_shard::Mesh;
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, cores, cores_of_machine};
 use kiln_data::VOCABULARY_MINIMUM;
-use kiln_launch::place::MAX_RANKS;
+use kiln_launch::place::{MAX_RANKS, MAX_RANKS_PER_NODE};
 
-use super::limits::{
-    MAX_BATCH, MAX_CONTEXT, MAX_NS_STEPS, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks,
-    too_many_threads,
-};
 use super::{
     Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, EventFolder, LrSchedule,
     MUON, MuonSection, OptimSection, Precision,
 };
+
+/// Maximum number of optimizer steps. With [`MAX_BATCH`], positions in the data fit into 64 bits.
+const MAX_STEPS: u64 = 1_000_000_000_000;
+
+/// Maximum number of sequences in a step or a micro-batch.
+const MAX_BATCH: usize = 10_000_000;
+
+/// Maximum number of tokens in a sequence.
+const MAX_SEQ_LEN: usize = 10_000_000;
+
+/// Longest context of a model; models from Hugging Face have longer contexts than runs train on.
+const MAX_CONTEXT: u64 = 1 << 40;
+
+/// Maximum number of Newton–Schulz iterations in a step.
+const MAX_NS_STEPS: u64 = 100;
+
+/// Maximum number of compute threads on a machine.
+const MAX_THREADS: usize = 4096;
 
 /// A range of numbers: its description, and a test for membership.
 type Range = (&'static str, fn(f64) -> bool);
@@ -85,7 +103,7 @@ impl Config {
         let OptimSection { kind, lr, muon, groups, .. } = &self.optim;
         let mut rates = Vec::new();
         if kind != MUON && muon.is_some() {
-            problems.push(format!("[optim.muon]: that is for optim.kind = \"muon\", not \"{kind}\""));
+            problems.push(format!("[optim.muon] is for optim.kind = \"muon\", not \"{kind}\""));
         }
         // Also if the section is missing.
         let muon = muon.clone().or_else(|| (kind == MUON).then(MuonSection::default));
@@ -98,7 +116,7 @@ impl Config {
         for group in groups {
             if group.parameters.is_empty() {
                 problems.push(
-                    "optim.groups: a group names no parameters: parameters = [\"*\"] names all".to_owned(),
+                    "optim.groups: a group names no parameters; set parameters = [\"*\"] for all".to_owned(),
                 );
             } else if group.has_no_option() {
                 let named = group.parameters.join("\", \"");
@@ -117,7 +135,7 @@ impl Config {
         // Other rates are scaled with `optim.lr`.
         let moves = rates.iter().find(|(key, rate, _)| key.ends_with("lr") && *rate != 0.0);
         if let (0.0, Some((key, rate, _))) = (*lr, moves) {
-            problems.push(format!("{key} = {rate} moves as optim.lr does, which is 0: set it above 0"));
+            problems.push(format!("{key} = {rate} follows optim.lr, which is 0: set optim.lr above 0"));
         }
     }
 
@@ -145,8 +163,8 @@ impl Config {
         if train.z_loss > 0.0 && self.loss.kind != CROSS_ENTROPY {
             let kind = &self.loss.kind;
             problems.push(format!(
-                "train.z_loss = {}: that is a part of the cross-entropy, and loss.kind is \"{kind}\"; leave it \
-                 out, and let the loss of the program add what it needs",
+                "train.z_loss = {} is a part of the cross-entropy, and loss.kind is \"{kind}\"; remove it, \
+                 and add such a term to the program's own loss",
                 train.z_loss
             ));
         }
@@ -174,7 +192,7 @@ impl Config {
         }
         if sample.every > 0 && sample.all_prompts().next().is_none() {
             problems.push(format!(
-                "sample.every = {}: no text has a prompt; set sample.prompt or sample.prompts",
+                "sample.every = {}: there is no prompt; set sample.prompt or sample.prompts",
                 sample.every
             ));
         }
@@ -255,13 +273,13 @@ impl Config {
         if let Some(ports) = ports {
             problems.push(format!(
                 "comm.ports = \"{ports}\" are ports of TCP, and comm.backend = \"mpi\" has its own: use \
-                 comm.backend = \"tcp\", or leave comm.ports out"
+                 comm.backend = \"tcp\", or remove comm.ports"
             ));
         }
         if !seal.is_off() {
             problems.push(format!(
                 "comm.seal = \"{seal}\" covers traffic over TCP only, and comm.backend = \"mpi\": use \
-                 comm.backend = \"tcp\", or leave comm.seal out"
+                 comm.backend = \"tcp\", or remove comm.seal"
             ));
         }
     }
@@ -321,8 +339,8 @@ impl Config {
         }
         if let Some(threads) = self.device.threads {
             problems.push(format!(
-                "device.threads = {threads} is for the CPU, and device.backend = \"{name}\": leave one \
-                 of them out"
+                "device.threads = {threads} is for the CPU, and device.backend = \"{name}\": remove one of \
+                 them"
             ));
         }
         if self.device.backend == Backend::Wgpu {
@@ -341,8 +359,42 @@ impl Config {
             CommBackend::Mpi => "mpi",
         };
         problems.push(format!(
-            "comm.backend = \"{comm}\" moves what is in the memory of the CPU, and device.backend = \
+            "comm.backend = \"{comm}\" moves only data in the memory of the CPU, and device.backend = \
              \"{name}\": use comm.backend = \"auto\", {transport}"
         ));
     }
+}
+
+/// Returns an error message for `value` of `key`, a key or a flag, if it is not in `range`.
+fn out_of_range(key: &str, value: u64, range: RangeInclusive<u64>) -> Option<String> {
+    let (least, most) = range.into_inner();
+    match value {
+        value if value < least => Some(format!("{key} = {value}: must be at least {least}")),
+        value if value > most => Some(format!("{key} = {value}: must be at most {most}")),
+        _ => None,
+    }
+}
+
+/// Returns an error message if `device.threads` is too large for this machine: far more threads than cores slow
+/// each other down.
+fn too_many_threads(threads: usize) -> Option<String> {
+    let (mine, all) = (cores(), cores_of_machine());
+    // The process may be restricted to some cores, and the number applies to all ranks of the machine.
+    let most = mine.saturating_mul(16).max(all.unwrap_or(mine).saturating_mul(2)).max(64);
+    (most < threads && threads <= MAX_THREADS).then(|| {
+        format!(
+            "device.threads = {threads}: at most {most} here, where this process has {mine} cores; remove it to \
+             have one for each core"
+        )
+    })
+}
+
+/// Returns an error message if there are too many ranks as threads; `key` names where the number was set.
+pub fn thread_ranks(key: &str, ranks: usize) -> Option<String> {
+    (ranks > MAX_RANKS_PER_NODE).then(|| {
+        format!(
+            "{key} = {ranks}: one process has at most {MAX_RANKS_PER_NODE} ranks as threads; use fewer, or \
+             start ranks as processes, as `kiln launch` does"
+        )
+    })
 }

@@ -30,9 +30,9 @@ use kiln_config::{self as config, ConfigArgs};
 use kiln_debug::TraceArgs;
 use kiln_debug::diff::{BisectArgs, DiffArgs};
 use kiln_debug::replay::ReplayArgs;
+use kiln_preflight::DoctorArgs;
 use kiln_preflight::bench::{NetworkArgs, StrategiesArgs, TuneArgs};
 use kiln_preflight::check::CheckArgs;
-use kiln_preflight::doctor::DoctorArgs;
 use kiln_preflight::warmup::WarmupArgs;
 use kiln_train::TrainError;
 use kiln_train::launch;
@@ -223,11 +223,7 @@ fn run(command: Command, program: Program) -> Result<u8> {
         Command::Watch(args) => done(args.run()?),
         Command::Check(args) => Ok(args.run(&registry)?),
         Command::Config(args) => print(args.run()?),
-        Command::Doctor(args) => {
-            let (text, healthy) = args.run();
-            say(&text);
-            Ok(if healthy { 0 } else { USAGE })
-        }
+        Command::Doctor(args) => Ok(args.run()),
         Command::Explain(args) => print(args.run()),
         Command::Data { command: DataCommand::Prepare(args) } => done(on_files(|| Ok(args.run()?))?),
         Command::Data { command: DataCommand::Show(args) } => print(on_files(|| Ok(args.run()?))?),

@@ -49,7 +49,7 @@ pub use kiln_debug::breakpoint;
 pub use kiln_launch::place;
 pub use kiln_model as model;
 pub use kiln_plan as planner;
-pub use kiln_preflight::{bench, doctor};
+pub use kiln_preflight::bench;
 pub use kiln_shard as shard;
 pub use kiln_sys::words;
 pub use kiln_train::{

@@ -17,7 +17,7 @@ pub enum Axis {
 
 /// A collective of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PlannedCall {
+pub(crate) struct PlannedCall {
     /// Its operation.
     pub operation: Operation,
     /// The ranks that take part.
@@ -32,7 +32,7 @@ pub struct PlannedCall {
 
 /// The speed of a collective on the links of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LinkSpeed {
+pub(crate) struct LinkSpeed {
     /// Fixed latency of a call in seconds.
     pub latency_s: f64,
     /// Bytes that a rank sends per second, in addition to the latency.
@@ -54,7 +54,7 @@ pub struct Speed {
     /// True if collectives overlap with computation. They do not if the same cores do both.
     pub overlaps: bool,
     /// Link speeds by operation and axis.
-    pub links: Vec<(Operation, Axis, LinkSpeed)>,
+    pub(crate) links: Vec<(Operation, Axis, LinkSpeed)>,
 }
 
 impl Speed {

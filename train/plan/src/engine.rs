@@ -1,5 +1,11 @@
 //! The memory of one rank's parameter groups over a step: the weights, gradients and optimizer state that
 //! [`kiln_shard::Engine`] holds, and when.
+//!
+//! Groups, layouts, mesh and all decisions of the policy are those of [`kiln_shard`]. The order of events is
+//! repeated here: the engine's own states own buffers of a device, its schedule is driven by burn's tape and by
+//! the completion of real collectives, and the times and sizes that a plan needs for each event do not exist
+//! there. Running the engine on empty tensors would allocate what the plan is to predict. The tests in
+//! `train/kiln/tests/memory` compare the peaks of both.
 
 use kiln_collectives::{Operation, Phase};
 use kiln_model::meta::{GRADIENTS, Held, Ledger, LedgerEvent, Owner};
@@ -17,7 +23,15 @@ pub const GATHERED: Owner = "gathered weights";
 pub const COMMUNICATION: Owner = "communication";
 
 /// Bytes of an `f32`.
-pub(super) const F32: u64 = 4;
+const F32: u64 = 4;
+
+/// Bytes per second between a GPU and the host: effective speed of copies over PCIe 4.0 with 16 lanes.
+const PCIE: f64 = 25e9;
+/// Host memory bandwidth in bytes per second for each rank that updates there.
+const HOST: f64 = 20e9;
+
+/// Bytes of an `f64`, the type of losses and norms.
+const F64: u64 = 8;
 
 /// The buffers that ranks gather weights into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,22 +43,22 @@ pub enum Gathers {
 }
 
 /// A parameter group: its sizes, and its memory.
-pub(super) struct Group {
+struct Group {
     /// Elements of the flat buffer, and of this rank's shard of it.
-    pub(super) padded: u64,
-    pub(super) shard: u64,
+    padded: u64,
+    shard: u64,
     /// Number of values that the optimizer keeps per element.
-    pub(super) slots: u64,
-    pub(super) trainable: bool,
-    pub(super) is_whole: bool,
+    slots: u64,
+    trainable: bool,
+    is_whole: bool,
     /// Shapes of its parameters.
-    pub(super) shapes: Vec<Vec<usize>>,
+    shapes: Vec<Vec<usize>>,
     options: ShardOptions,
     state: Vec<Held>,
     /// This rank's shard in the compute dtype, from the first gather on, if it is kept on a GPU.
     compute: Option<Held>,
     weights: Weights,
-    pub(super) gradient: Gradient,
+    gradient: Gradient,
 }
 
 enum Weights {
@@ -58,7 +72,7 @@ enum Weights {
     Unsharded(Held),
 }
 
-pub(super) enum Gradient {
+enum Gradient {
     None,
     /// The sum over the current micro-batches, and the reduced sum of earlier ones, if micro-batches are
     /// reduced one by one.
@@ -85,14 +99,14 @@ pub(super) enum Gradient {
 
 /// The parameter groups of one rank.
 pub(super) struct Groups {
-    pub(super) ledger: Ledger,
+    ledger: Ledger,
     policy: Policy,
-    pub(super) mesh: Mesh,
-    pub(super) gathers: Gathers,
+    mesh: Mesh,
+    gathers: Gathers,
     /// True if the plan is for the host's memory.
     pub(super) on_host: bool,
-    pub(super) offloads: bool,
-    pub(super) groups: Vec<Group>,
+    offloads: bool,
+    groups: Vec<Group>,
     /// Positions of the groups of each module.
     modules: Vec<std::ops::Range<usize>>,
     /// A flat buffer for the next gradient of the same size.
@@ -190,7 +204,7 @@ impl Groups {
         self.groups.iter_mut().map(add).collect()
     }
 
-    pub(super) fn width(&self) -> u64 {
+    fn width(&self) -> u64 {
         self.policy.compute_dtype.size() as u64
     }
 
@@ -207,7 +221,7 @@ impl Groups {
     }
 
     /// Returns whether ranks gather at all; otherwise weights are read in place, or cast as a whole.
-    pub(super) fn communicates(&self) -> bool {
+    fn communicates(&self) -> bool {
         self.mesh.shard_size() > 1 || self.policy.shards_alone(self.mesh.world_size())
     }
 
@@ -500,8 +514,94 @@ impl Groups {
         self.pool = (false, None);
     }
 
-    pub(super) fn wait_for(&mut self, operation: Operation, axis: Axis, phase: Phase, bytes: u64) {
+    fn wait_for(&mut self, operation: Operation, axis: Axis, phase: Phase, bytes: u64) {
         let finish = self.issue(operation, axis, phase, bytes);
         self.clock.wait(finish);
     }
+
+    /// Runs the update, after which each group's gradient is freed. Rules that need whole parameters gather
+    /// them. Returns the allocations and frees, by group, and then those of the end.
+    pub(super) fn update(&mut self) -> Vec<Vec<LedgerEvent>> {
+        let mut events = Vec::new();
+        self.wait_for(Operation::AllReduce, Axis::World, Phase::Loss, F64);
+        if self.communicates() {
+            let squares = F64.saturating_mul(self.mesh.world_size() as u64);
+            self.wait_for(Operation::AllReduce, Axis::Shard, Phase::Optimizer, squares);
+        }
+        for at in 0..self.groups.len() {
+            let Group { shard, slots, trainable, is_whole, .. } = self.groups[at];
+            if trainable {
+                // Values are read and written once, but the gradient is read twice, also for its norm.
+                let values = shard.saturating_mul(slots.saturating_mul(2).saturating_add(4));
+                let bytes = values.saturating_mul(F32) as f64;
+                if self.offloads {
+                    // The gradient goes to the host, and the new weights come back.
+                    let moved = shard.saturating_mul(F32.saturating_add(self.width())) as f64;
+                    self.clock.pass(moved / PCIE + bytes / HOST);
+                } else {
+                    self.clock.compute(0.0, bytes);
+                }
+            }
+            if !is_whole {
+                self.groups[at].gradient = Gradient::None;
+            }
+            events.push(self.ledger.take_events());
+        }
+        // The directions of a group are gathered while those of the previous group are transformed.
+        let wholes: Vec<_> = (0..self.groups.len()).filter(|at| self.groups[*at].is_whole).collect();
+        let (mut directions, mut updates) = (None, None);
+        for at in wholes.iter().copied().map(Some).chain([None]) {
+            let next = at.map(|at| {
+                let whole = self.whole_bytes(at);
+                let gathered = self.communicates().then(|| {
+                    self.wait_for(Operation::AllGather, Axis::Shard, Phase::Optimizer, whole);
+                    // Threads read one copy, which belongs to no rank.
+                    let own = if self.gathers == Gathers::Shared { 0 } else { whole };
+                    self.ledger.hold(COMMUNICATION, own)
+                });
+                let gradient = std::mem::replace(&mut self.groups[at].gradient, Gradient::None);
+                (at, gradient, gathered)
+            });
+            if let Some((before, ..)) = std::mem::replace(&mut directions, next) {
+                let made = self.transform(before);
+                drop(updates.replace(made));
+            }
+        }
+        drop(updates);
+        events.push(self.ledger.take_events());
+        events
+    }
+
+    /// Transforms the matrices of the group at `at` into updates, which are returned, and reduces these.
+    fn transform(&mut self, at: usize) -> Held {
+        let whole = self.whole_bytes(at);
+        let made = self.ledger.hold(COMMUNICATION, whole);
+        let needed = self.groups[at].shapes.iter().map(|shape| orthogonalisation(shape, self.on_host));
+        drop(self.ledger.hold(OPTIMIZER, needed.max().unwrap_or(0).saturating_mul(F32)));
+        if self.communicates() {
+            self.wait_for(Operation::ReduceScatter, Axis::Shard, Phase::Optimizer, whole);
+        }
+        if self.mesh.replicate_size() > 1 {
+            let part = if self.communicates() { self.groups[at].shard.saturating_mul(F32) } else { whole };
+            self.wait_for(Operation::AllReduce, Axis::Replicate, Phase::Optimizer, part);
+        }
+        made
+    }
+
+    /// Returns the bytes of the whole group at `at` in f32.
+    fn whole_bytes(&self, at: usize) -> u64 {
+        self.groups[at].padded.saturating_mul(F32)
+    }
+}
+
+/// Returns the elements that the orthogonalisation of a parameter of this `shape` needs in addition to it:
+/// copies of its matrices, and of their products with their transposes, as tensors and as operands of products.
+/// On a GPU, burn writes some sums to new memory.
+fn orthogonalisation(shape: &[usize], on_host: bool) -> u64 {
+    let [others @ .., rows, columns] = shape else { return 0 };
+    let product = |sizes: &[usize]| sizes.iter().fold(1, |n: u64, size| n.saturating_mul(*size as u64));
+    let (matrices, least) = (product(shape), rows.min(columns));
+    let squares = product(others).saturating_mul(product(&[*least, *least]));
+    let both = |n: u64, m: u64| matrices.saturating_mul(n).saturating_add(squares.saturating_mul(m));
+    both(4, if on_host { 2 } else { 4 })
 }

@@ -59,7 +59,7 @@ pub struct PlannedStep {
     /// Seconds of the duration that the rank waits for others.
     pub waited: f64,
     /// Its collectives.
-    pub calls: Vec<PlannedCall>,
+    pub(crate) calls: Vec<PlannedCall>,
     /// Types of layers whose memory is estimated from their parameters, because they do not describe it
     /// ([`Layer::meta_forward`]).
     pub undescribed: BTreeSet<&'static str>,

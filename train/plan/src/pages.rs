@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_go_into_the_first_page_with_room() {
+    fn first_page_with_room_is_used() {
         let mut pages = Pages::for_largest(9 << 20);
         pages.follow(&[hold(0, 9), hold(1, 4), hold(2, 4)]);
         assert_eq!(pages.reserved(), SMALL_PAGE + (20 << 20), "two pages of 10 MiB");

@@ -50,9 +50,9 @@ pub fn calibrated(
     (config.shard.strategy, config.shard.shard_size) = (Strategy::FullShard, None);
     let make = |device: &Device| Decoder::new(registry.layers(), &model, Key::new(0), device);
     let loss = registry.losses().make(&config.loss, model.vocab_size)?;
-    let begun = Instant::now();
+    let start = Instant::now();
     let (peak, measured) = loop {
-        let warm = begun.elapsed().as_secs_f64() >= WARM_UP;
+        let warm = start.elapsed().as_secs_f64() >= WARM_UP;
         let failed = TrainError::threads("threads that measure the peak of this machine");
         let peak = resolved.peak(config.precision.compute(), None, ranks, threads).map_err(failed)?;
         let seconds = run_ranks(ranks, threads, |world| -> Result<f64> {
@@ -61,9 +61,9 @@ pub fn calibrated(
             let sharded = ShardedDecoder::new(make(&device)?, builder.optimizer(optimizer.clone()))?;
             let mut times = Vec::new();
             for number in 0..=STEPS {
-                let begun = Instant::now();
+                let start = Instant::now();
                 step(&config, &sharded, &device, loss.as_ref(), number)?;
-                times.push(begun.elapsed().as_secs_f64());
+                times.push(start.elapsed().as_secs_f64());
             }
             Ok(median(times.split_off(1)))
         })?;

@@ -1,10 +1,13 @@
-//! What comes before a run: checks that it would start, measurements of machine and strategies, tuning.
+//! Preparation of a run: checks that it would start, measurements of the machine and of strategies, tuning.
 
 pub mod bench;
 mod calibrate;
 pub mod check;
-pub mod doctor;
+mod findings;
+mod machine;
+mod network;
 pub mod smoke;
 pub mod warmup;
 
 pub use calibrate::calibrated;
+pub use machine::DoctorArgs;

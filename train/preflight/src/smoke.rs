@@ -95,7 +95,7 @@ fn narrow(section: &mut ModelSection) {
 
 /// Removes settings from `config` for parameters that `decoder`, which has fewer blocks than the run's, does
 /// not have.
-pub fn forget_absent(config: &mut Config, decoder: &Decoder) {
+pub(crate) fn forget_absent(config: &mut Config, decoder: &Decoder) {
     let names = parameter_names(decoder);
     config.train.freeze.retain(|prefix| names.iter().any(|name| name.starts_with(prefix.as_str())));
     let shapes = parameter_shapes(decoder);
@@ -128,7 +128,9 @@ pub fn run(
     }
     let middle = checkpoint::place_of(&checkpoint::folder_of_run(&folder.join("straight")), STEPS / 2);
     if !middle.exists() {
-        say("smoke: the program's training loop has saved nothing in the middle: going on was not tried");
+        say(
+            "smoke: the program's training loop saved no checkpoint in the middle, so resuming was not tried",
+        );
         return Ok(trained);
     }
     Checkpoint::open(&middle)?;
@@ -145,7 +147,7 @@ pub fn run(
     }
     let same = pairs().all(|(a, b)| a.to_bits() == b.to_bits());
     say(&format!(
-        "smoke: training, evaluation, saving, going on (to {}) and sampling work; {:.1} s",
+        "smoke: training, evaluation, saving, resuming (with {}) and sampling work; {:.1} s",
         if same { "the same bits" } else { "nearly the same losses" },
         started.elapsed().as_secs_f64()
     ));
@@ -157,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_preset_shrinks_to_a_configuration() {
+    fn every_preset_shrinks() {
         for preset in kiln_model::PRESETS {
             for shrink in [Smoke::Batch, Smoke::Width] {
                 let text = format!(

@@ -1,17 +1,17 @@
 //! `kiln warmup`: compiles the kernels of a run before it starts, and carries compiled kernels to other machines.
 
-mod products;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use clap::Args;
 use kiln_collectives::Communicator;
+#[cfg(feature = "cuda")]
+use kiln_model::ops::cube::matmul::{ProductAlgorithms, measure_algorithms, measured_algorithms};
 use kiln_model::{Context, Decoder, Key, KeyValueCache, ModelConfig, decoder};
 use kiln_shard::EngineBuilder;
 
-use self::products::Measurement;
 use crate::bench::prepare;
 use crate::smoke::forget_absent;
 use kiln_checkpoint::sharded::ShardedDecoder;
@@ -44,15 +44,14 @@ pub struct WarmupArgs {
     /// Change one value of the configuration; may be given several times.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
-    /// Measure as well which of the algorithms that cuBLASLt names for each matrix product is the fastest,
-    /// and keep it for runs to come on such GPUs; their bits are those of these algorithms, then.
+    /// Also measure the algorithms that cuBLASLt offers for each matrix product, and keep the fastest for later
+    /// runs on such GPUs. Other algorithms round differently.
     #[arg(long, requires = "config")]
     products: bool,
     /// Write all compiled kernels of this user to FILE, a tar archive, with the algorithms of --products.
     #[arg(long, value_name = "FILE")]
     pack: Option<PathBuf>,
-    /// First take over the compiled kernels in FILE, which --pack has written, on this machine or another
-    /// one.
+    /// First import the compiled kernels in FILE, which --pack has written on this machine or another.
     #[arg(long, value_name = "FILE")]
     unpack: Option<PathBuf>,
 }
@@ -90,8 +89,8 @@ impl WarmupArgs {
                 ))
             })?;
             let measurement = self.products.then(Measurement::start).transpose()?;
-            let told = format!("{} warmup {config:?}", env!("CARGO_PKG_VERSION"));
-            let ranks = Ranks::meet(&config, place.as_ref(), &told, &selected)?;
+            let identity = format!("{} warmup {config:?}", env!("CARGO_PKG_VERSION"));
+            let ranks = Ranks::meet(&config, place.as_ref(), &identity, &selected)?;
             let run = ShortRun::new(config, model, registry, &selected)?;
             let measured = ranks.run(&run.config, |world| {
                 run.warm_up(world.clone(), before)?;
@@ -260,7 +259,7 @@ fn with_vocabulary(mut config: Config) -> Result<Config> {
     let path = &config.data.path;
     let Ok(file) = data::tokenizer_of(path) else {
         say(&format!(
-            "no data in {}: for a vocabulary of data.vocab_size, {} tokens",
+            "no data in {}: using a vocabulary of data.vocab_size = {} tokens",
             path.display(),
             config.data.vocab_size
         ));
@@ -270,6 +269,80 @@ fn with_vocabulary(mut config: Config) -> Result<Config> {
     let tokenizer = Tokenizer::from_file(data::read_tokenizer_of(path)?, &file)?;
     config.data.vocab_size = info.vocab_size.max(tokenizer.vocab_size());
     Ok(config)
+}
+
+/// A measurement of the algorithms of matrix products, in progress in this process.
+#[cfg(feature = "cuda")]
+struct Measurement {
+    /// Folder for the results.
+    folder: PathBuf,
+}
+
+#[cfg(feature = "cuda")]
+impl Measurement {
+    /// Starts to measure the first product of each kind.
+    ///
+    /// # Errors
+    ///
+    /// If there is no folder for the algorithms, or its content cannot be read.
+    fn start() -> Result<Measurement> {
+        let unknown = |error| TrainError::usage(format!("measured algorithms cannot be kept: {error}"));
+        let folder = device::products_folder().map_err(unknown)?;
+        device::check_products(&folder).map_err(TrainError::io("read", &folder))?;
+        measure_algorithms();
+        Ok(Measurement { folder })
+    }
+
+    /// Collects the measurements of all ranks. If several ranks have measured a product, the algorithm of
+    /// the first of them counts, so that all machines keep the same algorithms. Collective.
+    fn gather(&self, world: &dyn Communicator, timeout: Duration) -> Result<ProductAlgorithms> {
+        let failed = |error: serde_json::Error| {
+            TrainError::Crash(format!("the ranks' measurements cannot be combined: {error}"))
+        };
+        let mine = serde_json::to_vec(&measured_algorithms()).map_err(failed)?;
+        let mut all = ProductAlgorithms::default();
+        for of_rank in world::gather(world, "measured products", &mine, timeout)?.iter().rev() {
+            all = all.with(serde_json::from_slice(of_rank).map_err(failed)?);
+        }
+        Ok(all)
+    }
+
+    /// Stores the measured algorithms, and reports their gains.
+    fn keep(&self, measured: ProductAlgorithms) -> Result<()> {
+        let (products, gains) = (number_of(measured.len(), "matrix product"), measured.gains());
+        let folder = &self.folder;
+        device::keep_products(folder, measured)
+            .map_err(TrainError::io("keep measured algorithms in", folder))?;
+        let gained = match (gains.get(gains.len() / 2), gains.last()) {
+            (Some(median), Some(most)) => format!(
+                "{} faster than with cuBLASLt's first choice, {median:.2} times as fast in the median of these, \
+                 {most:.2} at most",
+                gains.len()
+            ),
+            _ => "cuBLASLt's first choice is the fastest for all".to_owned(),
+        };
+        say(&format!("measured {products}: {gained}; kept in {}", folder.display()));
+        Ok(())
+    }
+}
+
+/// Placeholder for builds without CUDA, which cannot be constructed.
+#[cfg(not(feature = "cuda"))]
+enum Measurement {}
+
+#[cfg(not(feature = "cuda"))]
+impl Measurement {
+    fn start() -> Result<Measurement> {
+        Err(kiln_config::device::DeviceError::NotBuilt.into())
+    }
+
+    fn gather(&self, _: &dyn Communicator, _: Duration) -> Result<()> {
+        match *self {}
+    }
+
+    fn keep(&self, (): ()) -> Result<()> {
+        match *self {}
+    }
 }
 
 #[cfg(feature = "cuda")]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use kiln_model::ops;
 
-use super::tensors::plain;
+use super::resolved::plain;
 use crate::{DeviceDefaults, DeviceSection, Precision};
 use kiln_launch::place::{RankEnv, Source};
 
@@ -112,7 +112,7 @@ mod tests {
     use super::count_cpus;
 
     #[test]
-    fn lists_of_cpus_are_counted() {
+    fn cpu_lists_are_counted() {
         assert_eq!(count_cpus("0"), Some(1));
         assert_eq!(count_cpus("0-3,8,10-11"), Some(7));
         for wrong in ["", "a", "3-0", "0-18446744073709551615"] {

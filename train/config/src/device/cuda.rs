@@ -9,7 +9,7 @@ use super::error::DeviceError;
 use super::error::Version;
 use super::gpu::Gpu;
 use super::request::DeviceRequest;
-use super::share::share_gpu;
+use super::resolved::share_gpu;
 use super::{products, toolkit};
 use crate::{Choice, Precision};
 use kiln_launch::place::RankEnv;
@@ -317,7 +317,7 @@ mod tests {
     use super::{DeviceError, index};
 
     #[test]
-    fn every_rank_of_a_node_gets_a_gpu_of_its_own() {
+    fn every_rank_gets_its_own_gpu() {
         let indices: Result<Vec<_>, _> = (0..4).map(|rank| index(rank, 4, 8)).collect();
         assert_eq!(indices, Ok(vec![0, 1, 2, 3]));
         // The launcher chose one GPU for each rank.

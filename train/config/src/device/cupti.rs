@@ -72,7 +72,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A recording of one GPU's activity, which continues until it is stopped or dropped.
-pub struct GpuRecording {
+pub(super) struct GpuRecording {
     device: u32,
 }
 
@@ -82,7 +82,7 @@ impl GpuRecording {
     /// # Errors
     ///
     /// If CUPTI is missing, or refuses, as it does under another profiler. The error is a message.
-    pub fn start(device: usize) -> Result<Self, String> {
+    pub(super) fn start(device: usize) -> Result<Self, String> {
         let cupti = CUPTI.get_or_init(Cupti::load).as_ref().map_err(Clone::clone)?;
         let mut going = lock(&GOING);
         if *going == 0 {
@@ -94,7 +94,7 @@ impl GpuRecording {
 
     /// Returns the GPU's activity since the start, ordered by start time. To include everything, wait for the
     /// GPU first. If ranks share a GPU, the first one gets the activity of all these ranks.
-    pub fn stop(self) -> Vec<GpuActivity> {
+    pub(super) fn stop(self) -> Vec<GpuActivity> {
         if let Some(Ok(cupti)) = CUPTI.get() {
             // SAFETY: CUPTI is loaded; it calls `completed` from here.
             let _ = unsafe { (cupti.flush)(0) };

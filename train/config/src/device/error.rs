@@ -53,14 +53,14 @@ pub enum DeviceError {
     /// Some ranks are on GPUs and some on CPUs. `gpu`: ranks with a GPU; `cpu`: ranks without one.
     #[error(
         "the ranks have different devices: ranks {gpu:?} a GPU, and ranks {cpu:?} the CPU; with \
-         device.backend = \"cuda\" the latter say what they miss, or set device.backend = \"cpu\""
+         device.backend = \"cuda\" the latter name the problem, or set device.backend = \"cpu\""
     )]
     Mixed { gpu: Vec<usize>, cpu: Vec<usize> },
     /// Too little of the GPU's memory is free. `free`: free bytes; `total`: total bytes; `needed`: the minimum
     /// that the run needs, in bytes.
     #[error(
-        "GPU {index} ({name}) has not enough free memory: {} of {} GiB are free, and {} GiB are needed \
-         for weights, moments and the driver's own; end what uses the GPU (`nvidia-smi` lists it), or \
+        "GPU {index} ({name}) has too little free memory: {} of {} GiB are free, and {} GiB are needed \
+         for weights, moments and the driver; end the programs on the GPU (`nvidia-smi` lists it), or \
          train a smaller model or on more GPUs", gib(.free), gib(.total), gib(.needed)
     )]
     LowMemory { index: usize, name: String, free: u64, total: u64, needed: u64 },
@@ -74,7 +74,7 @@ pub enum DeviceError {
     /// A library is missing, or cannot be loaded. `names`: names of its file; `failures`: the files found, and
     /// why they cannot be used; `package`: the PyPI package that contains it; `toolkit`: an alternative.
     #[error(
-        "{library} is not found; looked for {names} in {places}{}. `pip install {package}` brings it, \
+        "{library} is not found; looked for {names} in {places}{}. `pip install {package}` installs it, \
          and so does {toolkit}", useless(.failures)
     )]
     NoLibrary {
@@ -89,7 +89,7 @@ pub enum DeviceError {
     /// `package`: the PyPI package that contains it.
     #[error(
         "{library} is too old: {path} is version {found}, and {needed} is needed; `pip install --upgrade \
-         {package}` brings a newer one"
+         {package}` installs a newer one"
     )]
     OldLibrary { library: &'static str, path: String, found: Version, needed: Version, package: &'static str },
     /// NVRTC is installed but cannot compile. `nvrtc`: its version and file; `headers`: the folder of headers
@@ -104,18 +104,18 @@ pub enum DeviceError {
     /// `package`: the PyPI packages that contain them.
     #[error(
         "the headers of CUDA are not found; looked for {files} in {places}. `pip install {package}` \
-         brings them, and so does the CUDA toolkit; CUDA_PATH names the folder above `include`"
+         installs them, and so does the CUDA toolkit; CUDA_PATH names the folder above `include`"
     )]
     NoHeaders { files: String, places: String, package: &'static str },
     /// There is a GPU that cannot be used, for a run that would use one. `reason`: the problem with it.
     #[error(
-        "there is a GPU, and it cannot be used: {reason}. To compute on the CPU beside it, set \
+        "there is a GPU, and it cannot be used: {reason}. To compute on the CPU instead, set \
          device.backend = \"cpu\""
     )]
     Unusable { reason: Box<DeviceError> },
     /// The program was built without wgpu.
     #[error(
-        "this program was built without wgpu, which is for tests and for GPUs of other makers than \
+        "this program was built without wgpu, which is for tests and for GPUs of vendors other than \
          NVIDIA; build it with `cargo build --release --features wgpu`, or set device.backend = \"cpu\""
     )]
     WgpuNotBuilt,
@@ -127,15 +127,12 @@ pub enum DeviceError {
     NoWgpu,
     /// Ranks that are processes cannot use wgpu.
     #[error(
-        "ranks that are processes cannot talk to each other through wgpu; start one process without a \
+        "ranks that are processes cannot communicate through wgpu; start one process without a \
          launcher, whose ranks are threads, or set device.backend = \"cpu\""
     )]
     WgpuProcesses,
     /// The ranks use a transport that moves only the memory of the CPU.
-    #[error(
-        "these ranks talk to each other through what moves only what is in the memory of the CPU; set \
-         device.backend = \"cpu\""
-    )]
+    #[error("the ranks' transport moves only data in the memory of the CPU; set device.backend = \"cpu\"")]
     NoTransport,
 }
 
@@ -172,7 +169,7 @@ impl std::fmt::Display for Version {
 fn useless(failures: &[String]) -> String {
     match failures {
         [] => String::new(),
-        failures => format!(", and found what cannot be loaded: {}", failures.join(", ")),
+        failures => format!(", and found files that cannot be loaded: {}", failures.join(", ")),
     }
 }
 
@@ -186,12 +183,10 @@ fn hidden(visible: &Option<String>) -> String {
             ", because CUDA_VISIBLE_DEVICES is empty; unset it, or set device.backend = \"cpu\"".to_owned()
         }
         Some(value) => format!(
-            ", which CUDA_VISIBLE_DEVICES={value} may be the cause of; unset it, or set \
+            ", perhaps because CUDA_VISIBLE_DEVICES={value}; unset it, or set \
              device.backend = \"cpu\""
         ),
-        None => {
-            "; `nvidia-smi -L` shows the machine's, and a container has those that it was given".to_owned()
-        }
+        None => "; `nvidia-smi -L` shows the machine's, and a container has those passed to it".to_owned(),
     }
 }
 

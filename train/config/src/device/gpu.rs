@@ -1,12 +1,110 @@
-//! One GPU.
+//! NVIDIA's GPUs: their specifications by data sheet, and a GPU as its driver describes it.
 
+#[cfg(feature = "cuda")]
 use std::fmt;
 
-use super::data_sheet::DataSheet;
+#[cfg(feature = "cuda")]
 use super::error::Version;
 use crate::Precision;
 
+/// The specifications of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DataSheet {
+    /// Its name for `kiln plan --gpu`.
+    pub name: &'static str,
+    /// Part of the name that its driver reports.
+    part: &'static str,
+    /// Memory in GiB that is available to programs.
+    pub memory_gib: f64,
+    /// Dense TFLOP/s in bf16 and f16 on tensor cores, with f32 accumulation.
+    bf16: f64,
+    /// TFLOP/s in f32 without tensor cores.
+    f32: f64,
+    /// Memory bandwidth in GB/s.
+    pub bandwidth: f64,
+    /// Bandwidth to the other GPUs of a machine in GB/s, in one direction: NVLink, or else PCIe.
+    pub link: f64,
+}
+
+const fn sheet(
+    name: &'static str,
+    part: &'static str,
+    [memory_gib, bf16, f32, bandwidth, link]: [f64; 5],
+) -> DataSheet {
+    DataSheet { name, part, memory_gib, bf16, f32, bandwidth, link }
+}
+
+/// The known GPUs; the first whose part matches a driver's name counts.
+const DATA_SHEETS: &[DataSheet] = &[
+    sheet("b200", "B200", [179.0, 2250.0, 75.0, 7700.0, 900.0]),
+    sheet("gh200", "GH200", [95.0, 989.5, 67.0, 4000.0, 450.0]),
+    sheet("h200", "H200", [139.8, 989.5, 67.0, 4800.0, 450.0]),
+    sheet("h100-nvl", "H100 NVL", [93.0, 835.5, 60.0, 3900.0, 300.0]),
+    sheet("h100-pcie", "H100 PCIe", [79.1, 756.0, 51.0, 2000.0, 64.0]),
+    sheet("h100", "H100", [79.6, 989.5, 67.0, 3350.0, 450.0]),
+    sheet("h800", "H800", [79.6, 989.5, 67.0, 3350.0, 200.0]),
+    sheet("h20", "H20", [95.0, 148.0, 44.0, 4000.0, 450.0]),
+    sheet("a100-40", "A100-SXM4-40GB", [39.4, 312.0, 19.5, 1555.0, 300.0]),
+    sheet("a100-pcie-40", "A100-PCIE-40GB", [39.4, 312.0, 19.5, 1555.0, 32.0]),
+    sheet("a100-80", "A100", [79.2, 312.0, 19.5, 2039.0, 300.0]),
+    sheet("a800", "A800", [79.2, 312.0, 19.5, 2039.0, 200.0]),
+    sheet("l40s", "L40S", [44.4, 362.0, 91.6, 864.0, 32.0]),
+    sheet("l40", "L40", [44.4, 181.0, 90.5, 864.0, 32.0]),
+    sheet("l4", "L4", [22.5, 121.0, 30.3, 300.0, 32.0]),
+    sheet("a40", "A40", [44.4, 149.7, 37.4, 696.0, 32.0]),
+    sheet("a30", "A30", [23.6, 165.0, 10.3, 933.0, 32.0]),
+    sheet("a10", "A10", [22.5, 125.0, 31.2, 600.0, 32.0]),
+    sheet("rtx4090", "RTX 4090", [23.5, 165.2, 82.6, 1008.0, 32.0]),
+    sheet("rtx3090", "RTX 3090", [23.6, 71.0, 35.6, 936.0, 32.0]),
+    sheet("rtx6000-ada", "RTX 6000 Ada", [47.5, 182.1, 91.1, 960.0, 32.0]),
+];
+
+impl DataSheet {
+    /// Returns the data sheet of the GPU that its driver calls `name`, if there is one here.
+    pub fn of_driver(name: &str) -> Option<&'static DataSheet> {
+        // Match whole words: an RTX A4000 is not an A40.
+        let is_whole = |part: &str| {
+            name.match_indices(part).any(|(at, _)| {
+                let after = name[at + part.len()..].chars().next();
+                !after.is_some_and(|next| next.is_ascii_alphanumeric())
+            })
+        };
+        DATA_SHEETS.iter().find(|sheet| is_whole(sheet.part))
+    }
+
+    /// Returns the data sheet of this name.
+    pub fn named(name: &str) -> Option<&'static DataSheet> {
+        DATA_SHEETS.iter().find(|sheet| sheet.name.eq_ignore_ascii_case(name))
+    }
+
+    /// Lists the names that [`DataSheet::named`] knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        DATA_SHEETS.iter().map(|sheet| sheet.name)
+    }
+
+    /// Returns the peak FLOP/s of matrix products.
+    pub fn peak_flops(&self, precision: Precision) -> f64 {
+        1e12 * if precision == Precision::F32 { self.f32 } else { self.bf16 }
+    }
+
+    /// Returns this GPU with other FLOP/s in products, or other bytes per second of memory bandwidth, where
+    /// set.
+    pub fn with_speed(mut self, flops: Option<f64>, bandwidth: Option<f64>) -> Self {
+        if let Some(flops) = flops {
+            (self.bf16, self.f32) = (flops / 1e12, flops / 1e12);
+        }
+        self.bandwidth = bandwidth.map_or(self.bandwidth, |bandwidth| bandwidth / 1e9);
+        self
+    }
+
+    /// Returns the size of its memory in bytes.
+    pub fn memory(&self) -> u64 {
+        (self.memory_gib * f64::from(1 << 30)) as u64
+    }
+}
+
 /// A GPU as its driver describes it.
+#[cfg(feature = "cuda")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
     /// Its number among the GPUs that this process sees.
@@ -29,6 +127,7 @@ pub struct Gpu {
     pub visible: usize,
 }
 
+#[cfg(feature = "cuda")]
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -44,6 +143,7 @@ impl fmt::Display for Gpu {
     }
 }
 
+#[cfg(feature = "cuda")]
 impl Gpu {
     /// Returns the peak FLOP/s in matrix products: from its data sheet, or else from its multiprocessors at the
     /// maximum clock.
@@ -64,7 +164,7 @@ impl Gpu {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::{Gpu, Precision, Version};
 

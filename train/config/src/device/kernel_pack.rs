@@ -95,7 +95,7 @@ fn unpack_to(archive: &Path, folder: &Path) -> io::Result<Unpacked> {
         let name = entry.path()?.to_string_lossy().into_owned();
         let has_products = name == products::FILE;
         if !entry.header().entry_type().is_file() || !(has_products || form_of(&name).is_some()) {
-            return Err(invalid(format!("{name} in it is no kernel")));
+            return Err(invalid(format!("{name} in it is not a kernel")));
         }
         let mut content = Vec::new();
         entry.take(MAX_KERNEL + 1).read_to_end(&mut content)?;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_go_from_one_folder_to_another() {
+    fn kernels_move_between_folders() {
         let folder = tempfile::tempdir().expect("a folder");
         let (from, to) = (folder.path().join("from"), folder.path().join("to"));
         let (kept_from, kept_to) = (kept(from.clone()), kept(to.clone()));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_of_anything_else_is_refused() {
+    fn foreign_archives_are_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let (archive, to) = (folder.path().join("kernels.tar"), folder.path().join("a/to"));
         let name = format!("{}.ptx", "0".repeat(64));

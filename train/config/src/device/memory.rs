@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn without_limits_it_is_that_of_the_machine() {
+    fn unlimited_process_has_all_memory() {
         assert_eq!(system(&[("proc/meminfo", MEMINFO)]), kib(1100, 850));
         let unlimited = [
             ("proc/meminfo", MEMINFO),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_limit_of_all_groups_above_counts() {
+    fn lowest_group_limit_counts() {
         let mut files = vec![
             ("proc/meminfo", MEMINFO),
             ("proc/self/cgroup", "0::/job/task\n"),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_version_1_are_read_as_well() {
+    fn version_1_groups_are_read() {
         let files = [
             ("proc/meminfo", MEMINFO),
             ("proc/self/cgroup", "9:name=systemd:/x\n5:cpu,memory:/outside/a\n0::/\n"),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_may_still_map_counts() {
+    fn process_limits_count() {
         let limits = |address: &str, data: &str| {
             let limits = format!(
                 "Limit                     Soft Limit           Hard Limit           Units     \n\
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_some() {
+    fn this_machine_has_memory() {
         let memory = Memory::of_machine().unwrap();
         assert!(memory.total > 1 << 26 && memory.free <= memory.total, "{memory:?}");
     }

@@ -1,9 +1,18 @@
-//! The reference for `mfu`.
+//! The reference for `mfu`: the peak of all devices of a run in matrix products.
+//!
+//! The first starts on a machine measure its peak and keep it for later ones. Other programs can slow a
+//! measurement down, but not speed one up. So the best measurement counts, once a second one has come close to it.
+//! Until then every start measures, and shows no share of a peak.
 
-use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
 
+use kiln_nvidia::{cache_folder, environment};
+use kiln_sys::durable::write_beside;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::cpu::cores_of_machine;
 
 /// Peak FLOP/s of all devices of a run in matrix products. It never changes during a run, so that all values of
 /// `mfu` have one scale.
@@ -62,18 +71,117 @@ impl Peak {
     }
 }
 
+/// Minimum ratio of the second-best to the best measurement for a peak to be known.
+const AGREEMENT: f64 = 0.95;
+
+/// Number of measurements to keep, the best ones.
+const KEPT: usize = 4;
+
+/// The conditions of a measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Key {
+    /// The name that the processor or GPU reports.
+    device: String,
+    /// Number of cores of the machine.
+    cores: Option<usize>,
+    threads: usize,
+    dtype: String,
+    /// Version of the program, since its kernels may become faster.
+    version: String,
+}
+
+impl Key {
+    /// The conditions of a measurement of `device` on so many `threads`, in `dtype`.
+    pub(super) fn new(device: String, threads: usize, dtype: &str) -> Self {
+        let (dtype, version) = (dtype.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+        Key { device, cores: cores_of_machine(), threads, dtype, version }
+    }
+
+    /// Returns the file in the cache folder that holds its measurements; `None` if there is no such folder.
+    pub(super) fn file(&self) -> Option<PathBuf> {
+        let digest = Sha256::digest(format!("{self:?}"));
+        Some(cache_folder(&environment)?.join("peaks").join(format!("{digest:x}.json")))
+    }
+}
+
+/// Returns the name of this machine's processor.
+pub(super) fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+/// The content of a file. A damaged file, or one for another key, counts as empty.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    key: Key,
+    /// FLOP/s, the best first.
+    measured: Vec<f64>,
+}
+
+impl Kept {
+    fn read(file: &Path, key: &Key) -> Self {
+        let read = || serde_json::from_slice::<Kept>(&fs::read(file).ok()?).ok();
+        let kept = read().filter(|kept| kept.key == *key);
+        kept.unwrap_or_else(|| Kept { key: key.clone(), measured: Vec::new() })
+    }
+
+    /// Returns the best measurement, if another one agrees with it.
+    fn agreed(&self) -> Option<f64> {
+        match self.measured[..] {
+            [best, second, ..] if second >= AGREEMENT * best => Some(best),
+            _ => None,
+        }
+    }
+
+    fn add(&mut self, measured: f64) {
+        self.measured.push(measured);
+        self.measured.sort_by(|a, b| b.total_cmp(a));
+        self.measured.truncate(KEPT);
+    }
+}
+
+/// Returns the FLOP/s of `key` by the measurements in `file`. If these are not conclusive yet, calls `measure`
+/// once and keeps its result. Returns `None` while the peak is unknown.
+///
+/// # Errors
+///
+/// Those of `measure`. A file that cannot be written is not an error: the next start measures again.
+pub(super) fn known(
+    file: &Path,
+    key: &Key,
+    measure: impl FnOnce() -> io::Result<f64>,
+) -> io::Result<Option<f64>> {
+    let mut kept = Kept::read(file, key);
+    if let Some(best) = kept.agreed() {
+        return Ok(Some(best));
+    }
+    kept.add(measure()?);
+    if let Err(error) = write(file, &kept) {
+        tracing::debug!("the measured peak is not kept: writing {} failed: {error}", file.display());
+    }
+    Ok(kept.agreed())
+}
+
+fn write(file: &Path, kept: &Kept) -> io::Result<()> {
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    write_beside(file, &serde_json::to_vec_pretty(kept)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_peak_stays_for_the_whole_run() {
+    fn peak_is_constant_during_a_run() {
         let mut peak = Peak::given(2e12);
         assert_eq!((peak.share(1e12), peak.share(4e12), peak.share(1e12)), (0.5, 2.0, 0.5));
     }
 
     #[test]
-    fn a_peak_that_steps_exceed_is_forgotten() {
+    fn exceeded_peak_is_forgotten() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("peak.json");
         fs::write(&file, "{}").expect("a file");
@@ -82,5 +190,43 @@ mod tests {
         assert!(file.exists());
         assert_eq!((peak.share(4e12), peak.share(1e12)), (2.0, 0.5));
         assert!(!file.exists());
+    }
+
+    /// Returns the peaks seen by starts that would measure `measurements`, and the number of starts that
+    /// measured.
+    fn starts(file: &Path, key: &Key, measurements: &[f64]) -> (Vec<Option<f64>>, usize) {
+        let mut made = 0;
+        let known = measurements.iter().map(|measured| {
+            known(file, key, || {
+                made += 1;
+                Ok(*measured)
+            })
+            .expect("measured")
+        });
+        (known.collect(), made)
+    }
+
+    #[test]
+    fn peak_is_measured_until_two_agree() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("peaks").join("cpu.json");
+        let key = Key::new("a processor".to_owned(), 2, "f32");
+        // Other programs ran during the second and third measurements.
+        let (found, made) = starts(&file, &key, &[100.0, 20.0, 60.0, 97.0, 300.0, 10.0]);
+        assert_eq!(found, [None, None, None, Some(100.0), Some(100.0), Some(100.0)]);
+        assert_eq!(made, 4, "starts that measured");
+        // Another number of threads has another peak.
+        let other = Key { threads: 4, ..key.clone() };
+        assert_ne!(other.file(), key.file());
+        assert_eq!(starts(&file, &other, &[50.0]), (vec![None], 1));
+        fs::write(&file, "{").expect("a damaged file");
+        assert_eq!(starts(&file, &key, &[70.0, 70.0]), (vec![None, Some(70.0)], 2));
+    }
+
+    #[test]
+    fn peak_needs_a_folder() {
+        let file = Path::new("/dev/null/peaks/cpu.json");
+        let key = Key::new("a processor".to_owned(), 2, "f32");
+        assert_eq!(starts(file, &key, &[100.0, 100.0]), (vec![None, None], 2));
     }
 }

@@ -1,9 +1,15 @@
-//! The requirements of work on a device.
+//! The requested device: the requirements of work on it, and the flag `--device`.
 
+use clap::Args;
+use kiln_launch::place::RankEnv;
 use kiln_model::{Decoder, Layers};
 use kiln_shard::{Mesh, Strategy};
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
 
-use crate::{ADAMW, Backend, Choice, CommBackend, Config, Precision};
+use super::error::DeviceError;
+use super::resolved::ResolvedDevice;
+use crate::{ADAMW, Backend, Choice, CommBackend, Config, ConfigError, Precision};
 
 /// Bytes that training keeps per parameter: the master weight and two moments of AdamW, in f32.
 const TRAINING: u64 = 12;
@@ -20,7 +26,7 @@ pub struct DeviceRequest {
     /// The requested device.
     pub(super) backend: Backend,
     /// The setting that requests it, for messages.
-    pub(super) said_by: &'static str,
+    pub(super) setting: &'static str,
     /// Transport between the ranks.
     pub(super) comm: CommBackend,
     /// Compute dtype, unless it is left to the device.
@@ -50,7 +56,7 @@ impl DeviceRequest {
         };
         DeviceRequest {
             backend: config.device.backend,
-            said_by: "device.backend",
+            setting: "device.backend",
             comm: config.comm.backend,
             precision: config.precision.compute,
             ranks: ranks as u64,
@@ -70,7 +76,7 @@ impl DeviceRequest {
         let ranks = ranks.max(1);
         DeviceRequest {
             backend,
-            said_by: "--device",
+            setting: "--device",
             comm: CommBackend::Auto,
             precision: Choice::Is(Precision::F32),
             ranks: ranks as u64,
@@ -91,16 +97,71 @@ fn shards(strategy: Strategy, ranks: usize, shard_size: Option<usize>) -> u64 {
     Mesh::new(strategy, ranks, shard_size).map_or(ranks, |mesh| mesh.shard_size()) as u64
 }
 
-#[cfg(all(test, feature = "cuda"))]
-mod tests {
-    use kiln_model::{Decoder, Layers};
+/// The flag `--device`, for commands that read no configuration.
+#[derive(Args, Clone, Debug)]
+pub struct DeviceFlag {
+    /// The device: a usable GPU if there is one, else the CPU (auto); the CPU; or an NVIDIA GPU.
+    #[arg(long = "device", value_name = "auto|cpu|cuda", value_parser = parse_backend, default_value = "auto")]
+    backend: Backend,
+}
 
-    use super::DeviceRequest;
-    use crate::{Backend, Config};
-    use kiln_shard::Strategy;
+/// Returns the backend of this name.
+pub fn parse_backend(text: &str) -> Result<Backend, String> {
+    let backend: Result<_, serde::de::value::Error> = Backend::deserialize(text.into_deserializer());
+    backend.map_err(|_| "use auto, cpu, cuda or wgpu".to_owned())
+}
+
+impl DeviceFlag {
+    /// Returns the selected backend.
+    pub fn backend(&self) -> Backend {
+        self.backend
+    }
+
+    /// Selects the device for `request`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ResolvedDevice::for_request`], in terms of the command line.
+    pub fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<ResolvedDevice, ConfigError> {
+        let resolved = ResolvedDevice::for_request(request, place).map_err(in_flags)?;
+        tracing::info!("{}", resolved.describe());
+        Ok(resolved)
+    }
+}
+
+/// Replaces configuration keys in the message by the flag.
+fn in_flags(error: DeviceError) -> ConfigError {
+    let text = error.to_string();
+    let text = text.replace("set device.backend = \"cpu\"", "choose --device cpu");
+    ConfigError::invalid(text.replace("device.backend = \"cuda\"", "--device cuda"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeviceError, in_flags, parse_backend};
 
     #[test]
+    fn device_names_match_the_configuration() {
+        for name in ["auto", "cpu", "cuda", "wgpu"] {
+            let backend = toml::Value::String(name.to_owned()).try_into();
+            assert_eq!(parse_backend(name), Ok(backend.expect("a backend")));
+        }
+        assert!(parse_backend("gpu").is_err());
+    }
+
+    #[test]
+    fn errors_name_the_flag() {
+        let text = in_flags(DeviceError::NotBuilt).to_string();
+        assert!(text.ends_with("or choose --device cpu") && !text.contains("device.backend"), "{text}");
+        let mixed = DeviceError::Mixed { gpu: vec![1], cpu: vec![0] };
+        let text = in_flags(mixed).to_string();
+        assert!(text.contains("--device cuda") && !text.contains("device.backend"), "{text}");
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
     fn shards_share_the_state() {
+        use super::*;
         let text = "[model]\npreset = '10m'\n[train]\nranks = 4";
         let request = |text: &str| {
             let config = toml::from_str(text).expect("a configuration");

@@ -1,11 +1,13 @@
-//! The device of a run, and its capabilities.
+//! The device of a run, its capabilities, and the kernels compiled for it.
 
-use std::io;
+use std::ops::Sub;
 use std::path::Path;
+use std::time::Duration;
+use std::{fmt, io};
 
-use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
-use burn::tensor::{DType, DeviceKind};
+use burn::tensor::{DType, DeviceKind, DeviceType};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::Layers;
 use kiln_observe::trace::GpuActivity;
 
@@ -16,22 +18,18 @@ use super::cpu::{cpu_defaults, measure_peak_flops, peak_dtype};
 use super::cuda;
 #[cfg(feature = "cuda")]
 use super::cupti::GpuRecording;
-use super::data_sheet::DataSheet;
 use super::error::DeviceError;
+use super::gpu::DataSheet;
 #[cfg(feature = "cuda")]
 use super::gpu::Gpu;
-use super::kept_peak::{self, Key, processor};
-use super::kernel_counts::KernelCounts;
 use super::memory::Memory;
-use super::peak::Peak;
+use super::peak::{self, Key, Peak, processor};
 use super::request::DeviceRequest;
-use super::tensors::plain;
-#[cfg(feature = "wgpu")]
-use super::wgpu;
 use crate::{Backend, CommBackend, Config, DeviceDefaults, Precision};
 use kiln_launch::place::RankEnv;
 #[cfg(feature = "cuda")]
 use kiln_nvidia::kernel_cache;
+use kiln_sys::words::{number_of, took};
 
 /// Tokens per micro-batch that keep a GPU busy: matrix products then have enough rows for all of its
 /// multiprocessors, and the fixed costs of a pass become negligible.
@@ -82,10 +80,10 @@ impl ResolvedDevice {
     /// # Errors
     ///
     /// The first missing component, if `request` insists on a GPU, or leaves the choice and there is a GPU:
-    /// nobody wants to spend days on a CPU next to an idle GPU. The check of an NVIDIA GPU does not call burn
+    /// a run must not spend days on a CPU next to an idle GPU. The check of an NVIDIA GPU does not call burn
     /// or CubeCL.
     pub fn for_request(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
-        let as_said = || format!("as {} says", request.said_by);
+        let as_said = || format!("as {} says", request.setting);
         match request.backend {
             Backend::Cpu => Ok(Self::cpu(as_said())),
             Backend::Cuda => Self::cuda(request, place, as_said()),
@@ -157,7 +155,12 @@ impl ResolvedDevice {
 
     #[cfg(feature = "wgpu")]
     fn wgpu(place: Option<&RankEnv>, why: String) -> Result<Self, DeviceError> {
-        wgpu::check(place)?;
+        if place.is_some() {
+            return Err(DeviceError::WgpuProcesses);
+        }
+        if Device::enumerate(DeviceType::Wgpu).into_vec().is_empty() {
+            return Err(DeviceError::NoWgpu);
+        }
         Ok(ResolvedDevice { kind: Kind::Wgpu, why })
     }
 
@@ -319,7 +322,7 @@ impl ResolvedDevice {
         // Without a file, no later start would benefit from the measurement.
         let Some(file) = key.file() else { return Ok(None) };
         let measure = || self.peak(precision, place, ranks, threads).map(|peak| peak.flops() / machines);
-        let flops = kept_peak::known(&file, &key, measure)?;
+        let flops = peak::known(&file, &key, measure)?;
         Ok(flops.map(|flops| Peak::kept(flops * machines, file)))
     }
 
@@ -341,7 +344,10 @@ impl ResolvedDevice {
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) => cuda::fingerprint(gpu),
             #[cfg(feature = "wgpu")]
-            Kind::Wgpu => wgpu::fingerprint(&self.device()),
+            Kind::Wgpu => match self.device().identity() {
+                Some(identity) => format!("{}, {} (wgpu)", identity.name, identity.fingerprint),
+                None => "wgpu".to_owned(),
+            },
         }
     }
 
@@ -376,7 +382,7 @@ impl ResolvedDevice {
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) => format!("GPU {gpu}"),
             #[cfg(feature = "wgpu")]
-            Kind::Wgpu => "what wgpu finds".to_owned(),
+            Kind::Wgpu => "the adapter that wgpu finds".to_owned(),
         }
     }
 }
@@ -390,7 +396,7 @@ fn idle(visible: usize) -> Option<String> {
     };
     Some(format!(
         "{idle} idle: ranks that are threads share GPU 0. `kiln launch --nproc-per-node gpu -- …` starts a \
-         rank for each GPU; CUDA_VISIBLE_DEVICES hides those that are not meant"
+         rank for each GPU; CUDA_VISIBLE_DEVICES hides GPUs that should stay idle"
     ))
 }
 
@@ -425,12 +431,72 @@ fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
     !matches!(visible, Some("" | "-1")) && listed.is_ok_and(|mut gpus| gpus.next().is_some())
 }
 
+/// Environment variable that lets NCCL 2.30 and newer place several ranks on one GPU.
+const SHARE_GPU: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+/// Returns whether several processes may use the same GPU.
+pub fn share_gpu() -> bool {
+    std::env::var(SHARE_GPU).is_ok_and(|value| value == "1")
+}
+
+/// Returns the device of plain computation on the CPU; `.autodiff()` makes it one for training.
+pub fn plain() -> Device {
+    Device::flex()
+}
+
+/// Returns token ids `[rows, seq_len]` as a tensor.
+pub fn tokens(ids: Vec<i32>, rows: usize, seq_len: usize, device: &Device) -> Tensor<2, Int> {
+    Tensor::from_data(TensorData::new(ids, [rows, seq_len]), device)
+}
+
+/// Kernel counts of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelCounts {
+    /// Kernels compiled earlier, and taken from the cache.
+    pub taken: u64,
+    /// Kernels compiled by NVRTC.
+    pub compiled: u64,
+    /// Total compile time of all threads.
+    pub compiling: Duration,
+}
+
+#[cfg(feature = "cuda")]
+impl From<kiln_nvidia::kernel_cache::Counts> for KernelCounts {
+    fn from(counts: kiln_nvidia::kernel_cache::Counts) -> Self {
+        let kiln_nvidia::kernel_cache::Counts { taken, compiled, compiling } = counts;
+        KernelCounts { taken, compiled, compiling }
+    }
+}
+
+impl Sub for KernelCounts {
+    type Output = Self;
+
+    /// Subtracts the counts `earlier` of an earlier moment.
+    fn sub(self, earlier: Self) -> Self {
+        KernelCounts {
+            taken: self.taken.saturating_sub(earlier.taken),
+            compiled: self.compiled.saturating_sub(earlier.compiled),
+            compiling: self.compiling.saturating_sub(earlier.compiling),
+        }
+    }
+}
+
+impl fmt::Display for KernelCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let KernelCounts { taken, compiled, compiling } = *self;
+        write!(f, "{} from the cache, {compiled} compiled", number_of(taken, "kernel"))?;
+        if compiled > 0 { write!(f, " in {}", took(compiling)) } else { Ok(()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{DeviceError, idle, kernel_lists_gpus};
+    use std::time::Duration;
+
+    use super::{DeviceError, KernelCounts, idle, kernel_lists_gpus};
 
     #[test]
-    fn gpus_that_threads_leave_idle_are_told() {
+    fn idle_gpus_are_reported() {
         assert_eq!((idle(0), idle(1)), (None, None));
         assert!(idle(2).is_some_and(|text| text.starts_with("GPU 1 stays idle: ")));
         let text = idle(8).unwrap_or_default();
@@ -439,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_knows_of_gpus_without_a_library() {
+    fn kernel_lists_gpus_without_a_library() {
         let root = tempfile::tempdir().expect("a folder");
         assert!(!kernel_lists_gpus(root.path(), None));
         let folder = root.path().join("proc/driver/nvidia/gpus");
@@ -462,7 +528,7 @@ mod tests {
     /// Defaults for a configuration that leaves precision and micro-batch to the device.
     #[cfg(feature = "cuda")]
     #[test]
-    fn gpus_compute_in_bf16_if_they_have_it_and_else_in_f16() {
+    fn gpus_prefer_bf16_over_f16() {
         use super::{DeviceDefaults, Gpu, Kind, Precision, ResolvedDevice};
         use crate::device::error::Version;
         let on = |capability| {
@@ -478,5 +544,13 @@ mod tests {
         assert_eq!(new.check_precision(Precision::Bf16), Ok(()));
         assert_eq!(old.check_precision(Precision::F16), Ok(()));
         assert!(matches!(old.check_precision(Precision::Bf16), Err(DeviceError::OldGpu { .. })));
+    }
+
+    #[test]
+    fn kernel_counts_are_described() {
+        let none = KernelCounts { taken: 41, ..KernelCounts::default() };
+        assert_eq!(none.to_string(), "41 kernels from the cache, 0 compiled");
+        let some = KernelCounts { taken: 42, compiled: 2, compiling: Duration::from_millis(1500) };
+        assert_eq!((some - none).to_string(), "1 kernel from the cache, 2 compiled in 1.5 s");
     }
 }

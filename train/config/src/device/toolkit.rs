@@ -121,7 +121,7 @@ pub(super) fn cupti(driver: Version) -> Result<PathBuf, DeviceError> {
     let package = if files.len() > 1 { "nvidia-cuda-cupti" } else { "nvidia-cuda-cupti-cu12" };
     let wanted = Wanted { stem: "cupti", files, instead: None };
     let places = Places::of_libraries(&environment);
-    find("CUPTI, which tells what a GPU does,", &wanted, &places, package, TOOLKIT)
+    find("CUPTI, which records a GPU's activity,", &wanted, &places, package, TOOLKIT)
 }
 
 /// Loads NCCL, which connects GPUs.

@@ -51,7 +51,7 @@ fn commands_that_cannot_be_are_refused() {
     refused("unknown command", &["trane", "run.toml"]);
     refused("no configuration", &["train"]);
     refused("ranks that are no number", &["train", "run.toml", "--ranks", "two"]);
-    let bench = ["bench", "strategies", "--config", "run.toml"];
+    let bench = ["bench", "strategies", "run.toml"];
     let with = |arguments: &[&'static str]| [&bench, arguments].concat();
     refused("no ranks to measure", &with(&["--ranks", "0"]));
     refused("ranks that cannot share the batch", &with(&["--ranks", "3"]));

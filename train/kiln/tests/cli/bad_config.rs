@@ -165,7 +165,7 @@ fn a_warm_up_longer_than_the_run_is_shortened() {
     let long = ["train", "run.toml", "--out", "long", "--set", "optim.warmup_steps=100"];
     let said = workspace.succeed(&long);
     assert!(
-        said.contains("the warm-up of 100 steps is longer than the run: it takes all of its 4 steps"),
+        said.contains("the warm-up of 100 steps is longer than the run: it is shortened to 4 steps"),
         "{said}"
     );
     workspace.succeed(&["train", "run.toml", "--out", "whole", "--set", "optim.warmup_steps=4"]);

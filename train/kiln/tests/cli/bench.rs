@@ -9,7 +9,7 @@ const STRATEGIES: [&str; 5] =
 
 fn bench(workspace: &Workspace, more: &[&str]) -> String {
     workspace.config("bench.toml", &[("model.vocab_size", "300")]);
-    let arguments = ["bench", "strategies", "--config", "bench.toml", "--ranks", "2"];
+    let arguments = ["bench", "strategies", "bench.toml", "--ranks", "2"];
     workspace.succeed(&[&arguments[..], &["--steps", "1", "--rounds", "1"], more].concat())
 }
 
@@ -74,7 +74,7 @@ fn hybrids_have_the_groups_that_training_gives_them() {
     let meshes = |changes: &[(&str, &str)]| {
         let vocabulary = ("model.vocab_size", "300");
         workspace.config("bench.toml", &[&[strategy, vocabulary], changes].concat());
-        let arguments = ["bench", "strategies", "--config", "bench.toml", "--steps", "1"];
+        let arguments = ["bench", "strategies", "bench.toml", "--steps", "1"];
         let more = ["--rounds", "1", "--ranks", "4", "--json"];
         let said = workspace.succeed(&[&arguments[..], &more].concat());
         let table: serde_json::Value = serde_json::from_str(&said).unwrap();
@@ -101,7 +101,7 @@ fn strategies_are_compared_on_processes_as_well() {
     let workspace = Workspace::new();
     let threads: serde_json::Value = serde_json::from_str(&bench(&workspace, &["--json"])).unwrap();
     let launch = ["launch", "--nproc-per-node", "2", "--log-dir", "logs", "--"];
-    let strategies = ["bench", "strategies", "--config", "bench.toml", "--steps", "1", "--rounds", "1"];
+    let strategies = ["bench", "strategies", "bench.toml", "--steps", "1", "--rounds", "1"];
     let said = workspace.succeed(&[&launch[..], &strategies, &["--json"]].concat());
     let processes: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!(processes["ranks"], 2);
@@ -166,8 +166,8 @@ fn networks_are_measured_into_one_file() {
     // Nothing is measured if the file cannot be extended.
     workspace.write("links.json", "{}");
     for (more, says) in [
-        (&["--ranks", "2"][..], "links.json has no links of a network: missing field `version`"),
-        (&["--ranks", "1"], "a rank alone sends nothing"),
+        (&["--ranks", "2"][..], "links.json is not a file of network links: missing field `version`"),
+        (&["--ranks", "1"], "a single rank sends nothing"),
         (&[], "--ranks N for threads"),
     ] {
         let ended = workspace.kiln(&[&network[..], more].concat());

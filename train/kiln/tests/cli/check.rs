@@ -149,7 +149,7 @@ fn faults_of_the_configuration() {
     );
     let more_ranks = check(&workspace, &["--ranks", "16"]);
     assert_found(&more_ranks, config, &["train.global_batch = 8 over 16 ranks"]);
-    assert!(more_ranks.stdout.contains("skipped: needs a configuration that can be used"), "{more_ranks:?}");
+    assert!(more_ranks.stdout.contains("skipped: needs a usable configuration"), "{more_ranks:?}");
     finds(&workspace, &["--set", "train.micro_batch=3"], config, &["-> use a micro_batch that divides 4"]);
     // Each problem has its own line.
     let both = check(&workspace, &["--set", "train.global_batch=7", "--set", "optim.beta2=1.5"]);

@@ -114,7 +114,7 @@ fn data_and_checkpoints_that_differ() {
     assert_ne!(other[1000], other[1001]);
     there.write_data("data", &other);
     let ended = check(&here, &there, [&[], &[]]);
-    assert_found(&ended, ["comm", "data"], &["rank 1", "are not those of rank 0", "-> copy the folder"]);
+    assert_found(&ended, ["comm", "data"], &["rank 1", "differ from those of rank 0", "-> copy the folder"]);
     // Data missing on one machine.
     there.remove("data");
     let ended = check(&here, &there, [&[], &[]]);
@@ -125,7 +125,7 @@ fn data_and_checkpoints_that_differ() {
         workspace.write("text.txt", "some text");
     }
     let ended = check(&here, &there, [&text, &text]);
-    assert_found(&ended, ["comm", "data"], &["rank 1 ", "are not those of rank 0"]);
+    assert_found(&ended, ["comm", "data"], &["rank 1 ", "differ from those of rank 0"]);
     assert_found(
         &ended,
         ["comm", "data folder"],
@@ -141,7 +141,7 @@ fn data_and_checkpoints_that_differ() {
     assert_found(
         &ended,
         ["comm", "init.from"],
-        &["rank 1", "is not what rank 0 would", "-> put the checkpoint"],
+        &["rank 1", "would start from other weights than rank 0", "-> put the checkpoint"],
     );
 }
 
@@ -181,9 +181,9 @@ fn ports_that_are_taken() {
     let other = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = other.local_addr().expect("an address").port().to_string();
     let ended = alone("127.0.0.1", &taken, &[]);
-    let says = ["somebody listens on 127.0.0.1:", &taken, "choose another MASTER_PORT"];
+    let says = ["another process listens on 127.0.0.1:", &taken, "choose another MASTER_PORT"];
     assert_found(&ended, ["env", "ports"], &says);
-    assert!(ended.stdout.contains("skipped: needs a secret and a port"), "{ended:?}");
+    assert!(ended.stdout.contains("skipped: needs a secret and a free port"), "{ended:?}");
     let ports = format!("comm.ports=\"{taken}\"");
     let ended = alone("127.0.0.1", &free_port(), &["--set", &ports]);
     assert_found(&ended, ["env", "ports"], &["taken: ", &taken]);
@@ -194,7 +194,7 @@ fn ports_that_are_taken() {
 fn an_address_that_only_other_machines_know() {
     let ended = alone("192.0.2.1", &free_port(), &["--stage", "env", "--set", "comm.open=true"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stdout.contains("of every address of its own"), "{ended:?}");
+    assert!(ended.stdout.contains("of each of its addresses"), "{ended:?}");
 }
 
 #[test]

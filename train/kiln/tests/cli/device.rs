@@ -69,8 +69,9 @@ const TRAIN: &[&str] = &["train", "run.toml", "--out", "run"];
 /// The doctor's lines about GPUs.
 fn gpus(ended: &Ended) -> Vec<&str> {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
-    let lines = ended.stdout.lines().skip_while(|line| *line != "GPUs").skip(1);
-    lines.take_while(|line| !line.is_empty()).map(str::trim).collect()
+    let lines = ended.stdout.lines().skip_while(|line| !line.contains("  GPUs "));
+    let lines = lines.enumerate().take_while(|(index, line)| *index == 0 || line.starts_with(' '));
+    lines.map(|(_, line)| line.split_once("  GPUs ").map_or(line, |(_, detail)| detail).trim()).collect()
 }
 
 fn has_driver() -> bool {
@@ -293,7 +294,7 @@ mod with_stand_ins {
         let workspace = machine(ALL);
         let variables = [DRIVER, PACKAGES, ("FAKE_CUDA_FREE_GIB", "0.5")];
         let ended = kiln(&workspace, &variables, &["check", "run.toml", "--out", "run"]);
-        let says = ["has not enough free memory: 0.5 of 80.0 GiB are free", "-> end what uses the GPU"];
+        let says = ["has too little free memory: 0.5 of 80.0 GiB are free", "-> end the programs on the GPU"];
         crate::check::assert_found(&ended, ["env", "device"], &says);
         assert!(ended.stdout.contains("skipped: needs env: device"), "{ended:?}");
     }

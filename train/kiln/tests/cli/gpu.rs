@@ -16,7 +16,7 @@ const WGPU: &str = "device.backend=wgpu";
 /// The GPU's backend, and its name in the output of a run.
 fn backend() -> (&'static str, &'static str) {
     match std::env::var("KILN_TEST_DEVICE").as_deref() {
-        Err(_) | Ok("wgpu") => ("wgpu", "device: what wgpu finds"),
+        Err(_) | Ok("wgpu") => ("wgpu", "device: the adapter that wgpu finds"),
         Ok("cuda") if cfg!(feature = "cuda") => ("cuda", "device: GPU 0 ("),
         Ok(other) => panic!("KILN_TEST_DEVICE={other}: must be wgpu, or cuda in a build with it"),
     }

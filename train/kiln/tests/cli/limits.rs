@@ -72,7 +72,7 @@ fn ranks_of_every_command_have_bounds() {
     refused("eval", &["eval", "--checkpoint", "run", "--ranks", MOST]);
     refused("launch", &["launch", "--nproc-per-node", MOST, "--", "train", "run.toml"]);
     refused("convert", &["convert", "--checkpoint", "run", "--out", "new", "--ranks", "9999999999"]);
-    let bench = ["bench", "strategies", "--config", "run.toml"];
+    let bench = ["bench", "strategies", "run.toml"];
     refused("strategies", &[&bench[..], &["--ranks", "4000000000"]].concat());
     refused("rounds", &[&bench[..], &["--ranks", "1", "--rounds", MOST]].concat());
     insta::assert_snapshot!(messages.finish());
@@ -98,7 +98,7 @@ fn no_thread_is_an_error() {
         &["convert", "--checkpoint", "run", "--out", "new"],
         &["export", "--checkpoint", "run", "--out", "new"],
         &["data", "prepare", "--input", "text.txt", "--out", "new", "--vocab-size", "300"],
-        &["bench", "strategies", "--config", "run.toml", "--ranks", "2", "--rounds", "1"],
+        &["bench", "strategies", "run.toml", "--ranks", "2", "--rounds", "1"],
     ] {
         let (name, value) = NO_THREADS;
         let child = workspace.command(arguments).env(name, value).spawn().expect("kiln starts");

@@ -135,7 +135,7 @@ fn runs_that_cannot_fit_are_refused() {
     messages.refused("a size without a unit", &workspace, &arguments);
     let arguments = ["train", "run.toml", "--out", "run", "--set", "device.memory=much"];
     messages.refused("no size", &workspace, &arguments);
-    let bench = ["bench", "strategies", "--config", "run.toml", "--ranks", "2"];
+    let bench = ["bench", "strategies", "run.toml", "--ranks", "2"];
     workspace.config("run.toml", &[("device.memory", "'1KB'")]);
     messages.refused("a benchmark", &workspace, &bench);
     insta::assert_snapshot!(messages.finish());

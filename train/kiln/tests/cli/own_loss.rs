@@ -69,7 +69,7 @@ fn what_is_not_there_is_named() {
         &[&own[..], &["--set", "loss.extra.smoothness=0.2"]].concat(),
         "loss.extra: unknown field `smoothness`",
     );
-    refused(&[&own[..], &["--set", "train.z_loss=1e-4"]].concat(), "that is a part of the cross-entropy");
+    refused(&[&own[..], &["--set", "train.z_loss=1e-4"]].concat(), "is a part of the cross-entropy");
     refused(&["--set", "loss.extra.smoothing=0.2"], "the cross-entropy has no settings");
     // Refused before any work on data.
     workspace.write("text.txt", "some text ".repeat(100));

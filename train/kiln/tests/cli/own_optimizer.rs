@@ -93,8 +93,8 @@ fn what_is_not_there_is_named() {
     refused(&own, &["--set", "optim.kind=lyon"], &["optim.kind = \"lyon\"", "\"lion\""]);
     let extra = ["--set", "optim.kind=lion", "--set", "optim.extra.blind=1"];
     refused(&own, &extra, &["optim.extra: unknown field `blind`"]);
-    refused(&kiln, &["--set", "optim.extra.blend=1"], &["optimizer `adamw` has no settings there"]);
-    refused(&kiln, &["--set", "optim.muon.lr=0.1"], &["[optim.muon]: that is for optim.kind = \"muon\""]);
+    refused(&kiln, &["--set", "optim.extra.blend=1"], &["optimizer `adamw` has no such setting"]);
+    refused(&kiln, &["--set", "optim.muon.lr=0.1"], &["[optim.muon] is for optim.kind = \"muon\""]);
     let muon = ["--set", "optim.kind=muon"];
     refused(&kiln, &[&muon[..], &["--set", "optim.muon.ns_step=3"]].concat(), &["did you mean `ns_steps`"]);
     let group = "optim.groups=[{ parameters = [\"*.nrom.weight\"], lr = 0.1 }]";
@@ -104,7 +104,7 @@ fn what_is_not_there_is_named() {
     refused(
         &kiln,
         &[&muon[..], &["--set", "optim.lr=0.0"]].concat(),
-        &["optim.muon.lr = 0.02 moves as optim.lr"],
+        &["optim.muon.lr = 0.02 follows optim.lr"],
     );
     refused(
         &kiln,

@@ -90,8 +90,7 @@ fn reports_replace_nothing_and_need_runs() {
 fn strategies_are_reported() {
     let workspace = Workspace::new();
     workspace.config("bench.toml", &[("model.vocab_size", "300")]);
-    let bench =
-        ["bench", "strategies", "--config", "bench.toml", "--ranks", "2", "--steps", "1", "--rounds", "1"];
+    let bench = ["bench", "strategies", "bench.toml", "--ranks", "2", "--steps", "1", "--rounds", "1"];
     let said = workspace.succeed(&[&bench[..], &["--report", "report"]].concat());
     assert!(said.ends_with("\nthe report is in report/report.html\n"), "{said}");
     let measured = &data(&workspace, "report")["answers"]["/api/strategies"];

@@ -238,7 +238,7 @@ fn prompts_that_cannot_be_used_are_refused_before_the_run() {
             "eval.prompts=long.jsonl",
             "at most 8 before the last one: shorten them, or train with a longer data.seq_len",
         ),
-        ("sample.every=3", "sample.every = 3: no text has a prompt; set sample.prompt or sample.prompts"),
+        ("sample.every=3", "sample.every = 3: there is no prompt; set sample.prompt or sample.prompts"),
     ] {
         let ended = workspace.kiln(&["train", "run.toml", "--out", "run", "--set", key]);
         assert_eq!(ended.code, Some(2), "{key}: {ended:?}");

@@ -17,7 +17,7 @@ fn a_smoke_run_tries_everything_and_leaves_nothing() {
     ] {
         let stdout = workspace.succeed(&[&["train", "run.toml"][..], more].concat());
         assert!(stdout.contains(said), "{stdout}");
-        assert!(stdout.contains("going on (to the same bits) and sampling work"), "{stdout}");
+        assert!(stdout.contains("resuming (with the same bits) and sampling work"), "{stdout}");
         assert_eq!(stdout.matches("sample: ").count(), 2, "{stdout}");
         assert_eq!(workspace.tree(), before, "{more:?}");
     }
@@ -37,7 +37,7 @@ fn a_smoke_run_tries_the_programs_own_loop() {
     let every = ["--set", "experiment.every=2", "--set", "experiment.patience=9"];
     let ended =
         workspace.run(&example("own_trainer"), &[&["train", "run.toml", "--smoke"][..], &every].concat());
-    assert!(ended.stdout.contains("going on (to the same bits)"), "{ended:?}");
+    assert!(ended.stdout.contains("resuming (with the same bits)"), "{ended:?}");
 }
 
 #[test]

@@ -8,17 +8,29 @@ fn doctor(variables: &[(&str, &str)], arguments: &[&str]) -> Ended {
     ended(kiln_testkit::run_to_end(&mut job.kiln(&command, variables)))
 }
 
-/// The lines of one section.
-fn part<'a>(ended: &'a Ended, title: &str) -> Vec<&'a str> {
-    let lines = ended.stdout.lines().skip_while(|line| *line != title).skip(1);
-    lines.take_while(|line| !line.is_empty()).map(str::trim).collect()
+/// The lines of the table about one subject.
+fn part<'a>(ended: &'a Ended, subject: &str) -> Vec<&'a str> {
+    let head = format!("  env    {subject} ");
+    let (mut lines, mut is_inside) = (Vec::new(), false);
+    for line in ended.stdout.lines() {
+        match line.split_once(&head) {
+            Some((_, detail)) => lines.push(detail.trim()),
+            None if is_inside && line.starts_with(' ') => lines.push(line.trim()),
+            None => {
+                is_inside = false;
+                continue;
+            }
+        }
+        is_inside = true;
+    }
+    lines
 }
 
 #[test]
 fn alone() {
     let ended = doctor(&[], &[]);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
-    let sources = part(&ended, "sources of this process's place, in order");
+    let sources = part(&ended, "sources");
     assert_eq!(
         sources,
         [
@@ -53,7 +65,7 @@ fn torchrun_with_its_own_store() {
     ];
     let ended = doctor(&variables, &[]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    let sources = part(&ended, "sources of this process's place, in order");
+    let sources = part(&ended, "sources");
     assert!(sources.contains(&"torchrun  taken: RANK, LOCAL_RANK and WORLD_SIZE are set"), "{sources:#?}");
     assert!(sources.contains(&"Slurm     not asked: torchrun comes first"), "{sources:#?}");
     assert!(sources.contains(&"SLURM_PROCID=7"), "{sources:#?}");
@@ -74,7 +86,7 @@ fn torchrun_with_its_own_store() {
 }
 
 #[test]
-fn the_winner_of_every_other_source() {
+fn every_source_can_be_taken() {
     let slurm = [
         ("SLURM_STEP_ID", "0"),
         ("SLURM_PROCID", "1"),
@@ -146,24 +158,42 @@ fn json() {
     assert_eq!((&place["master"], &place["secret"]), (&"127.0.0.1:1".into(), &true.into()));
     assert!(!rank.to_string().contains("not to be shown"));
     let said = &rank["network"]["lines"][1];
-    assert!(said.as_str().is_some_and(|line| line.contains("nobody listens there yet")), "{said}");
+    assert!(said.as_str().is_some_and(|line| line.contains("no process listens there yet")), "{said}");
 
     let wrong = diagnosis(&[("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "many")], &[], 2);
     assert_eq!((&wrong["healthy"], &wrong["place"]["role"]), (&false.into(), &"unknown".into()));
 }
 
+/// `kiln check --machine` is the same examination.
 #[test]
-fn what_is_wrong_is_said_and_counts_as_usage() {
+fn check_examines_the_machine_alone() {
+    let run = |arguments: &[&str]| ended(kiln_testkit::run_to_end(&mut Job::new("").kiln(arguments, &[])));
+    let found = run(&["check", "--machine", "--rank", "0", "--world-size", "2"]);
+    assert_eq!((found.code, found.stderr.as_str()), (Some(0), ""), "{found:?}");
+    for subject in ["sources", "place", "network", "ports", "machine", "GPUs"] {
+        assert!(!part(&found, subject).is_empty(), "{subject}: {found:?}");
+    }
+    let found = run(&["check", "--machine", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&found.stdout).expect("JSON");
+    assert_eq!(json["place"]["role"], "alone");
+    // A configuration has its own ports.
+    for wrong in [&["check", "run.toml", "--json"][..], &["check", "run.toml", "--machine"], &["check"]] {
+        assert_eq!(run(wrong).code, Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
+fn problems_are_usage_errors() {
     let ended = doctor(&[("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "many")], &[]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(part(&ended, "place")[0].starts_with("unknown: WORLD_SIZE=many: not a"), "{ended:?}");
-    let sources = part(&ended, "sources of this process's place, in order");
+    let sources = part(&ended, "sources");
     assert!(sources.contains(&"Slurm     not asked: torchrun is wrong"), "{sources:#?}");
     assert!(!part(&ended, "machine").is_empty());
 }
 
 #[test]
-fn the_network_is_examined() {
+fn network_is_examined() {
     let rank = |rank: &'static str, host: &'static str, port: &str| {
         let variables = [("MASTER_ADDR", host), ("MASTER_PORT", port)];
         let flags = ["--rank", rank, "--world-size", "2", "--local-rank", rank, "--local-world-size", "2"];
@@ -173,13 +203,13 @@ fn the_network_is_examined() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port().to_string();
     let text = rank("0", "127.0.0.1", &port);
-    assert!(text.contains("somebody listens on 127.0.0.1:") && text.contains("already"), "{text}");
+    assert!(text.contains("another process listens on 127.0.0.1:") && text.contains("already"), "{text}");
     let text = rank("1", "127.0.0.1", &port);
-    assert!(text.contains("somebody listens on 127.0.0.1:"), "{text}");
+    assert!(text.contains("a process listens on 127.0.0.1:"), "{text}");
     drop(listener);
     // Port 1 is never assigned by chance, and its service is no longer in use.
     let text = rank("1", "127.0.0.1", "1");
-    assert!(text.contains("nobody listens there yet"), "{text}");
+    assert!(text.contains("no process listens there yet"), "{text}");
     // A port that was just free may have been taken by another program.
     let free = || {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -190,14 +220,14 @@ fn the_network_is_examined() {
     assert!((0..20).any(|_| free()));
     // Documentation addresses belong to no machine.
     let text = rank("0", "192.0.2.1", &port);
-    assert!(text.contains("is no address of this machine"), "{text}");
+    assert!(text.contains("is not an address of this machine"), "{text}");
     let text = rank("0", "no-such-host.invalid", &port);
     assert!(text.contains("does not resolve"), "{text}");
 }
 
 /// Ranks that cannot find rank 0's machine never meet.
 #[test]
-fn a_master_that_cannot_be_found_is_a_wrong_configuration() {
+fn unknown_master_is_a_problem() {
     let master = [("MASTER_ADDR", "no-such-host.invalid"), ("MASTER_PORT", "29500")];
     for rank in ["0", "1"] {
         let ended = doctor(&master, &["--rank", rank, "--world-size", "2", "--json"]);
@@ -212,14 +242,14 @@ fn a_master_that_cannot_be_found_is_a_wrong_configuration() {
 }
 
 #[test]
-fn ports_are_looked_at() {
+fn ports_are_examined() {
     let ended = doctor(&[], &[]);
-    assert!(part(&ended, "ports")[0].starts_with("comm.ports: none that doctor knows"), "{ended:?}");
+    assert!(part(&ended, "ports")[0].contains("unless comm.ports is set"), "{ended:?}");
     let other = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = other.local_addr().expect("an address").port();
     let taken = doctor(&[], &["--comm-ports", &port.to_string()]);
     assert_eq!(taken.code, Some(2), "{taken:?}");
-    let says = format!("comm.ports {port}: 1 port, 0 of which are free; taken: {port}; 1 ranks here need");
+    let says = format!("comm.ports {port}: 1 port, 0 of which are free; taken: {port}; too few for 1 rank");
     assert!(part(&taken, "ports")[0].starts_with(&says), "{taken:?}");
     let first = port.min(u16::MAX - 20);
     let wide = doctor(&[], &["--comm-ports", &format!("{first}-{}", first + 20)]);

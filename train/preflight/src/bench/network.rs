@@ -14,7 +14,7 @@ use clap::Args;
 use kiln_collectives::{Buffer, Communicator, DType, Label, Operation, Phase};
 use kiln_shard::{ShardError, Strategy};
 
-use super::{default_config, median, settle};
+use super::{default_config, median, settle, unknown_ranks};
 use kiln_config::device::{DeviceRequest, ResolvedDevice};
 use kiln_config::links::{Link, Links};
 use kiln_config::{self as config, Config};
@@ -44,7 +44,7 @@ pub struct NetworkArgs {
     /// Configuration whose [comm] and [device] to use.
     #[arg(long)]
     config: Option<PathBuf>,
-    /// File to put the fitted lines into, beside those of other ranks that it has already.
+    /// File to add the fitted lines to; it keeps those of other numbers of ranks.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -76,16 +76,13 @@ impl NetworkArgs {
         };
         let place = place.as_ref();
         if place.is_none() && self.ranks.is_none() {
-            return Err(TrainError::usage(
-                "how many ranks? Give --ranks N for threads of this process, or start processes with `kiln \
-                 launch`",
-            ));
+            return Err(unknown_ranks());
         }
         let config = self.config.as_ref().map(|path| config::load(path, &[])).transpose()?;
         let mut config = config.unwrap_or_else(default_config);
         let ranks = world::ranks_of(&config, place, self.ranks)?;
         if ranks < 2 {
-            return Err(TrainError::usage("a rank alone sends nothing: take --ranks 2 or more"));
+            return Err(TrainError::usage("a single rank sends nothing: use --ranks 2 or more"));
         }
         // Nothing is trained, so these settings do not matter.
         (config.train.ranks, config.train.global_batch) = (ranks, ranks);
@@ -101,8 +98,8 @@ impl NetworkArgs {
         };
         let request = DeviceRequest::of_weights(config.device.backend, 0, ranks, Strategy::default(), None);
         let selected = ResolvedDevice::for_request(&request, place)?;
-        let told = format!("{} network {:?} {:?}", env!("CARGO_PKG_VERSION"), config.comm, config.device);
-        let met = Ranks::meet(&config, place, &told, &selected)?;
+        let identity = format!("{} network {:?} {:?}", env!("CARGO_PKG_VERSION"), config.comm, config.device);
+        let met = Ranks::meet(&config, place, &identity, &selected)?;
         let device = selected.device();
         let ladders = met.run(&config, |world| measure(&*world, &device, &config))?;
         if place.is_none_or(|place| place.rank == 0) {
@@ -262,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_found_again() {
+    fn fit_finds_the_line() {
         assert_close(fit(&points(|bytes| 2e-5 + bytes / 3e9)), [2e-5, 3e9]);
         // The latency is never negative.
         let [latency, bandwidth] = fit(&points(|bytes| (bytes / 1e9 - 5e-5).max(1e-6)));

@@ -10,7 +10,7 @@ use kiln_shard::Strategy;
 use serde::Serialize;
 
 use super::rounds::{Rounds, StrategyRow, prepare};
-use super::{check_counts, default_config};
+use super::{check_counts, default_config, unknown_ranks};
 use kiln_config::device;
 use kiln_config::{self as config, Config};
 use kiln_launch::place::{self, RankEnv, Role};
@@ -27,8 +27,10 @@ use kiln_train::world::Ranks;
 #[derive(Args)]
 pub struct StrategiesArgs {
     /// Configuration whose model and batch to use [default: preset 10m].
-    #[arg(long)]
     config: Option<PathBuf>,
+    /// The earlier spelling of CONFIG.
+    #[arg(long = "config", value_name = "CONFIG", hide = true, conflicts_with = "config")]
+    config_flag: Option<PathBuf>,
     /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
     #[arg(long)]
     ranks: Option<usize>,
@@ -54,24 +56,24 @@ impl StrategiesArgs {
             Role::Rank(place) => Some(place),
             Role::Alone(_) => None,
         };
-        let speaks = place.as_ref().is_none_or(|place| place.rank == 0);
-        if let Some(report) = self.report.as_ref().filter(|_| speaks) {
+        let is_first = place.as_ref().is_none_or(|place| place.rank == 0);
+        if let Some(report) = self.report.as_ref().filter(|_| is_first) {
             check_place(report, "--report").map_err(|error| TrainError::usage(error.to_string()))?;
         }
-        let config = self.config.map(|path| config::load(&path, &[])).transpose()?;
+        let config = self.config.or(self.config_flag).map(|path| config::load(&path, &[])).transpose()?;
         let StrategiesArgs { ranks, steps, rounds, .. } = self;
         let registry = registry.clone();
         let options = StrategiesOptions { config, ranks, place, registry, steps, rounds };
         let table = strategies(&options)?;
-        if speaks {
+        if is_first {
             say(&if self.json { table.to_json() } else { table.to_text() });
             if let Some(place) = &self.report {
                 let report = Report::of_strategies(&table.for_report(&options), version());
                 let written = report.and_then(|report| report.write(place, "--report"));
                 written.map_err(|error| TrainError::usage(error.to_string()))?;
-                let told = format!("the report is in {}", place.join("report.html").display());
+                let place = format!("the report is in {}", place.join("report.html").display());
                 // Standard output is reserved for the JSON.
-                if self.json { complain(&told) } else { say(&format!("\n{told}")) }
+                if self.json { complain(&place) } else { say(&format!("\n{place}")) }
             }
         }
         Ok(0)
@@ -124,10 +126,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let mut config = options.config.clone().unwrap_or_else(default_config);
     let place = options.place.as_ref();
     if place.is_none() && options.ranks.is_none() {
-        return Err(TrainError::usage(
-            "how many ranks? Give --ranks N for threads of this process, or start processes with `kiln \
-             launch`",
-        ));
+        return Err(unknown_ranks());
     }
     // The table covers all strategies, so the file's settings for one of them do not apply.
     let shard_size = config.shard.shard_size.take();
@@ -148,8 +147,8 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
         place,
     )?;
     let StrategiesOptions { registry, steps, rounds, .. } = options;
-    let told = format!("{} strategies {steps} {rounds} {config:?}", env!("CARGO_PKG_VERSION"));
-    let ranks = Ranks::meet(&config, place, &told, &selected)?;
+    let identity = format!("{} strategies {steps} {rounds} {config:?}", env!("CARGO_PKG_VERSION"));
+    let ranks = Ranks::meet(&config, place, &identity, &selected)?;
     let ways = Strategy::ALL.map(|strategy| {
         let mut way = config.clone();
         // As in training, the configured size is that of the hybrids' groups.
@@ -244,7 +243,7 @@ impl StrategiesTable {
         if self.ranks > 1 && mesh(Strategy::HybridShard) == mesh(Strategy::FullShard) {
             text.push_str(
                 "\nHybrids have one group per machine, which is all ranks here, so they do what FULL_SHARD \
-                 and SHARD_GRAD_OP do; shard.shard_size in a --config makes groups",
+                 and SHARD_GRAD_OP do; shard.shard_size in a configuration forms groups",
             );
         }
         text

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kiln_model::{Decoder, Key};
-use kiln_shard::{Recompute, Strategy};
 use serde::Serialize;
 
 use super::check_counts;
@@ -46,7 +45,7 @@ pub fn share_of_percent(percent: f64) -> Result<f64> {
 pub struct TuneArgs {
     /// Configuration file.
     config: PathBuf,
-    /// Where to write the configuration that runs fastest [default: CONFIG with the ending .tuned.toml].
+    /// File for the fastest configuration [default: CONFIG with the ending .tuned.toml].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Overwrite that file.
@@ -56,7 +55,7 @@ pub struct TuneArgs {
     /// as processes.
     #[arg(long)]
     ranks: Option<usize>,
-    /// The most ways to try: the configuration as it is, and those that the plan expects to be the fastest.
+    /// Maximum number of ways to try: that of the configuration, and those that the plan expects to be fastest.
     #[arg(long, value_name = "N", default_value_t = 6)]
     candidates: usize,
     /// Steps measured per way and round.
@@ -65,7 +64,7 @@ pub struct TuneArgs {
     /// Rounds; the ways alternate, and medians are shown.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Percent of the free memory that the largest micro-batches to try have to leave free.
+    /// Percent of the free memory that the largest micro-batches leave free.
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MARGIN)]
     margin: f64,
     /// Change one value of the configuration; may be given several times.
@@ -77,17 +76,10 @@ pub struct TuneArgs {
 }
 
 /// A way that was tried: its planned and its measured figures. Bytes are those of a rank.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Serialize)]
 struct TuneRow {
-    strategy: Strategy,
-    recompute: Recompute,
-    offload: bool,
-    micro_batch: usize,
-    /// True if the configuration already runs this way.
-    configured: bool,
-    planned_peak_bytes: u64,
-    /// Seconds per step, if the speed of the device is known.
-    planned_step_s: Option<f64>,
+    #[serde(flatten)]
+    way: Way,
     peak_bytes: u64,
     /// Tokens per second of all ranks together, median over rounds.
     tokens_per_s: f64,
@@ -98,7 +90,7 @@ struct TuneRow {
 }
 
 /// The result of the tuning.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Serialize)]
 struct TuneReport {
     parameters: usize,
     ranks: usize,
@@ -158,8 +150,8 @@ impl TuneArgs {
             return Ok(0);
         }
         let (mut changes, mut removed) = (Vec::new(), Vec::new());
-        if let Some((way, _)) = ways.iter().zip(&rows).find(|(_, row)| row.chosen) {
-            (changes, removed) = difference(&config, way);
+        if let Some(row) = rows.iter().find(|row| row.chosen) {
+            (changes, removed) = difference(&config, &row.way);
         }
         if place.is_none() && config.train.ranks != asked.train.ranks {
             changes.push(format!("train.ranks={}", config.train.ranks));
@@ -193,7 +185,7 @@ impl TuneArgs {
         let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
         match folder.filter(|folder| !folder.is_dir()) {
             Some(folder) => Err(TrainError::usage(format!(
-                "{path} cannot be written: there is no folder {}; make it, or name another file with --out",
+                "{path} cannot be written: there is no folder {}; create it, or name another file with --out",
                 folder.display()
             ))),
             None => Ok(()),
@@ -210,8 +202,7 @@ impl TuneArgs {
         };
         refused().err().unwrap_or_else(|| {
             TrainError::usage(format!(
-                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` tells what \
-                 each takes",
+                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` shows what each needs",
                 self.config.display()
             ))
         })
@@ -274,13 +265,7 @@ fn chosen_of(ways: &[Way], measured: &[StrategyRow]) -> Vec<TuneRow> {
     let fastest = measured.iter().map(|row| row.relative_speed).fold(0.0, f64::max);
     let chosen = measured.iter().position(|row| row.relative_speed >= fastest);
     let rows = ways.iter().zip(measured).enumerate().map(|(index, (way, row))| TuneRow {
-        strategy: way.strategy,
-        recompute: way.recompute,
-        offload: way.offload,
-        micro_batch: way.micro_batch,
-        configured: way.configured,
-        planned_peak_bytes: way.planned_peak_bytes,
-        planned_step_s: way.planned_step_s,
+        way: way.clone(),
         peak_bytes: row.peak_bytes,
         tokens_per_s: row.tokens_per_s,
         relative_speed: row.relative_speed,
@@ -333,20 +318,21 @@ impl TuneReport {
             "relative",
         );
         for row in &self.rows {
+            let way = &row.way;
             // Writing into a String cannot fail.
             let _ = writeln!(
                 text,
                 "{} {:<21} {:<9} {:<7} {:>5} {:>11.1} {:>11.1} {:>9.0} {:>8.2}x{}",
                 if row.chosen { "*" } else { " " },
-                row.strategy.to_string(),
-                row.recompute.to_string(),
-                if row.offload { "host" } else { "-" },
-                row.micro_batch,
-                row.planned_peak_bytes as f64 / 1e6,
+                way.strategy.to_string(),
+                way.recompute.to_string(),
+                if way.offload { "host" } else { "-" },
+                way.micro_batch,
+                way.planned_peak_bytes as f64 / 1e6,
                 row.peak_bytes as f64 / 1e6,
                 row.tokens_per_s,
                 row.relative_speed,
-                if row.configured { "  as configured" } else { "" },
+                if way.configured { "  as configured" } else { "" },
             );
         }
         text + "\nrelative: tok/s over those of the first line in the same round, the median of the rounds\n"
@@ -356,7 +342,7 @@ impl TuneReport {
     fn conclusion(&self) -> String {
         let mut text = format!("\nwritten to {}", self.out.display());
         if self.changes.is_empty() && self.removed.is_empty() {
-            text += ": the configuration as it is runs fastest";
+            text += ": no change makes the configuration faster";
         }
         for change in &self.changes {
             text += &format!("\n  --set {change}");
@@ -373,7 +359,7 @@ mod tests {
     use super::without_comment;
 
     #[test]
-    fn nothing_but_the_comment_goes() {
+    fn only_the_comment_is_removed() {
         for (text, rest) in [
             ("# Written\n#\n# a\n\n# Mine.\n[model]\n\nx = 1\n", "# Mine.\n[model]\n\nx = 1\n"),
             ("# Written\n[model]\nx = 1\n\n[data]\n", "[model]\nx = 1\n\n[data]\n"),

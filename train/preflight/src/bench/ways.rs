@@ -38,7 +38,7 @@ pub(super) struct Way {
 
 impl Way {
     /// Returns the way that `config` describes, without planned figures.
-    fn of(config: &Config) -> Self {
+    fn from_config(config: &Config) -> Self {
         Way {
             strategy: config.shard.strategy,
             shard_size: config.shard.shard_size,
@@ -110,7 +110,7 @@ impl Tried<'_> {
             target: &target,
         };
         let sequences = (config.train.global_batch / config.train.ranks.max(1)).max(1);
-        let mut ways = vec![Way { configured: true, ..Way::of(config) }];
+        let mut ways = vec![Way { configured: true, ..Way::from_config(config) }];
         for row in planned.rows() {
             let most = row.largest_micro_batch.unwrap_or(config.micro_batch());
             for micro_batch in [most, config.micro_batch(), most / 2] {
@@ -120,7 +120,7 @@ impl Tried<'_> {
                     recompute: row.recompute,
                     offload: row.offload,
                     micro_batch,
-                    ..Way::of(config)
+                    ..Way::from_config(config)
                 };
                 let divides = micro_batch > 0 && sequences.is_multiple_of(micro_batch);
                 if divides && !ways.iter().any(|known| known.is_same(&way)) {

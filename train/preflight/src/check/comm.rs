@@ -13,9 +13,9 @@ use kiln_collectives::{Communicator, Label, Phase};
 use kiln_shard::ShardError;
 use sha2::{Digest, Sha256};
 
-use super::links;
-use super::machine::{PREFIX, Setup, nearest};
-use super::report::{Checks, Stage};
+use super::env::{PREFIX, Setup, nearest};
+use super::ring;
+use crate::findings::{Findings, Stage};
 use kiln_config::{Backend, Config};
 use kiln_launch::place::RankEnv;
 use kiln_train::error::Result;
@@ -31,7 +31,7 @@ const ROUNDS: usize = 8;
 /// but comparing logs of two machines does.
 const CLOCK: [f64; 2] = [1.0, 30.0];
 
-/// Longest time until a new file must be visible on another machine. Its name was never looked up before, so
+/// Maximum time until a new file must be visible on another machine. Its name was never looked up before, so
 /// no cache holds its absence.
 const SEEN: Duration = Duration::from_secs(2);
 
@@ -47,66 +47,55 @@ pub(super) fn examine(
     setup: &Setup,
     world: &dyn Communicator,
     ahead: f64,
-    checks: &mut Checks,
+    findings: &mut Findings,
 ) -> Result<()> {
     let Setup { config, options, .. } = setup;
     let timeout = config.comm.timeout();
-    same(
-        world,
-        COMM,
+    let mut comparison = Comparison { world, timeout, findings };
+    comparison.same(
         "arguments",
         &arguments(config, options),
-        timeout,
-        checks,
-        [
-            "this rank has other arguments, another configuration or another build than rank 0",
-            "start every rank with the same command",
-        ],
+        "this rank has other arguments, another configuration or another build than rank 0",
+        "start every rank with the same command",
     )?;
-    clocks(world, ahead, timeout, checks)?;
+    comparison.clocks(ahead)?;
     let section = &config.data;
-    let print = fingerprint(&section.path);
-    let differ = format!("the data in {} are not those of rank 0", section.path.display());
-    same(
-        world,
-        COMM,
+    comparison.same(
         "data",
-        &print,
-        timeout,
-        checks,
-        [
-            &differ,
-            "copy the folder of rank 0's machine to all others, or put it on a file system that all of them share",
-        ],
+        &fingerprint(&section.path),
+        &format!("the data in {} differ from those of rank 0", section.path.display()),
+        "copy the folder of rank 0's machine to all others, or put it on a file system that all machines share",
     )?;
-    for (what, folder) in [
+    for (subject, folder) in [
         ("checkpoint", setup.resume.clone()),
         // A resumed run does not read it.
         ("init.from", config.init_from().filter(|_| setup.resume.is_none()).map(Path::to_owned)),
     ] {
-        let differ = "what this rank would start from is not what rank 0 would";
-        let mend = "put the checkpoint on a file system that all machines share, or copy it to all of them";
-        let told = folder.as_deref().map_or_else(String::new, checkpoint_print);
+        let print = folder.as_deref().map_or_else(String::new, checkpoint_print);
         // Reported only if at least one rank has such a value.
-        if any(world, what, !told.is_empty(), timeout)? {
-            same(world, COMM, what, &told, timeout, checks, [differ, mend])?;
+        if comparison.any(subject, !print.is_empty())? {
+            comparison.same(
+                subject,
+                &print,
+                "this rank would start from other weights than rank 0",
+                "put the checkpoint on a file system that all machines share, or copy it to all machines",
+            )?;
         }
     }
     let out = setup.out.as_ref().map(|(named, _)| nearest(named).to_owned());
-    shared(world, "run folder", out, timeout, checks, "name one with --out")?;
+    comparison.shared("run folder", out, "name one with --out")?;
     let is_prepared_later = !section.text.is_empty() && !section.path.join("data.json").exists();
-    if any(world, "data folder", is_prepared_later, timeout)? {
+    if comparison.any("data folder", is_prepared_later)? {
         let folder = nearest(&section.path).to_owned();
-        shared(world, "data folder", Some(folder), timeout, checks, "name one with data.path")?;
+        comparison.shared("data folder", Some(folder), "name one with data.path")?;
     }
-    links::examine(world, timeout, checks)?;
-    Ok(())
+    ring::examine(world, timeout, findings)
 }
 
 /// Connects to the other processes. Returns `None` on failure, which the others notice.
-pub(super) fn meet<'a>(setup: &Setup, place: &'a RankEnv, checks: &mut Checks) -> Option<Ranks<'a>> {
-    let ranks = checks.take(COMM, "meeting", Ranks::join(&setup.config, Some(place)))?;
-    checks.ok(COMM, "meeting", format!("all {} ranks have come", place.world_size));
+pub(super) fn meet<'a>(setup: &Setup, place: &'a RankEnv, findings: &mut Findings) -> Option<Ranks<'a>> {
+    let ranks = findings.take(COMM, "meeting", Ranks::join(&setup.config, Some(place)))?;
+    findings.ok(COMM, "meeting", format!("all {} ranks have joined", place.world_size));
     Some(ranks)
 }
 
@@ -115,26 +104,21 @@ pub(super) fn devices(
     setup: &Setup,
     met: &World,
     world: &dyn Communicator,
-    checks: &mut Checks,
+    findings: &mut Findings,
 ) -> Result<()> {
     let Setup { config, device, .. } = setup;
     // A rank without a device cannot take part in the collectives below.
     let is_missing = any(world, "devices", device.is_none(), config.comm.timeout())?;
     let Some(device) = device.as_ref().filter(|_| !is_missing) else { return Ok(()) };
     if config.device.backend != Backend::Cpu
-        && checks.take(COMM, "devices", met.settle_on(device, &config.comm)).is_some()
+        && findings.take(COMM, "devices", met.settle_on(device, &config.comm)).is_some()
     {
-        checks.ok(COMM, "devices", format!("they go together, over {}", met.communicator().backend()));
+        findings.ok(COMM, "devices", format!("compatible, over {}", met.communicator().backend()));
     }
     Ok(())
 }
 
-/// Returns `true` if `here` is set on any rank. Collective.
-fn any(world: &dyn Communicator, what: &'static str, here: bool, timeout: Duration) -> Result<bool> {
-    Ok(world::gather(world, what, &[u8::from(here)], timeout)?.iter().any(|told| *told == [1]))
-}
-
-/// The arguments that must be the same on all ranks.
+/// Returns the arguments that must be the same on all ranks.
 fn arguments(config: &Config, options: &RunOptions) -> String {
     let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, .. } = options;
     format!(
@@ -144,62 +128,120 @@ fn arguments(config: &Config, options: &RunOptions) -> String {
     )
 }
 
-/// Compares a text with rank 0's. `problem` is the message and the fix to report if they differ. Collective.
-fn same(
-    world: &dyn Communicator,
-    stage: Stage,
-    what: &'static str,
-    told: &str,
-    timeout: Duration,
-    checks: &mut Checks,
-    problem: [&str; 2],
-) -> Result<()> {
-    let all = world::gather(world, what, &Sha256::digest(told), timeout)?;
-    match all[world.rank()] == all[0] {
-        true => checks.ok(stage, what, "the same on all ranks"),
-        false => checks.fail(stage, what, problem[0], problem[1]),
-    }
-    Ok(())
+/// Returns whether `here` is set on any rank. Collective.
+fn any(world: &dyn Communicator, label: &'static str, here: bool, timeout: Duration) -> Result<bool> {
+    Ok(world::gather(world, label, &[u8::from(here)], timeout)?.iter().any(|flag| *flag == [1]))
 }
 
-/// Compares this rank's clock with rank 0's. Collective.
-///
-/// A rank reads its clock between a barrier and a gather. Rank 0 reads its own before the barrier and after
-/// the gather, so the other reading lies between the two: at their midpoint, plus or minus half their
-/// distance.
-fn clocks(world: &dyn Communicator, ahead: f64, timeout: Duration, checks: &mut Checks) -> Result<()> {
-    let wall = || {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        since.as_secs_f64() + ahead
-    };
-    let (mut difference, mut within) = (0.0, f64::INFINITY);
-    for _ in 0..ROUNDS {
-        let before = wall();
-        let barrier = world.barrier(Label::new("clock", Phase::Init));
-        barrier.wait(timeout).map_err(ShardError::from)?;
-        let mine = wall();
-        let looks = world::gather(world, "clock", &mine.to_le_bytes(), timeout)?;
-        let after = wall();
-        let told = [before, after].map(f64::to_le_bytes).concat();
-        let told = world::gather(world, "clock of rank 0", &told, timeout)?;
-        let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        let (before, after) = told[0].split_at(8);
-        let (before, after, mine) = (number(before), number(after), number(&looks[world.rank()]));
-        if after - before < within {
-            (difference, within) = (mine - (before + after) / 2.0, after - before);
+/// A comparison of this rank with the others. Every method is collective.
+struct Comparison<'a> {
+    world: &'a dyn Communicator,
+    timeout: Duration,
+    findings: &'a mut Findings,
+}
+
+impl Comparison<'_> {
+    fn any(&self, subject: &'static str, here: bool) -> Result<bool> {
+        any(self.world, subject, here, self.timeout)
+    }
+
+    fn gather(&self, subject: &'static str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        Ok(world::gather(self.world, subject, bytes, self.timeout)?)
+    }
+
+    fn barrier(&self, label: &'static str) -> Result<()> {
+        let barrier = self.world.barrier(Label::new(label, Phase::Init));
+        barrier.wait(self.timeout).map_err(ShardError::from)?;
+        Ok(())
+    }
+
+    /// Compares `text` with rank 0's, and reports `problem` and its `fix` if they differ.
+    fn same(&mut self, subject: &'static str, text: &str, problem: &str, fix: &str) -> Result<()> {
+        let all = self.gather(subject, &Sha256::digest(text))?;
+        match all[self.world.rank()] == all[0] {
+            true => self.findings.ok(COMM, subject, "the same on all ranks"),
+            false => self.findings.fail(COMM, subject, problem, fix),
         }
+        Ok(())
     }
-    let (off, half) = (difference.abs(), within / 2.0);
-    let surely = off - half;
-    let way = if difference > 0.0 { "ahead of" } else { "behind" };
-    let detail = format!("this rank's clock is {off:.1} s {way} rank 0's, give or take {half:.1} s");
-    let mend = "let a time service set the clocks of all machines, such as chronyd";
-    match surely {
-        surely if surely > CLOCK[1] => checks.fail(COMM, "clock", detail, mend),
-        surely if surely > CLOCK[0] => checks.warn(COMM, "clock", detail, mend),
-        _ => checks.ok(COMM, "clock", "within a second of rank 0's"),
+
+    /// Compares this rank's clock with rank 0's.
+    ///
+    /// A rank reads its clock between a barrier and a gather. Rank 0 reads its own before the barrier and after
+    /// the gather, so the other reading lies between the two: at their midpoint, plus or minus half their
+    /// distance.
+    fn clocks(&mut self, ahead: f64) -> Result<()> {
+        let now = || {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            since.as_secs_f64() + ahead
+        };
+        let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let (mut difference, mut within) = (0.0, f64::INFINITY);
+        for _ in 0..ROUNDS {
+            let before = now();
+            self.barrier("clock")?;
+            let mine = now();
+            self.gather("clock", &mine.to_le_bytes())?;
+            let after = now();
+            let rank_0 = self.gather("clock of rank 0", &[before, after].map(f64::to_le_bytes).concat())?;
+            let (before, after) = rank_0[0].split_at(8);
+            let (before, after) = (number(before), number(after));
+            if after - before < within {
+                (difference, within) = (mine - (before + after) / 2.0, after - before);
+            }
+        }
+        let (off, half) = (difference.abs(), within / 2.0);
+        let way = if difference > 0.0 { "ahead of" } else { "behind" };
+        let detail = format!("this rank's clock is {off:.1} s {way} rank 0's, give or take {half:.1} s");
+        let fix = "let a time service set the clocks of all machines, such as chronyd";
+        match off - half {
+            surely if surely > CLOCK[1] => self.findings.fail(COMM, "clock", detail, fix),
+            surely if surely > CLOCK[0] => self.findings.warn(COMM, "clock", detail, fix),
+            _ => self.findings.ok(COMM, "clock", "within a second of rank 0's"),
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Checks that this rank sees in `folder` what rank 0 has just written there.
+    fn shared(&mut self, subject: &'static str, folder: Option<PathBuf>, fix: &str) -> Result<()> {
+        // Dropping this deletes the file.
+        let (mut written, mut reason) = (None, String::new());
+        if let Some(folder) = folder.filter(|_| self.world.rank() == 0) {
+            match write(&folder) {
+                Ok(file) => written = Some((file, folder)),
+                Err(error) => reason = format!(" ({}: {error})", folder.display()),
+            }
+        }
+        // Uses the folder's name on rank 0: on other machines, the same option may resolve to another folder.
+        let mine = written.as_ref().map(|((file, nonce), folder)| (folder, file.path().file_name(), nonce));
+        let all = self.gather(subject, &serde_json::to_vec(&(mine, reason)).unwrap_or_default())?;
+        let rank_0: (Option<(PathBuf, OsString, String)>, String) =
+            serde_json::from_slice(&all[0]).unwrap_or_default();
+        match rank_0 {
+            (None, reason) => {
+                self.findings.skip(COMM, &format!("a {subject} in which rank 0 can write{reason}"));
+            }
+            _ if self.world.rank() == 0 => {}
+            (Some((folder, name, nonce)), _) => {
+                let shown = folder.display();
+                match sees(&folder.join(name), &nonce) {
+                    true => {
+                        self.findings.ok(COMM, subject, format!("what rank 0 writes to {shown} is seen here"))
+                    }
+                    false => self.findings.fail(
+                        COMM,
+                        subject,
+                        format!("what rank 0 has just written to {shown} is not seen here"),
+                        format!("use a folder that all machines share, under the same path: {fix}"),
+                    ),
+                }
+            }
+        }
+        // Keeps the file until all ranks have looked.
+        self.barrier(subject)?;
+        drop(written);
+        Ok(())
+    }
 }
 
 /// Fingerprint of a folder of data that does not read all of it.
@@ -229,52 +271,6 @@ fn checkpoint_print(folder: &Path) -> String {
     let list = ["manifest.json", "config.json", "model.safetensors.index.json"];
     let print = |name: &str| format!("{:x} ", Sha256::digest(fs::read(found.join(name)).unwrap_or_default()));
     list.map(print).concat()
-}
-
-/// Checks that this rank sees in `folder` what rank 0 has just written there. Collective.
-fn shared(
-    world: &dyn Communicator,
-    what: &'static str,
-    folder: Option<PathBuf>,
-    timeout: Duration,
-    checks: &mut Checks,
-    mend: &str,
-) -> Result<()> {
-    // Dropping this deletes the file.
-    let (mut written, mut reason) = (None, String::new());
-    if let Some(folder) = folder.filter(|_| world.rank() == 0) {
-        match write(&folder) {
-            Ok(file) => written = Some((file, folder)),
-            Err(error) => reason = format!(" ({}: {error})", folder.display()),
-        }
-    }
-    // Uses the folder's name on rank 0: on other machines, the same option may resolve to another folder.
-    let told = written.as_ref().map(|((file, nonce), folder)| (folder, file.path().file_name(), nonce));
-    let told = serde_json::to_vec(&(told, reason)).unwrap_or_default();
-    let told = world::gather(world, what, &told, timeout)?;
-    let told: (Option<(PathBuf, OsString, String)>, String) =
-        serde_json::from_slice(&told[0]).unwrap_or_default();
-    match told {
-        (None, reason) => checks.skip(COMM, &format!("a {what} in which rank 0 can write{reason}")),
-        _ if world.rank() == 0 => {}
-        (Some((folder, name, nonce)), _) => {
-            let shown = folder.display();
-            match sees(&folder.join(name), &nonce) {
-                true => checks.ok(COMM, what, format!("what rank 0 writes to {shown} is seen here")),
-                false => checks.fail(
-                    COMM,
-                    what,
-                    format!("what rank 0 has just written to {shown} is not seen here"),
-                    format!("use a folder that all machines share, under the same path: {mend}"),
-                ),
-            }
-        }
-    }
-    // Keeps the file until all ranks have looked.
-    let barrier = world.barrier(Label::new(what, Phase::Init));
-    barrier.wait(timeout).map_err(ShardError::from)?;
-    drop(written);
-    Ok(())
 }
 
 /// Creates a file in `folder` with random content.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use super::report::{Checks, Stage};
+use crate::findings::{Findings, Stage};
 use kiln_checkpoint::Checkpoint;
 use kiln_config::Config;
 use kiln_data::{self as data, BatchSource, DataError, DataInfo, Split, TokenFile, Tokenizer};
@@ -15,8 +15,8 @@ use kiln_train::run::prompts;
 
 const DATA: Stage = Stage::Data;
 
-/// Largest number of sequences read from a split.
-const LOOKED_AT: u64 = 2048;
+/// Maximum number of sequences to read from a split.
+const READ: u64 = 2048;
 
 /// Number of tokens shown as text.
 const SHOWN: usize = 24;
@@ -32,59 +32,60 @@ pub(super) enum Found {
 }
 
 /// Checks the data of `config`. A resumed run continues on the data of the checkpoint `resume`.
-pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, checks: &mut Checks) -> Found {
+pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, findings: &mut Findings) -> Found {
     let section = &config.data;
     if !section.text.is_empty() && !section.path.join("data.json").exists() {
-        return inputs(config, checks);
+        return inputs(config, findings);
     }
     let trained_on = resume.and_then(|from| from.state().data_sha256.as_deref());
     // Prepared data exists, so this does not prepare any.
     let open = || prepared::open(section, config.train.seed, trained_on, &AtomicBool::new(false));
-    let opened = process::in_pool(open).map_err(TrainError::threads("threads that look at the data"));
+    let opened = process::in_pool(open).map_err(TrainError::threads("threads that check the data"));
     let opened = opened.and_then(|opened| Ok(opened?));
-    let Some(info) = checks.take(DATA, "data", opened) else {
+    let Some(info) = findings.take(DATA, "data", opened) else {
         return Found::Unusable(DataInfo::load(&section.path).ok().map(|info| info.vocab_size));
     };
-    let tokenizer = tokenizer(config, &info, checks);
+    let tokenizer = tokenizer(config, &info, findings);
     for (split, what) in [(Split::Train, "training"), (Split::Validation, "validation")] {
-        let looked = look(config, split, tokenizer.as_ref().map(|(_, tokenizer)| tokenizer), checks);
-        checks.take(DATA, what, looked);
+        let checked =
+            check_split(config, split, tokenizer.as_ref().map(|(_, tokenizer)| tokenizer), findings);
+        findings.take(DATA, what, checked);
     }
-    if let Some(pairs) = pairs(config, checks)
+    if let Some(pairs) = pairs(config, findings)
         && let Some((content, _)) = &tokenizer
     {
         let context = context(config, resume);
         let tokens = prompts::tokenize(config, &pairs, content, info.end_of_text, context);
-        let tokens = checks.take(DATA, "prompts", tokens);
+        let tokens = findings.take(DATA, "prompts", tokens);
         if let (Some(path), Some(tokens)) = (&config.eval.prompts, tokens) {
             let answers = number_of(tokens.len(), "answer");
-            checks.ok(DATA, "eval.prompts", format!("{} has {answers}", path.display()));
+            findings.ok(DATA, "eval.prompts", format!("{} has {answers}", path.display()));
         }
     }
     match tokenizer {
-        Some((content, _)) if !checks.has_failed(DATA) => Found::Prepared(Box::new(info), content),
+        Some((content, _)) if !findings.has_failed(DATA) => Found::Prepared(Box::new(info), content),
         _ => Found::Unusable(Some(info.vocab_size)),
     }
 }
 
 /// Checks the text from which data would be prepared.
-fn inputs(config: &Config, checks: &mut Checks) -> Found {
+fn inputs(config: &Config, findings: &mut Findings) -> Found {
     let (path, text) = (config.data.path.display(), &config.data.text);
     for input in text {
-        checks.take(DATA, "text", data::check_input(input));
+        findings.take(DATA, "text", data::check_input(input));
     }
-    if checks.has_failed(DATA) {
+    if findings.has_failed(DATA) {
         return Found::Unusable(None);
     }
-    pairs(config, checks);
+    pairs(config, findings);
     let inputs = number_of(text.len(), "input");
-    checks.ok(DATA, "data", format!("{path} is not there yet: the run prepares it first, from {inputs}"));
+    findings.ok(DATA, "data", format!("{path} does not exist yet: the run prepares it first, from {inputs}"));
     Found::Later
 }
 
 /// Reads the pairs of `eval.prompts`. Their tokens need a tokenizer, which may not exist yet.
-fn pairs(config: &Config, checks: &mut Checks) -> Option<Vec<(usize, Pair)>> {
-    checks.take(DATA, "eval.prompts", prompts::read(config))
+fn pairs(config: &Config, findings: &mut Findings) -> Option<Vec<(usize, Pair)>> {
+    findings.take(DATA, "eval.prompts", prompts::read(config))
 }
 
 /// Number of tokens of the longest prompt of `[sample]`, as far as known before the weights are opened.
@@ -99,28 +100,36 @@ fn context(config: &Config, resume: Option<&Checkpoint>) -> usize {
 }
 
 /// The data's tokenizer, and the content of its file.
-fn tokenizer(config: &Config, info: &DataInfo, checks: &mut Checks) -> Option<(Vec<u8>, Tokenizer)> {
+fn tokenizer(config: &Config, info: &DataInfo, findings: &mut Findings) -> Option<(Vec<u8>, Tokenizer)> {
     let folder = &config.data.path;
     let load = || {
         let (path, content) = (data::tokenizer_of(folder)?, data::read_tokenizer_of(folder)?);
         Ok::<_, DataError>((content.clone(), Tokenizer::from_file(content, &path)?))
     };
-    let (content, tokenizer) = checks.take(DATA, "tokenizer", load())?;
+    let (content, tokenizer) = findings.take(DATA, "tokenizer", load())?;
     let (own, stated) = (tokenizer.end_of_text().ok(), info.end_of_text);
     match own {
-        Some(own) if own != stated => checks.warn(
+        Some(own) if own != stated => findings.warn(
             DATA,
             "tokenizer",
-            format!("it ends a text with {own}, and the data in {} with {stated}", folder.display()),
-            "put the tokenizer that the data were prepared with beside them",
+            format!(
+                "it ends a text with token {own}, and the data in {} with token {stated}",
+                folder.display()
+            ),
+            "put the tokenizer that the data were prepared with next to them",
         ),
-        _ => checks.ok(DATA, "tokenizer", number_of(tokenizer.vocab_size(), "token")),
+        _ => findings.ok(DATA, "tokenizer", number_of(tokenizer.vocab_size(), "token")),
     }
     Some((content, tokenizer))
 }
 
 /// Checks a split: its size, the checksums of some blocks, its token ids, and a sample as text.
-fn look(config: &Config, split: Split, tokenizer: Option<&Tokenizer>, checks: &mut Checks) -> Result<()> {
+fn check_split(
+    config: &Config,
+    split: Split,
+    tokenizer: Option<&Tokenizer>,
+    findings: &mut Findings,
+) -> Result<()> {
     let (section, is_train) = (&config.data, split == Split::Train);
     let what = if is_train { "training" } else { "validation" };
     let file = TokenFile::open(&section.path, split, section.seq_len)?;
@@ -132,30 +141,30 @@ fn look(config: &Config, split: Split, tokenizer: Option<&Tokenizer>, checks: &m
         text += &format!("; the run takes {taken}, which is {:.2} epochs", taken as f64 / samples as f64);
     }
     let source = BatchSource::new(file, is_train && section.shuffle, config.train.seed)?;
-    let looked_at = samples.min(LOOKED_AT);
+    let read = samples.min(READ);
     let known = tokenizer.map_or(usize::MAX, Tokenizer::vocab_size);
-    for index in 0..looked_at {
+    for index in 0..read {
         // Spread over the file, including the last sample.
-        let sample = ((index + 1) as u128 * u128::from(samples) / u128::from(looked_at)) as u64 - 1;
+        let sample = ((index + 1) as u128 * u128::from(samples) / u128::from(read)) as u64 - 1;
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         source.file().read_sample(sample, &mut inputs, &mut targets)?;
         let unknown =
             inputs.iter().chain(&targets).find(|id| usize::try_from(**id).is_ok_and(|id| id >= known));
         if let Some(id) = unknown {
-            checks.fail(
+            findings.fail(
                 DATA,
                 "tokenizer",
-                format!("sequence {sample} of {what} has the id {id}, and the tokenizer has {known}"),
-                "put the tokenizer that the data were prepared with beside them, or prepare the data anew",
+                format!("sequence {sample} of {what} has the id {id}, and the tokenizer has {known} tokens"),
+                "put the tokenizer that the data were prepared with next to them, or prepare the data again",
             );
             return Ok(());
         }
     }
-    checks.ok(DATA, what, format!("{text}; ids of {looked_at} sequences are in range"));
+    findings.ok(DATA, what, format!("{text}; ids of {read} sequences are in range"));
     if let Some(tokenizer) = tokenizer.filter(|_| is_train) {
         let first = source.fetch(0, 1)?;
         let ids: Vec<u32> = first.inputs.iter().take(SHOWN).map(|id| id.cast_unsigned()).collect();
-        checks.ok(DATA, "first tokens", format!("{:?}", tokenizer.decode(&ids)?));
+        findings.ok(DATA, "first tokens", format!("{:?}", tokenizer.decode(&ids)?));
     }
     Ok(())
 }

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use kiln_shard::Optimizer;
 
-use super::machine::nearest;
+use super::env::nearest;
 use super::model::Trained;
-use super::report::{Checks, Stage};
+use crate::findings::{Findings, Stage};
 use kiln_checkpoint::sharded::Shapes;
 use kiln_checkpoint::{self as checkpoint, Keep};
 use kiln_config::{CheckpointSection, Config};
@@ -18,33 +18,33 @@ const SAVE: Stage = Stage::Save;
 const F32: u64 = 4;
 
 /// Space for the other output of a run: logs and metrics.
-const BESIDES: u64 = 16 << 20;
+const OTHER: u64 = 16 << 20;
 
 /// Checks the disk space where `out` is or will be. The run continues after `done` steps.
-pub(super) fn examine(out: &Path, parts: &Trained, done: u64, checks: &mut Checks) {
+pub(super) fn examine(out: &Path, parts: &Trained, done: u64, findings: &mut Findings) {
     let Trained { config, optimizer, shapes, .. } = parts;
     let each = bytes_of(config, optimizer, shapes);
     let CheckpointSection { keep, keep_every, .. } = config.checkpoint;
     let kept = Keep { newest: keep, every: keep_every };
     let there = checkpoint::removable(&checkpoint::folder_of_run(out), kept, done) as u64;
     let most = most_at_a_time(&config.checkpoint, config.train.steps, done, there);
-    let needed = each.saturating_mul(most).saturating_add(BESIDES);
+    let needed = each.saturating_mul(most).saturating_add(OTHER);
     let place = nearest(out);
     let what = format!("{most} x {}", size(each));
     let free = match rustix::fs::statvfs(place) {
         Ok(found) => found.f_bavail.saturating_mul(found.f_frsize),
         Err(error) => {
-            let detail = format!("{}: the room there is not known ({error})", place.display());
-            return checks.warn(SAVE, "disk", detail, format!("see to it that {what} fit there"));
+            let detail = format!("the free space of {} is unknown ({error})", place.display());
+            return findings.warn(SAVE, "disk", detail, format!("make sure that it has room for {what}"));
         }
     };
     match needed <= free {
         true => {
             let detail =
                 format!("checkpoints take {what} at most; {} has {} free", place.display(), size(free));
-            checks.ok(SAVE, "disk", detail);
+            findings.ok(SAVE, "disk", detail);
         }
-        false => checks.fail(
+        false => findings.fail(
             SAVE,
             "disk",
             format!(
@@ -99,12 +99,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checkpoints_are_counted_as_they_are_kept() {
-        let beside = |every, keep, keep_every, steps, done, there| {
+    fn kept_checkpoints_are_counted() {
+        let with_existing = |every, keep, keep_every, steps, done, there| {
             let section = CheckpointSection { every, keep, keep_every, ..CheckpointSection::default() };
             most_at_a_time(&section, steps, done, there)
         };
-        let most = |every, keep, keep_every, steps, done| beside(every, keep, keep_every, steps, done, 0);
+        let most =
+            |every, keep, keep_every, steps, done| with_existing(every, keep, keep_every, steps, done, 0);
         // One at the end; two of ten and one being written; all ten; all that are left.
         assert_eq!(most(0, 2, 0, 100, 0), 1);
         assert_eq!(most(10, 2, 0, 100, 0), 3);
@@ -119,9 +120,9 @@ mod tests {
         assert_eq!(most(1, 0, 0, u64::MAX, 0), u64::MAX);
         assert_eq!(most(3, 1, u64::MAX - 1, u64::MAX, 0), 3);
         // With two existing checkpoints to remove, one is added; with one, two.
-        assert_eq!(beside(10, 2, 0, 100, 70, 2), 1);
-        assert_eq!(beside(10, 2, 0, 100, 70, 5), 1);
-        assert_eq!(beside(10, 2, 0, 100, 70, 1), 2);
-        assert_eq!(beside(10, 0, 0, 100, 70, 5), 3);
+        assert_eq!(with_existing(10, 2, 0, 100, 70, 2), 1);
+        assert_eq!(with_existing(10, 2, 0, 100, 70, 5), 1);
+        assert_eq!(with_existing(10, 2, 0, 100, 70, 1), 2);
+        assert_eq!(with_existing(10, 0, 0, 100, 70, 5), 3);
     }
 }

@@ -1,37 +1,39 @@
 //! `kiln check CONFIG`: checks in seconds that a run would start and save.
 //!
-//! Stages come in the order of [`Stage`]. Each process first checks its own part (`machine.rs`, `data.rs`,
-//! `model.rs`). Then processes connect and compare (`comm.rs`, `links.rs`). Finally all ranks take a reduced
-//! step and save it (`step.rs`, `disk.rs`). Rank 0 prints one table (`report.rs`).
+//! Stages come in the order of [`Stage`]. Each process first checks its own part (`env.rs`, `data.rs`,
+//! `model.rs`). Then processes connect and compare (`comm.rs`, `ring.rs`). Finally all ranks take a reduced step
+//! and save it (`step.rs`, `disk.rs`). Rank 0 prints one table.
 
-mod arguments;
 mod comm;
 mod data;
 mod disk;
-mod links;
-mod machine;
+mod env;
 mod model;
-mod report;
+mod ring;
 mod step;
 
 use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use clap::Args;
 use kiln_collectives::Communicator;
 use kiln_shard::ranks::panic_message;
 
-pub use arguments::CheckArgs;
+use crate::findings::{Finding, Findings, Level, Report, Stage};
+use crate::machine::MachineArgs;
+use env::Setup;
+use kiln_checkpoint::weights::AllowMissing;
 use kiln_launch::place::{self, RankEnv, Role};
 use kiln_train::error::{Result, TrainError};
 use kiln_train::fault::{self, Fault, FaultKind};
 use kiln_train::launch;
 use kiln_train::process::output::{complain, say};
 use kiln_train::registry::Registry;
+use kiln_train::run::{PositionKey, Resume, RunFolder, RunOptions};
 use kiln_train::world::{self, Ranks};
-use machine::Setup;
 use model::{Sources, Trained};
-use report::{Check, Checks, Level, Report, Stage};
 use step::Shrunk;
 
 /// Checks that a step depends on, on all ranks.
@@ -52,31 +54,94 @@ const STEP_NEEDS: [(Stage, &str); 10] = [
 const SAVE_NEEDS: [(Stage, &str); 3] =
     [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
 
-/// The results of one process's own checks.
-struct Found {
-    setup: Option<Setup>,
-    trained: Option<Trained>,
+/// Arguments of `kiln check`: those of `kiln train` that affect the checks.
+#[derive(Args)]
+pub struct CheckArgs {
+    /// Configuration file of the run.
+    #[arg(required_unless_present = "only_machine")]
+    config: Option<PathBuf>,
+    /// Check this stage alone, and those it needs; may be given several times.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    stage: Vec<Stage>,
+    /// Only examine this machine and the place of this process, without a configuration, as `kiln doctor` does.
+    #[arg(long = "machine", conflicts_with_all = ["config", "stage"])]
+    only_machine: bool,
+    #[command(flatten)]
+    machine: MachineArgs,
+    /// Ranks, as threads of this process [default: train.ranks of the configuration].
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Run folder [default: runs/<name of the configuration>].
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Change one value of the configuration; may be given several times.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Resume from the newest checkpoint of the run folder ("latest"), or from this folder.
+    #[arg(long, value_name = "latest|PATH")]
+    resume: Option<String>,
+    /// As for `kiln train`: weights that the initial checkpoint may lack.
+    #[arg(long, value_name = "PATTERN")]
+    allow_missing: Vec<String>,
+    /// As for `kiln train`: accept an initial checkpoint with other layers.
+    #[arg(long)]
+    allow_other_parts: bool,
+    /// As for `kiln train`: keys that may differ from the checkpoint to resume from.
+    #[arg(long, value_name = "KEY", value_enum)]
+    allow_changed: Vec<PositionKey>,
+    #[command(flatten)]
+    place: place::Flags,
+    /// Fire drill: let one rank fail, once; clock=SECONDS is for this command.
+    #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
+    fault: Option<Fault>,
 }
 
 impl CheckArgs {
+    /// Returns whether any of these stages is to be checked.
+    fn wants(&self, stages: &[Stage]) -> bool {
+        self.stage.is_empty() || stages.iter().any(|stage| self.stage.contains(stage))
+    }
+
+    /// Returns the options that `kiln train` would have for the configuration `path`.
+    fn options(&self, path: &Path, registry: &Registry, place: Option<RankEnv>) -> Result<RunOptions> {
+        Ok(RunOptions {
+            out: self.out.clone().map_or_else(|| RunFolder::of_config(path), RunFolder::At),
+            resume: self.resume.as_deref().map(|resume| match resume {
+                "latest" => Resume::Latest,
+                path => Resume::Path(path.into()),
+            }),
+            ranks: self.ranks,
+            registry: registry.clone(),
+            place,
+            allow_missing: AllowMissing::new(&self.allow_missing).map_err(TrainError::usage)?,
+            allow_other_parts: self.allow_other_parts,
+            allow_changed: self.allow_changed.clone(),
+            alone: true,
+            ..RunOptions::default()
+        })
+    }
+
     /// Runs the checks, or starts the ranks of a node. Returns the exit code.
     ///
     /// # Errors
     ///
     /// If a check finds a problem that would end the run.
     pub fn run(self, registry: &Registry) -> Result<u8> {
-        let began = Instant::now();
+        let Some(path) = &self.config else { return Ok(self.machine.run(&self.place)) };
+        if self.machine.is_set() {
+            return Err(TrainError::usage("--json, --comm-ports and --gpu are for --machine"));
+        }
+        let start = Instant::now();
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
             Role::Alone(_) => None,
         };
         let rank = place.as_ref().map_or(0, |place| place.rank);
-        let mut report = Report { ranks: Vec::new(), processes: place.is_some() };
-        self.look(registry, place, &mut report);
+        let mut report = self.check(path, registry, place);
         // Only rank 0 reports successes.
         report.keep(|stage| rank == 0 && (self.stage.is_empty() || self.stage.contains(&stage)));
-        let text = report.to_text(began.elapsed().as_secs_f64());
+        let text = report.to_text(start.elapsed().as_secs_f64());
         let failures = report.failures();
         match rank {
             0 => say(&text),
@@ -86,126 +151,125 @@ impl CheckArgs {
         if failures == 0 { Ok(0) } else { Err(TrainError::Check { failures }) }
     }
 
-    /// Runs all checks. On rank 0, `report` receives the results of all ranks; on another rank, the results
-    /// that rank 0 does not have.
-    fn look(&self, registry: &Registry, place: Option<RankEnv>, report: &mut Report) {
-        let mut checks = Checks::default();
-        let rank = place.as_ref().map_or(0, |place| place.rank);
-        let found = self.alone(registry, place, &mut checks);
-        let Some(setup) = &found.setup else {
+    /// Runs all checks. On rank 0, returns the findings of all ranks; on another rank, those that rank 0 does not
+    /// have.
+    fn check(&self, path: &Path, registry: &Registry, place: Option<RankEnv>) -> Report {
+        let (rank, processes) = (place.as_ref().map_or(0, |place| place.rank), place.is_some());
+        let own = |findings| Report { ranks: vec![(rank, findings)], processes };
+        let mut findings = Findings::default();
+        let (setup, trained) = self.check_alone(path, registry, place, &mut findings);
+        let Some(setup) = &setup else {
             let rest = [Stage::Data, Stage::Model, Stage::Comm, Stage::Step, Stage::Save];
-            rest.into_iter().for_each(|stage| checks.skip(stage, "a configuration that can be used"));
-            report.ranks.push((rank, checks));
-            return;
+            rest.into_iter().for_each(|stage| findings.skip(stage, "a usable configuration"));
+            return own(findings);
         };
         if !self.wants(&[Stage::Comm, Stage::Step, Stage::Save]) {
-            report.ranks.push((rank, checks));
-            return;
+            return own(findings);
         }
         let ranks = match &setup.options.place {
             None => {
-                checks.ok(Stage::Comm, "links", "ranks are threads of one process: there are none");
+                findings.ok(Stage::Comm, "links", "none: ranks are threads of one process");
                 Some(Ranks::Threads)
             }
             Some(_) if !setup.meets => {
-                checks.skip(Stage::Comm, "a secret and a port at which ranks can meet");
+                findings.skip(Stage::Comm, "a secret and a free port");
                 None
             }
-            Some(place) => comm::meet(setup, place, &mut checks),
+            Some(place) => comm::meet(setup, place, &mut findings),
         };
-        let (all, together) = match &ranks {
-            Some(ranks) => self.compare(setup, ranks, checks),
-            None => (vec![(rank, checks)], false),
+        let compared = ranks.and_then(|ranks| {
+            let all = self.compare(setup, &ranks, &mut findings)?;
+            Some((ranks, all))
+        });
+        let Some((ranks, all)) = compared else {
+            [Stage::Step, Stage::Save].into_iter().for_each(|stage| findings.skip(stage, Stage::Comm.name()));
+            return own(findings);
         };
-        report.ranks = all;
-        match &ranks {
-            Some(ranks) if together => {
-                let checks = self.try_out(&found, setup, ranks, report);
-                if rank != 0 {
-                    // Rank 0 has gathered the others.
-                    report.ranks = vec![(rank, checks)];
-                    return;
-                }
-                // A success is the same on all ranks. Each rank reports its own failures.
-                for (other, found) in &mut report.ranks {
-                    let is_theirs = |check: &&Check| *other == 0 || check.level != Level::Fail;
-                    found.0.extend(checks.0.iter().filter(is_theirs).cloned());
-                }
-            }
-            _ => {
-                for stage in [Stage::Step, Stage::Save] {
-                    let own = report.ranks.iter_mut();
-                    own.for_each(|(_, checks)| checks.skip(stage, Stage::Comm.name()));
-                }
-            }
+        let mut report = Report { ranks: all, processes };
+        let findings = self.try_out(trained.as_ref(), setup, &ranks, &report);
+        if rank != 0 {
+            // Rank 0 has gathered the other findings.
+            return own(findings);
         }
+        // A success is the same on all ranks. Each rank reports its own failures.
+        for (other, found) in &mut report.ranks {
+            let is_theirs = |finding: &&Finding| *other == 0 || finding.level != Level::Fail;
+            found.0.extend(findings.0.iter().filter(is_theirs).cloned());
+        }
+        report
     }
 
     /// Runs the checks that do not need other processes.
-    fn alone(&self, registry: &Registry, place: Option<RankEnv>, checks: &mut Checks) -> Found {
-        let setup = machine::examine(self, registry, place, checks);
-        let mut found = Found { setup, trained: None };
+    fn check_alone(
+        &self,
+        path: &Path,
+        registry: &Registry,
+        place: Option<RankEnv>,
+        findings: &mut Findings,
+    ) -> (Option<Setup>, Option<Trained>) {
         let needs_model = self.wants(&[Stage::Model, Stage::Step, Stage::Save]);
-        let Some(setup) = found.setup.as_ref().filter(|_| needs_model || self.wants(&[Stage::Data])) else {
-            return found;
+        let setup = match env::examine(self, path, registry, place, findings) {
+            Some(setup) if needs_model || self.wants(&[Stage::Data]) => setup,
+            setup => return (setup, None),
         };
-        let sources = Sources::open(setup, checks);
-        let data = data::examine(&setup.config, sources.resume.as_ref(), checks);
-        if needs_model {
-            // Creates layers, optimizers and losses of the program, whose code may panic.
-            let examined =
-                panic::catch_unwind(AssertUnwindSafe(|| model::examine(setup, &sources, &data, checks)));
-            found.trained = examined.unwrap_or_else(|panic| {
-                let text = format!("a part of this program panics: {}", panic_message(&*panic));
-                checks.failed(Stage::Model, "model", TrainError::Crash(text));
-                None
-            });
+        let sources = Sources::open(&setup, findings);
+        let data = data::examine(&setup.config, sources.resume.as_ref(), findings);
+        if !needs_model {
+            return (Some(setup), None);
         }
+        // Creates layers, optimizers and losses of the program, whose code may panic.
+        let examined =
+            panic::catch_unwind(AssertUnwindSafe(|| model::examine(&setup, &sources, &data, findings)));
+        let trained = examined.unwrap_or_else(|panic| {
+            let text = format!("a part of this program panics: {}", panic_message(&*panic));
+            findings.failed(Stage::Model, "model", TrainError::Crash(text));
+            None
+        });
         let first = setup.options.place.as_ref().is_none_or(|place| place.local_rank == 0);
-        if let (Some(trained), Some((_, out)), true) = (&found.trained, &setup.out, first)
+        if let (Some(trained), Some((_, out)), true) = (&trained, &setup.out, first)
             && self.wants(&[Stage::Save])
         {
-            disk::examine(out, trained, sources.resume.map_or(0, |from| from.state().step), checks);
+            disk::examine(out, trained, sources.resume.map_or(0, |from| from.state().step), findings);
         }
-        found
+        (Some(setup), trained)
     }
 
-    /// Compares this process with the others and shares the results of all. The flag is `false` if it could
-    /// not.
-    fn compare(&self, setup: &Setup, ranks: &Ranks<'_>, checks: Checks) -> (Vec<(usize, Checks)>, bool) {
-        let Ranks::Processes(met, place) = ranks else { return (vec![(0, checks)], true) };
-        let (rank, timeout) = (place.rank, setup.config.comm.timeout());
+    /// Compares this process with the others, and returns the findings of all ranks. Returns `None` if the ranks
+    /// lose each other.
+    fn compare(
+        &self,
+        setup: &Setup,
+        ranks: &Ranks<'_>,
+        findings: &mut Findings,
+    ) -> Option<Vec<(usize, Findings)>> {
+        let Ranks::Processes(met, place) = ranks else { return Some(vec![(0, findings.clone())]) };
         let fault = self.fault.as_ref();
         let ahead = match fault {
-            Some(Fault { kind: FaultKind::Clock(seconds), rank: other, .. }) if *other == rank => *seconds,
+            Some(Fault { kind: FaultKind::Clock(seconds), rank, .. }) if *rank == place.rank => *seconds,
             _ => 0.0,
         };
-        let own = checks.clone();
         let compared = ranks.run(&setup.config, |world| {
             let (world, _) = fault::rehearse(world, fault, place.job.restarts);
-            let mut checks = own.clone();
-            comm::examine(setup, &*world, ahead, &mut checks)?;
-            comm::devices(setup, met, &*world, &mut checks)?;
-            let told = serde_json::to_vec(&checks).unwrap_or_default();
-            let told = world::gather(&*world, "checks", &told, timeout)?;
-            let read = |(rank, bytes): (usize, &Vec<u8>)| {
-                (rank, serde_json::from_slice::<Checks>(bytes).unwrap_or_default())
-            };
-            Ok(told.iter().enumerate().map(read).collect::<Vec<_>>())
+            let mut findings = findings.clone();
+            comm::examine(setup, &*world, ahead, &mut findings)?;
+            comm::devices(setup, met, &*world, &mut findings)?;
+            let mine = serde_json::to_vec(&findings).unwrap_or_default();
+            let all = world::gather(&*world, "checks", &mine, setup.config.comm.timeout())?;
+            let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).unwrap_or_default();
+            Ok(all.iter().map(read).enumerate().collect())
         });
-        match compared {
-            Ok(all) => (all, true),
-            Err(error) => {
-                let mut checks = checks;
-                checks.failed(Stage::Comm, "meeting", error);
-                (vec![(rank, checks)], false)
-            }
-        }
+        compared.map_err(|error| findings.failed(Stage::Comm, "meeting", error)).ok()
     }
 
     /// Takes a step and saves it on all ranks, unless a check they depend on has failed on any of them.
     /// Returns the results of this rank: a failure may concern one rank only, so each rank reports its own.
-    fn try_out(&self, found: &Found, setup: &Setup, ranks: &Ranks<'_>, report: &Report) -> Checks {
+    fn try_out(
+        &self,
+        trained: Option<&Trained>,
+        setup: &Setup,
+        ranks: &Ranks<'_>,
+        report: &Report,
+    ) -> Findings {
         let missing = |needs: &[(Stage, &str)]| {
             let failed = needs.iter().find(|(stage, what)| report.has_failed(*stage, Some(what)));
             failed.map(|(stage, what)| format!("{}: {what}", stage.name()))
@@ -217,15 +281,15 @@ impl CheckArgs {
             false => missing(&STEP_NEEDS),
         };
         let save_needs = missing(&SAVE_NEEDS);
-        let mut checks = Checks::default();
-        let shrunk = match (&found.trained, &setup.device, needed) {
+        let mut findings = Findings::default();
+        let shrunk = match (trained, &setup.device, needed) {
             (Some(trained), Some(device), None) => {
                 let registry = &setup.options.registry;
-                checks.take(Stage::Step, "step", Shrunk::new(trained, registry, device))
+                findings.take(Stage::Step, "step", Shrunk::new(trained, registry, device))
             }
             (_, _, needed) => {
                 let needed = needed.unwrap_or_else(|| Stage::Model.name().to_owned());
-                [Stage::Step, Stage::Save].into_iter().for_each(|stage| checks.skip(stage, &needed));
+                [Stage::Step, Stage::Save].into_iter().for_each(|stage| findings.skip(stage, &needed));
                 None
             }
         };
@@ -234,21 +298,44 @@ impl CheckArgs {
             let run =
                 |body: &(dyn Fn(Arc<dyn Communicator>) -> Result<String> + Sync)| ranks.run(config, body);
             let stepped = !self.wants(&[Stage::Step]) || {
-                let said = checks.take(Stage::Step, "step", run(&|world| shrunk.step(world)));
-                said.map(|said| checks.ok(Stage::Step, "step", said)).is_some()
+                let report = findings.take(Stage::Step, "step", run(&|world| shrunk.step(world)));
+                report.map(|report| findings.ok(Stage::Step, "step", report)).is_some()
             };
             match (&setup.out, save_needs) {
                 _ if !self.wants(&[Stage::Save]) => {}
                 (Some((named, _)), None) if stepped => {
-                    let said = checks.take(Stage::Save, "save", run(&|world| shrunk.save(world, named)));
-                    said.into_iter().for_each(|said| checks.ok(Stage::Save, "save", said));
+                    let report = findings.take(Stage::Save, "save", run(&|world| shrunk.save(world, named)));
+                    report.into_iter().for_each(|report| findings.ok(Stage::Save, "save", report));
                 }
                 (_, needed) => {
                     let needed = needed.unwrap_or_else(|| Stage::Step.name().to_owned());
-                    checks.skip(Stage::Save, &needed);
+                    findings.skip(Stage::Save, &needed);
                 }
             }
         }
-        checks
+        findings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::FromArgMatches;
+
+    use super::*;
+
+    #[test]
+    fn machine_replaces_the_configuration() {
+        let command = CheckArgs::augment_args(clap::Command::new("check"));
+        let parse = |arguments: &[&str]| {
+            let arguments = [&["check"], arguments].concat();
+            let matches = command.clone().try_get_matches_from(arguments).ok()?;
+            CheckArgs::from_arg_matches(&matches).ok()
+        };
+        assert!(parse(&["--machine", "--json", "--gpu"]).is_some_and(|args| args.config.is_none()));
+        for wrong in [&["run.toml", "--machine"][..], &["--machine", "--stage", "env"], &[]] {
+            assert!(parse(wrong).is_none(), "{wrong:?}");
+        }
+        let unused = parse(&["run.toml", "--json"]).expect("arguments").run(&Registry::default());
+        assert!(unused.is_err_and(|error| error.to_string().contains("are for --machine")));
     }
 }

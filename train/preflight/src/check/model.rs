@@ -4,8 +4,8 @@ use kiln_model::{Decoder, Key, Layers, ModelConfig};
 use kiln_shard::Optimizer;
 
 use super::data::Found;
-use super::machine::Setup;
-use super::report::{Checks, Stage};
+use super::env::Setup;
+use crate::findings::{Findings, Stage};
 use kiln_checkpoint::sharded::{Shapes, parameter_shapes};
 use kiln_checkpoint::source::ModelSource;
 use kiln_checkpoint::{Checkpoint, shape_line};
@@ -36,12 +36,12 @@ pub(super) struct Sources {
 
 impl Sources {
     /// Opens the checkpoint and the model named in `setup`, as far as they can be opened.
-    pub(super) fn open(setup: &Setup, checks: &mut Checks) -> Self {
+    pub(super) fn open(setup: &Setup, findings: &mut Findings) -> Self {
         let Some(folder) = setup.resume.as_deref() else {
             let opened = run::open_source(None, &setup.config);
-            return Sources { resume: None, weights: checks.take(MODEL, "init.from", opened).flatten() };
+            return Sources { resume: None, weights: findings.take(MODEL, "init.from", opened).flatten() };
         };
-        let resume = checks.take(MODEL, "checkpoint", Checkpoint::open(folder));
+        let resume = findings.take(MODEL, "checkpoint", Checkpoint::open(folder));
         let weights = resume.clone().map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
         Sources { resume, weights }
     }
@@ -52,7 +52,7 @@ pub(super) fn examine(
     setup: &Setup,
     sources: &Sources,
     data: &Found,
-    checks: &mut Checks,
+    findings: &mut Findings,
 ) -> Option<Trained> {
     let mut config = setup.config.clone();
     config.shorten_warm_up();
@@ -60,7 +60,7 @@ pub(super) fn examine(
         config.settle(device.defaults());
     }
     let registry = &setup.options.registry;
-    let optimizer = checks.take(MODEL, "optimizer", registry.optimizers().make(&config.optim))?;
+    let optimizer = findings.take(MODEL, "optimizer", registry.optimizers().make(&config.optim))?;
     let weights = sources.weights.as_ref();
     let model = match data {
         Found::Prepared(info, tokenizer) => {
@@ -68,38 +68,40 @@ pub(super) fn examine(
         }
         // With a vocabulary other than the data's, the checks would concern a different model.
         Found::Unusable(None) if weights.is_none() && config.model.vocab_size.is_none() => {
-            checks.skip(MODEL, "data, which have the vocabulary");
+            findings.skip(MODEL, "data, which determine the vocabulary");
             return None;
         }
-        Found::Unusable(Some(vocab_size)) => of_config(&config, weights, registry.layers(), *vocab_size),
+        Found::Unusable(Some(vocab_size)) => {
+            model_before_data(&config, weights, registry.layers(), *vocab_size)
+        }
         Found::Unusable(None) | Found::Later => {
-            of_config(&config, weights, registry.layers(), config.data.vocab_size)
+            model_before_data(&config, weights, registry.layers(), config.data.vocab_size)
         }
     };
-    let model = checks.take(MODEL, "model", model)?;
-    checks.take(MODEL, "loss", registry.losses().make(&config.loss, model.vocab_size))?;
+    let model = findings.take(MODEL, "model", model)?;
+    findings.take(MODEL, "loss", registry.losses().make(&config.loss, model.vocab_size))?;
     // For names and shapes only: weights are not initialised.
     let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain());
-    let decoder = checks.take(MODEL, "model", decoder)?;
+    let decoder = findings.take(MODEL, "model", decoder)?;
     let shapes = parameter_shapes(&decoder);
     let parameters = format!("{:.2}M", elements(&shapes) as f64 / 1e6);
     let line = shape_line(&model, parameters);
-    checks.ok(MODEL, "model", line.strip_prefix("model: ").unwrap_or(&line));
-    let named = checks.take(MODEL, "parameters", run::check_parts(&config, &decoder));
-    start(setup, sources, data, &config, &model, &optimizer, checks);
+    findings.ok(MODEL, "model", line.strip_prefix("model: ").unwrap_or(&line));
+    let named = findings.take(MODEL, "parameters", run::check_parts(&config, &decoder));
+    check_initial_weights(setup, sources, data, &config, &model, &optimizer, findings);
     if let Some(device) = &setup.device {
         let place = setup.options.place.as_ref();
         match run::memory_warnings(&config, &model, &decoder, &optimizer, device, place) {
             Ok(warnings) if warnings.is_empty() => {
-                checks.ok(MODEL, "memory", "the least that the run takes is free");
+                findings.ok(MODEL, "memory", "the minimum that the run needs is free");
             }
             Ok(warnings) => {
                 for warning in warnings {
-                    let mend = "end the other programs, or take a smaller batch or model";
-                    checks.warn(MODEL, "memory", warning, mend);
+                    let fix = "end other programs, or use a smaller batch or model";
+                    findings.warn(MODEL, "memory", warning, fix);
                 }
             }
-            Err(error) => checks.failed(MODEL, "memory", error),
+            Err(error) => findings.failed(MODEL, "memory", error),
         }
     }
     named.map(|()| Trained { config, model, optimizer, shapes })
@@ -111,7 +113,7 @@ pub(super) fn elements(shapes: &Shapes) -> u64 {
 }
 
 /// The model before its data exists, with the largest vocabulary that the data can have: `vocab_size` tokens.
-fn of_config(
+fn model_before_data(
     config: &Config,
     source: Option<&ModelSource>,
     layers: &Layers,
@@ -123,59 +125,59 @@ fn of_config(
 }
 
 /// Compares the initial weights with the model to train.
-fn start(
+fn check_initial_weights(
     setup: &Setup,
     sources: &Sources,
     data: &Found,
     config: &Config,
     model: &ModelConfig,
     optimizer: &Optimizer,
-    checks: &mut Checks,
+    findings: &mut Findings,
 ) {
     let Sources { resume, weights } = sources;
     let what = if resume.is_some() { "checkpoint" } else { "init.from" };
     let Some(source) = weights else { return };
     let fits = run::check_source(resume.as_ref(), Some(source), model, optimizer, &setup.options);
-    if checks.take(MODEL, what, fits).is_none() {
+    if findings.take(MODEL, what, fits).is_none() {
         return;
     }
     if let Some(checkpoint) = resume {
-        if checks.take(MODEL, what, checkpoint.check_files_are_there()).is_none() {
+        if findings.take(MODEL, what, checkpoint.check_files_are_there()).is_none() {
             return;
         }
         if let Found::Prepared(info, tokenizer) = data {
             let position = run::check_position(checkpoint, config, info, tokenizer, &setup.options);
-            match checks.take(MODEL, "position", position) {
+            match findings.take(MODEL, "position", position) {
                 None => return,
                 Some(changed) if !changed.is_empty() => {
                     let detail = format!("another position in the data, as allowed: {}", changed.join(", "));
-                    checks.warned(MODEL, "position", detail);
+                    findings.warned(MODEL, "position", detail);
                 }
                 Some(_) => {}
             }
         }
         let (folder, step) = (checkpoint.folder().display(), checkpoint.state().step);
-        checks.ok(MODEL, what, format!("{folder}, step {step}: it fits, and its files are there"));
+        findings.ok(MODEL, what, format!("{folder}, step {step}: it fits, and its files exist"));
     } else {
         let whole = source.check_weights_are_there(setup.options.registry.layers());
-        if checks.take(MODEL, "init.from", whole).is_none() {
+        if findings.take(MODEL, "init.from", whole).is_none() {
             return;
         }
-        other_tokenizer(source, data, checks);
-        checks.ok(MODEL, "init.from", format!("{}: it fits", source.folder().display()));
+        check_tokenizer(source, data, findings);
+        findings.ok(MODEL, "init.from", format!("{}: it fits", source.folder().display()));
     }
 }
 
 /// Warns if the weights were trained with a different tokenizer.
-fn other_tokenizer(source: &ModelSource, data: &Found, checks: &mut Checks) {
+fn check_tokenizer(source: &ModelSource, data: &Found, findings: &mut Findings) {
     let Found::Prepared(_, tokenizer) = data else { return };
     let Ok(own) = files::read(&source.tokenizer(), files::MAX_WHOLE) else { return };
     if data::are_other_tokenizers(&own, tokenizer) {
         let own = source.tokenizer();
-        checks.warn(
+        findings.warn(
             MODEL,
             "tokenizer",
-            format!("the weights to start from have another tokenizer than the data: {}", own.display()),
+            format!("the initial weights have another tokenizer than the data: {}", own.display()),
             "prepare the data with `kiln data prepare --tokenizer` and this file",
         );
     }

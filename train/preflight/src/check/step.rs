@@ -13,7 +13,7 @@ use kiln_model::layers::TokenLoss;
 use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{EngineBuilder, Optimizer, Outcome, ShardError};
 
-use super::machine::{PREFIX, nearest};
+use super::env::{PREFIX, nearest};
 use super::model::{Trained, elements};
 use crate::bench;
 use crate::smoke::{Smoke, forget_absent};
@@ -26,11 +26,11 @@ use kiln_train::error::{Result, TrainError};
 use kiln_train::registry::Registry;
 use kiln_train::world;
 
-/// Largest number of parameters for a step of the whole model. A larger model is narrowed, so that the check
+/// Maximum number of parameters for a step of the whole model. A larger model is narrowed, so that the check
 /// stays quick.
 const WHOLE: u64 = 16_000_000;
 
-/// Largest relative difference on a GPU between a step and the same step after a load: its kernels sum in any
+/// Maximum relative difference on a GPU between a step and the same step after a load: its kernels sum in any
 /// order. On the CPU, the bits must be equal.
 const TOLERANCE: f64 = 1e-3;
 
@@ -48,7 +48,7 @@ pub(super) struct Shrunk {
     device: Device,
     /// Set if the model is narrower than the run's.
     narrow: bool,
-    /// Largest relative difference between a step and the same step after a load.
+    /// Maximum relative difference between a step and the same step after a load.
     tolerance: f64,
 }
 
@@ -88,7 +88,7 @@ impl Shrunk {
     }
 
     /// Takes step `number` of `model`. Collective.
-    fn take(&self, model: &ShardedDecoder, number: u64) -> Result<Outcome> {
+    fn step_of(&self, model: &ShardedDecoder, number: u64) -> Result<Outcome> {
         let Shrunk { config, device, loss, .. } = self;
         let (_, outcome) = bench::step_with_outcome(config, model, device, loss.as_ref(), number)?;
         let problem = |what| TrainError::Crash(format!("the shrunk step {what}"));
@@ -96,7 +96,7 @@ impl Shrunk {
         match outcome.applied || outcome.overflowed {
             true => Ok(outcome),
             false => Err(problem(format!(
-                "has a loss of {} and a gradient of norm {}{}: lower optim.lr, or look at the model's own layers",
+                "has a loss of {} and a gradient of norm {}{}: lower optim.lr, or check the custom layers of the model",
                 outcome.loss,
                 outcome.grad_norm,
                 kiln_train::error::in_gradient(&outcome.non_finite)
@@ -107,9 +107,9 @@ impl Shrunk {
     /// Takes one step. Returns the text to report. Collective.
     pub(super) fn step(&self, world: Arc<dyn Communicator>) -> Result<String> {
         let model = self.build(world, false)?;
-        let began = Instant::now();
-        let Outcome { loss, grad_norm, .. } = self.take(&model, 1)?;
-        let seconds = began.elapsed().as_secs_f64();
+        let start = Instant::now();
+        let Outcome { loss, grad_norm, .. } = self.step_of(&model, 1)?;
+        let seconds = start.elapsed().as_secs_f64();
         let Config { train, data, .. } = &self.config;
         let of = if self.narrow { "two narrow blocks with its layers" } else { "this model" };
         Ok(format!(
@@ -127,20 +127,20 @@ impl Shrunk {
         // Exists until all ranks are done with it.
         let folder =
             (rank == 0).then(|| tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)).transpose();
-        let folder = folder.map_err(TrainError::io("make a folder in", place))?;
+        let folder = folder.map_err(TrainError::io("create a folder in", place))?;
         let name = folder.as_ref().and_then(|folder| folder.path().file_name());
-        let told = world::gather(&*world, "folder", name.map_or(&[], OsStr::as_bytes), timeout)?;
-        let said = self.save_in(&world, place.join(OsStr::from_bytes(&told[0])))?;
+        let gathered = world::gather(&*world, "folder", name.map_or(&[], OsStr::as_bytes), timeout)?;
+        let report = self.save_in(&world, place.join(OsStr::from_bytes(&gathered[0])))?;
         let barrier = world.barrier(Label::new("folder", Phase::Checkpoint));
         barrier.wait(timeout).map_err(ShardError::from)?;
         drop(folder);
-        Ok(said)
+        Ok(report)
     }
 
     fn save_in(&self, world: &Arc<dyn Communicator>, folder: PathBuf) -> Result<String> {
         let config = &self.config;
         let model = self.build(world.clone(), false)?;
-        let first = self.take(&model, 1)?;
+        let first = self.step_of(&model, 1)?;
         let state = CheckpointState {
             step: 1,
             skipped: u64::from(!first.applied),
@@ -157,26 +157,26 @@ impl Shrunk {
             timeout: config.checkpoint.timeout(),
             ..SaveOptions::new(folder)
         };
-        let began = Instant::now();
+        let start = Instant::now();
         let place = Saver::new(options, world.rank()).begin(model.engine(), SaveContext::new(state))?;
         let place = place.ok_or_else(|| TrainError::Crash("nothing was saved".to_owned()))?;
-        let saved = began.elapsed();
-        let began = Instant::now();
+        let saved = start.elapsed();
+        let start = Instant::now();
         let checkpoint = Checkpoint::open(&place)?;
         let again = self.build(world.clone(), true)?;
         checkpoint.reader().load_weights(again.engine(), &AllowMissing::default())?;
         checkpoint.reader().load_optimizer(again.engine(), &AllowMissing::default())?;
-        let loaded = began.elapsed();
+        let loaded = start.elapsed();
         let mut is_compared = true;
         for (number, after) in COMPARED.into_iter().zip(["step", "second step"]) {
-            let (here, there) = (self.take(&model, number)?, self.take(&again, number)?);
+            let (here, there) = (self.step_of(&model, number)?, self.step_of(&again, number)?);
             // The gradient of an overflow is not finite.
             is_compared &= !(here.overflowed && there.overflowed);
             let [here, there] = [here, there].map(|outcome| [outcome.loss, outcome.grad_norm]);
             if is_compared && !here.iter().zip(&there).all(|(a, b)| is_near(*a, *b, self.tolerance)) {
                 return Err(TrainError::Crash(format!(
-                    "the {after} after a load has loss and norm {there:?}, and without it {here:?}: look at the \
-                     model's own layers and optimizer, which may keep a state that no checkpoint has"
+                    "the {after} after a load has loss and norm {there:?}, and without it {here:?}: check the \
+                     custom layers and optimizer, which may keep state that no checkpoint has"
                 )));
             }
         }
@@ -202,7 +202,7 @@ mod tests {
     use super::{TOLERANCE, is_near};
 
     #[test]
-    fn what_is_no_number_is_not_the_same() {
+    fn nan_never_agrees() {
         assert!(is_near(2.0, 2.0, 0.0) && !is_near(2.0, 2.0_f64.next_up(), 0.0));
         let is_near = |here, there| is_near(here, there, TOLERANCE);
         assert!(is_near(2.0, 2.001) && is_near(0.0, 0.0) && is_near(f64::INFINITY, f64::INFINITY));

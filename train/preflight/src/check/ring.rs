@@ -7,8 +7,8 @@ use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 use kiln_shard::ShardError;
 use serde::{Deserialize, Serialize};
 
-use super::report::{Checks, Stage};
 use crate::bench::median;
+use crate::findings::{Findings, Stage};
 use kiln_train::error::Result;
 use kiln_train::world;
 
@@ -23,7 +23,7 @@ const EXCHANGES: [usize; 2] = [30, 4];
 /// A link is slow if others of its kind are faster by this factor.
 const SLOW: f64 = 4.0;
 
-/// Largest number of links listed individually.
+/// Maximum number of links listed individually.
 const LISTED: usize = 16;
 
 /// The measured link between two ranks.
@@ -45,7 +45,7 @@ fn pair_of(rank: usize, ranks: usize, turn: usize) -> Option<[usize; 2]> {
 }
 
 /// Measures the links of the ring; rank 0 reports them. Collective.
-pub(super) fn examine(world: &dyn Communicator, timeout: Duration, checks: &mut Checks) -> Result<()> {
+pub(super) fn examine(world: &dyn Communicator, timeout: Duration, findings: &mut Findings) -> Result<()> {
     let (rank, ranks, nodes) = (world.rank(), world.world_size(), world.nodes());
     let mut mine = Vec::new();
     for turn in 0..ranks.clamp(1, 3) {
@@ -64,11 +64,11 @@ pub(super) fn examine(world: &dyn Communicator, timeout: Duration, checks: &mut 
             }
         }
     }
-    let told = serde_json::to_vec(&mine).unwrap_or_default();
-    let told = world::gather(world, "links", &told, timeout)?;
+    let gathered = serde_json::to_vec(&mine).unwrap_or_default();
+    let gathered = world::gather(world, "links", &gathered, timeout)?;
     if rank == 0 {
         let read = |bytes: &Vec<u8>| serde_json::from_slice::<Vec<Measured>>(bytes).unwrap_or_default();
-        tell(&told.iter().flat_map(read).collect::<Vec<_>>(), checks);
+        report(&gathered.iter().flat_map(read).collect::<Vec<_>>(), findings);
     }
     Ok(())
 }
@@ -88,7 +88,7 @@ fn exchange(pair: &dyn Communicator, bytes: usize, timeout: Duration) -> Result<
 }
 
 /// Reports the links, with a warning for those much slower than others of their kind.
-fn tell(links: &[Measured], checks: &mut Checks) {
+fn report(links: &[Measured], findings: &mut Findings) {
     let usual = |is_local: bool| {
         median(links.iter().filter(|link| link.is_local == is_local).map(|link| link.bytes_per_s).collect())
     };
@@ -104,16 +104,16 @@ fn tell(links: &[Measured], checks: &mut Checks) {
         let usual = usual[usize::from(is_local)];
         if bytes_per_s * SLOW < usual {
             let detail = format!("{detail}, while others have {:.2} GB/s", usual / 1e9);
-            let mend = "look at the network of these machines, or whether another program uses it";
-            checks.warn(COMM, "link", detail, mend);
+            let fix = "check the network of these machines, and whether another program uses it";
+            findings.warn(COMM, "link", detail, fix);
         } else if links.len() <= LISTED {
-            checks.ok(COMM, "link", detail);
+            findings.ok(COMM, "link", detail);
         }
     }
     if links.len() > LISTED {
         let [least, most] = [f64::min, f64::max]
             .map(|choose| links.iter().map(|link| link.bytes_per_s).reduce(choose).unwrap_or_default() / 1e9);
-        checks.ok(COMM, "link", format!("{} of them, {least:.2} to {most:.2} GB/s", links.len()));
+        findings.ok(COMM, "link", format!("{} of them, {least:.2} to {most:.2} GB/s", links.len()));
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_link_of_the_ring_has_its_turn() {
+    fn every_link_has_a_turn() {
         for ranks in 2..9 {
             let mut pairs = BTreeSet::new();
             for turn in 0..3 {
@@ -145,13 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_much_slower_than_others_is_named() {
+    fn slow_link_is_named() {
         let link =
             |a, bytes_per_s, is_local| Measured { ranks: [a, a + 1], is_local, latency_s: 1e-5, bytes_per_s };
         let links = [link(0, 9e9, true), link(1, 1e9, false), link(2, 1e8, false), link(3, 1e9, false)];
-        let mut checks = Checks::default();
-        tell(&links, &mut checks);
-        let warned: Vec<_> = checks.0.iter().filter(|check| check.mend.is_some()).collect();
+        let mut findings = Findings::default();
+        report(&links, &mut findings);
+        let warned: Vec<_> = findings.0.iter().filter(|check| check.fix.is_some()).collect();
         assert_eq!(warned.len(), 1);
         assert!(
             warned[0].detail.starts_with("2 - 3: 10 us, 0.10 GB/s, while others have 1.00"),

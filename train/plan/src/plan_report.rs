@@ -1,16 +1,16 @@
-//! A plan as text and as JSON, and its recommendation.
+//! A plan as text and as JSON, and its recommendations.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use kiln_shard::{Recompute, Strategy};
+use kiln_config::{Choice, Config};
+use kiln_shard::{Accumulate, Recompute, Strategy};
+use kiln_sys::words::{number_of, size};
 use serde::Serialize;
 
 use super::Gathers;
-use super::table::PlanRow;
+use super::table::{PlanRow, Planned};
 use super::target::{Hardware, Target};
-use kiln_sys::words::number_of;
-use kiln_sys::words::size;
 
 /// A plan.
 #[derive(Clone, Debug, Serialize)]
@@ -66,7 +66,7 @@ pub struct Recommendation {
 }
 
 /// Ratio of two rows' times below which they count as equally fast, given the accuracy of a plan.
-pub(super) const AS_FAST: f64 = 1.03;
+const AS_FAST: f64 = 1.03;
 
 /// Recommends the fastest row that fits and leaves the margin of `target` free. Among equally fast rows, takes
 /// the first, which holds less memory or does less work. If the speed is unknown, takes the row that sends
@@ -89,7 +89,7 @@ pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recomm
             _ = write!(reason, "; micro_batch {} fits, and up to {largest}", row.micro_batch);
         }
         Some(largest) => _ = write!(reason, "; micro_batch {largest} fits"),
-        None => reason.push_str("; nobody has said how much there is (device.memory)"),
+        None => reason.push_str("; the memory is unknown (device.memory sets it)"),
     }
     if let Some(seconds) = row.step_s {
         let _ = write!(reason, "; {} s per step", seconds_of(seconds));
@@ -106,7 +106,7 @@ pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recomm
 
 /// Returns the cost by which fitting rows are compared: the seconds of a step, or a score of recomputation,
 /// offload and bytes sent if the speed is unknown.
-pub(super) fn cost(row: &PlanRow) -> f64 {
+fn cost(row: &PlanRow) -> f64 {
     match row.step_s {
         Some(seconds) => seconds,
         None => {
@@ -117,8 +117,45 @@ pub(super) fn cost(row: &PlanRow) -> f64 {
     }
 }
 
+/// Recommends the value of `shard.accumulate` that `rows` do not have, if a row with it fits and is faster than
+/// the `recommended` row. A plan never changes this key itself, because its two values round differently.
+pub fn advise(
+    planned: &Planned<'_>,
+    rows: &[PlanRow],
+    recommended: Option<&Recommendation>,
+) -> Option<String> {
+    let accumulates = |row: &&PlanRow| planned.target.ranks > 1 && row.micro_batches > 1;
+    let others = rows.iter().filter(accumulates).filter_map(|row| planned.row(other(planned, row)));
+    let fitting = others.filter(|row| row.fits != Some(false));
+    let best = fitting.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
+    let own = recommended.map_or(f64::INFINITY, |found| cost(&rows[found.row]));
+    (AS_FAST * cost(&best) < own).then(|| {
+        format!(
+            "With --set shard.accumulate={}, {} needs {} and sends {} per step; the last bits of gradients differ.",
+            best.accumulate,
+            way(&best),
+            size(best.needed_bytes),
+            size(best.sent_bytes)
+        )
+    })
+}
+
+/// Returns the configuration of a row with the other value.
+fn other(planned: &Planned<'_>, row: &PlanRow) -> Config {
+    let mut config = planned.config.clone();
+    (config.shard.strategy, config.shard.recompute) = (row.strategy, row.recompute);
+    config.shard.shard_size = planned.shard_size().filter(|_| row.strategy.is_hybrid());
+    config.shard.offload = row.offload;
+    config.shard.accumulate = Some(match row.accumulate {
+        Accumulate::Sharded => Accumulate::Unsharded,
+        Accumulate::Unsharded => Accumulate::Sharded,
+    });
+    config.train.micro_batch = Choice::Is(row.micro_batch);
+    config
+}
+
 /// Describes a row, as in `FULL_SHARD with recompute`.
-pub(super) fn way(row: &PlanRow) -> String {
+fn way(row: &PlanRow) -> String {
     let with = [(row.recompute == Recompute::Block, "recompute"), (row.offload, "offload")];
     let with: Vec<_> = with.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect();
     match with[..] {
@@ -226,7 +263,7 @@ impl PlanReport {
             text,
             "\n{name}, of a rank at the moment of its peak. peak: with buffers of communication and, on GPUs, pages \
              that are not full, the driver and NCCL.\nneeds: what has to fit, of all ranks where they share a machine's memory. offload: on the \
-             host, of all ranks of a\nmachine; whether that fits is not said. largest: the largest micro-batch that fits \
+             host, of all ranks of a\nmachine, and not checked against its memory. largest: the largest micro-batch that fits \
              and leaves {} of the memory free\n(--margin). sent: by a rank in a step.\n",
             percent_of(self.margin)
         );

@@ -1,15 +1,19 @@
-//! Shows every key of a configuration: for users as a commented file, and for editors as a JSON schema. Both
-//! are derived from the configuration's types and their documentation.
+//! Every key of a configuration: for users as a commented file (`kiln config`), and for editors as a JSON schema.
+//! Both are derived from the configuration's types and their documentation.
 
+use std::cell::RefCell;
 use std::fmt::Write;
 use std::path::PathBuf;
 
 use clap::Args;
 use schemars::schema_for;
+use serde::de::value::{Error, MapDeserializer};
+use serde::de::{Deserialize, Deserializer, IntoDeserializer, Visitor};
+use serde::forward_to_deserialize_any;
 use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
-use super::{Config, ConfigError, ModelSection, load, order};
+use super::{Config, ConfigError, ModelSection, load};
 
 /// Returns the JSON schema of a configuration file, with which editors complete keys and check values.
 pub fn json_schema() -> Json {
@@ -19,12 +23,12 @@ pub fn json_schema() -> Json {
 /// `kiln config`.
 #[derive(Args)]
 pub struct ConfigArgs {
-    /// Configuration whose values are shown [default: what holds if every key is left out].
+    /// Configuration whose values are shown [default: the default values].
     config: Option<PathBuf>,
     /// Change one value of the configuration; may be given several times.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "config")]
     overrides: Vec<String>,
-    /// Print all keys, with their meaning and values. This is what happens without flags.
+    /// Print all keys, with their meaning and values; the default.
     #[arg(long)]
     show: bool,
     /// Print the JSON schema of a configuration instead, for editors.
@@ -79,7 +83,7 @@ const WIDTH: usize = 110;
 /// commented out.
 fn commented(schema: &Json, config: &Table, defaults: &Table) -> String {
     let mut text = String::new();
-    for (section, keys) in order::sections() {
+    for (section, keys) in sections() {
         let described = &schema["properties"][section];
         let values =
             |table: &Table| table.get(section).and_then(Value::as_table).cloned().unwrap_or_default();
@@ -152,8 +156,8 @@ fn kind(schema: &Json, described: &Json, values: &mut Vec<(String, String)>) -> 
         Some("boolean") => "true or false".to_owned(),
         Some("integer") => "whole number".to_owned(),
         Some("number") => "number".to_owned(),
-        Some("string") => "text".to_owned(),
-        Some("array") => format!("list of {}", kind(schema, &described["items"], values)),
+        Some("string") => "string".to_owned(),
+        Some("array") => format!("array of {}", kind(schema, &described["items"], values)),
         _ => match described["properties"]["kind"]["const"].as_str() {
             Some(kind) => {
                 let keys = described["properties"].as_object().into_iter().flat_map(Map::keys);
@@ -194,12 +198,78 @@ fn comment(text: &str, indent: &str) -> String {
     lines + line.trim_end() + "\n"
 }
 
+/// The sections of a configuration, each with its keys.
+type SectionKeys = Vec<(&'static str, &'static [&'static str])>;
+
+/// Returns every section with its keys in order of declaration, which a JSON schema does not keep.
+fn sections() -> SectionKeys {
+    let found = RefCell::default();
+    // Deserializing a struct passes its field names first, so no values are needed.
+    let read = Config::deserialize(Names { section: None, found: &found });
+    debug_assert!(read.is_ok(), "every section has a default: {read:?}");
+    found.into_inner()
+}
+
+/// A deserializer of a configuration that has every section and no key, which collects their names.
+#[derive(Clone, Copy)]
+struct Names<'a> {
+    /// The section to deserialize; `None` for the whole configuration.
+    section: Option<&'static str>,
+    found: &'a RefCell<SectionKeys>,
+}
+
+impl<'de> IntoDeserializer<'de> for Names<'_> {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+impl<'de> Deserializer<'de> for Names<'_> {
+    type Error = Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_map(MapDeserializer::new(std::iter::empty::<(&str, Names<'_>)>()))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        let Some(section) = self.section else {
+            let sections = fields.iter().map(|name| (*name, Names { section: Some(name), ..self }));
+            return visitor.visit_map(MapDeserializer::new(sections));
+        };
+        self.found.borrow_mut().push((section, fields));
+        self.deserialize_any(visitor)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// Returns the full name of the key that a flag such as `--lr` or `--seq-len` would set; `None` if there is no
+/// such key, or several sections have one.
+pub fn key_of_flag(flag: &str) -> Option<String> {
+    let name = flag.trim_start_matches('-').replace('-', "_");
+    let mut found = sections().into_iter().filter(|(_, keys)| keys.iter().any(|key| **key == *name));
+    match (found.next(), found.next()) {
+        (Some((section, _)), None) => Some(format!("{section}.{name}")),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_is_a_configuration_with_every_key() {
+    fn shown_text_is_a_configuration() {
         let (defaults, none) = (Table::try_from(Config::default()).expect("TOML"), Table::new());
         for values in [&none, &defaults] {
             let text = commented(&json_schema(), values, &defaults);
@@ -207,15 +277,15 @@ mod tests {
             assert_eq!(read, Config::default());
             // Including keys without a value.
             let with_all: String = text.lines().filter(|line| line.contains(" =")).collect();
-            let keys = order::sections().into_iter().flat_map(|(_, keys)| keys);
+            let keys = sections().into_iter().flat_map(|(_, keys)| keys);
             keys.for_each(|key| assert!(with_all.contains(&format!("{key} =")), "{key} is missing"));
         }
     }
 
     #[test]
-    fn every_key_has_a_meaning_and_an_editor_knows_it() {
+    fn every_key_has_a_meaning() {
         let schema = json_schema();
-        for (section, keys) in order::sections() {
+        for (section, keys) in sections() {
             let section = &resolve(&schema, &schema["properties"][section]);
             assert_eq!(section["additionalProperties"], false);
             for key in keys {
