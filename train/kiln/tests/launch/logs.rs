@@ -82,7 +82,7 @@ fn a_second_launch_leaves_the_logs_of_one_that_lives_alone() {
     for (name, folder) in [("second", "runs/logs/job"), ("third", "runs/logs/job")] {
         let ended = job.launch(&id, &[("WHO", name)]);
         assert_eq!((ended.code, ended.stdout), (Some(0), format!("out of {name}\nthe end\n")));
-        let says = format!("writes its logs to run/logs right now; those of this one are in {folder}\n");
+        let says = format!("is writing its logs to run/logs; the logs of this launch are in {folder}\n");
         assert!(ended.stderr.ends_with(&says), "{}", ended.stderr);
     }
     assert!(job.text("runs/logs/job/rank_0.restart_0.stdout.log").contains("out of third"));

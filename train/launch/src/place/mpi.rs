@@ -1,9 +1,7 @@
 //! Ranks started by an MPI launcher. Kiln needs no MPI for that: it only reads its place.
 
-use super::error::EnvError;
-use super::ranks::{Ranks, Start, master, meets_on_loopback};
-use super::role::{Finding, Role, Source};
-use super::vars::{Vars, port_of_job};
+use super::role::{EnvError, Finding, Role, Source};
+use super::vars::{MAX_RANKS, Ranks, Rest, Vars, master, meets_on_loopback, port_of_job};
 
 pub(super) const OPEN_MPI: &[&str] = &[
     "OMPI_COMM_WORLD_RANK",
@@ -31,11 +29,8 @@ pub(super) const PMI: &[&str] = &[
     "MASTER_PORT",
 ];
 
-/// A rank's local number and the matching size.
-type Local = (&'static str, &'static str);
-
-/// Names of local ranks in Hydra (MPICH, Intel MPI), Cray PMI and PALS.
-const LOCAL: [Local; 3] = [
+/// Names of a rank's local number and of the matching size in Hydra (MPICH, Intel MPI), Cray PMI and PALS.
+const LOCAL: [(&str, &str); 3] = [
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
     ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
@@ -43,11 +38,10 @@ const LOCAL: [Local; 3] = [
 
 pub(super) fn read_open_mpi(vars: &Vars) -> Result<Finding, EnvError> {
     let Some(rank) = vars.number("OMPI_COMM_WORLD_RANK")? else {
-        return Ok(Finding::Passed("OMPI_COMM_WORLD_RANK is not set".to_owned()));
+        return Ok(Finding::Skipped("OMPI_COMM_WORLD_RANK is not set".to_owned()));
     };
     let needed = |name: &'static str| {
-        let problem = "OMPI_COMM_WORLD_RANK needs it; start this program with mpirun itself";
-        vars.number(name)?.ok_or_else(|| EnvError::missing(name, problem))
+        vars.needed(name, "OMPI_COMM_WORLD_RANK needs it; start this program with mpirun itself")
     };
     let ranks = Ranks {
         rank: ("OMPI_COMM_WORLD_RANK", rank),
@@ -59,22 +53,16 @@ pub(super) fn read_open_mpi(vars: &Vars) -> Result<Finding, EnvError> {
 }
 
 pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, EnvError> {
-    let (name, rank) = match (vars.number("PMI_RANK")?, vars.number("PMIX_RANK")?) {
-        (Some(rank), _) => ("PMI_RANK", rank),
-        (None, Some(rank)) => ("PMIX_RANK", rank),
-        (None, None) => {
-            return Ok(Finding::Passed("neither PMI_RANK nor PMIX_RANK is set".to_owned()));
-        }
+    let Some(rank) = vars.first(&["PMI_RANK", "PMIX_RANK"])? else {
+        return Ok(Finding::Skipped("neither PMI_RANK nor PMIX_RANK is set".to_owned()));
     };
     // PMIx does not publish the number of ranks; a script can pass it as WORLD_SIZE.
-    let (size_name, world_size) = match (vars.number("PMI_SIZE")?, vars.number("WORLD_SIZE")?) {
-        (Some(size), _) => ("PMI_SIZE", size),
-        (None, Some(size)) => ("WORLD_SIZE", size),
-        (None, None) => {
-            let problem = format!("{name} needs it; set it to the number of ranks of the job");
-            return Err(EnvError::missing("PMI_SIZE", problem));
-        }
+    let Some(size) = vars.first(&["PMI_SIZE", "WORLD_SIZE"])? else {
+        let problem = format!("{} needs it; set it to the number of ranks of the job", rank.name);
+        return Err(EnvError::missing("PMI_SIZE", problem));
     };
+    let rank = (rank.name, rank.number(MAX_RANKS)?);
+    let world_size = (size.name, size.number(MAX_RANKS)?);
     let mut local = None;
     for (rank_name, size_name) in LOCAL {
         if let (None, Some(rank), Some(size)) = (local, vars.number(rank_name)?, vars.number(size_name)?) {
@@ -84,38 +72,36 @@ pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, EnvError> {
     let (local_rank, local_world_size) = match local {
         Some(local) => local,
         // Ranks on another machine could not meet at the loopback address.
-        None if meets_on_loopback(vars)? => ((name, rank), (size_name, world_size)),
+        None if meets_on_loopback(vars)? => (rank, world_size),
         None => {
             let problem = "ranks on several machines need it and MPI_LOCALNRANKS; set them to this \
-                           rank's place among those of its machine and to their number";
+                           rank's number on its machine and to the number of ranks there";
             return Err(EnvError::missing("MPI_LOCALRANKID", problem));
         }
     };
-    let ranks =
-        Ranks { rank: (name, rank), world_size: (size_name, world_size), local_rank, local_world_size };
-    finish(Source::Pmi, ranks, vars)
+    finish(Source::Pmi, Ranks { rank, world_size, local_rank, local_world_size }, vars)
 }
 
 fn finish(source: Source, ranks: Ranks, vars: &Vars) -> Result<Finding, EnvError> {
     ranks.check()?;
     if ranks.world_size.1 == 1 {
-        return Ok(Finding::Passed("a single process; its ranks are threads".to_owned()));
+        return Ok(Finding::Skipped("a single process; its ranks are threads".to_owned()));
     }
     // The namespace is the launcher's name for this job, so two jobs meet at two ports.
-    let meeting = vars.text("PMIX_NAMESPACE")?;
-    let master = master(vars, ranks.one_node(), meeting.as_deref().map(port_of_job))?;
+    let name = vars.text("PMIX_NAMESPACE")?;
+    let master = master(vars, ranks.one_node(), None, name.as_deref().map(port_of_job))?;
     let node = match ranks.one_node() {
         true => None,
         false => vars.first(&["PMIX_HOSTNAME", "HOSTNAME"])?.map(|named| named.value),
     };
     // Ranks may have been distributed cyclically; the host's name is then more reliable than this number.
-    let by_turns = || {
+    let cyclic = || {
         let nodes = ranks.world_size.1.div_ceil(ranks.local_world_size.1.max(1));
         ranks.rank.1.saturating_sub(ranks.local_rank.1.saturating_mul(nodes))
     };
-    let node_rank = ranks.node_by_block().unwrap_or_else(by_turns);
+    let node_rank = ranks.node_by_block().unwrap_or_else(cyclic);
     let why = format!("{} and {} are set", ranks.rank.0, ranks.world_size.0);
-    let start = Start { name: meeting, restarts: 0 };
-    let place = ranks.place(source, node_rank, node, master, start, vars)?;
+    let rest = Rest { node_rank, node, master, name, restarts: 0 };
+    let place = ranks.place(source, rest, vars)?;
     Ok(Finding::Taken(Role::Rank(place), why))
 }
