@@ -8,13 +8,12 @@
 //! Everything here is a function of a lookup, so that it can be tested without touching the process's
 //! environment; only [`find_here`] reads it.
 
-mod mpi;
 mod node;
+mod ranks;
 mod role;
 mod slurm;
 #[cfg(test)]
 mod tests;
-mod torchrun;
 mod vars;
 
 use std::io::IsTerminal;
@@ -24,8 +23,8 @@ use role::{Finding, shortened};
 use vars::Vars;
 
 pub use node::{NodeFlags, node};
+pub use ranks::Flags;
 pub use role::{EnvError, Job, Master, Node, PerGpu, RankEnv, Role, Source};
-pub use torchrun::Flags;
 pub use vars::{DEFAULT_PORT, JobSecret, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};
 
 /// A function that reads the place of this process from flags and variables.
@@ -34,11 +33,11 @@ type Read = fn(&Flags, &Vars) -> Result<Finding, EnvError>;
 /// The sources in the order in which they are asked, and the variables that each reads, without the secret.
 const SOURCES: [(Source, &[&str], Read); 7] = [
     (Source::Flags, &[], Flags::read),
-    (Source::Torchrun, torchrun::NAMES, |_, vars| torchrun::read(vars)),
+    (Source::Torchrun, ranks::TORCHRUN, |_, vars| ranks::read_torchrun(vars)),
     (Source::Pet, node::PET, |_, vars| node::read_pet(vars)),
     (Source::Slurm, slurm::NAMES, |_, vars| slurm::read(vars)),
-    (Source::OpenMpi, mpi::OPEN_MPI, |_, vars| mpi::read_open_mpi(vars)),
-    (Source::Pmi, mpi::PMI, |_, vars| mpi::read_pmi(vars)),
+    (Source::OpenMpi, ranks::OPEN_MPI, |_, vars| ranks::read_open_mpi(vars)),
+    (Source::Pmi, ranks::PMI, |_, vars| ranks::read_pmi(vars)),
     (Source::JobSet, node::JOBSET, |_, vars| node::read_jobset(vars)),
 ];
 

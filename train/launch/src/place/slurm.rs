@@ -1,7 +1,8 @@
 //! Tasks of Slurm's `srun`: <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
 
+use super::ranks::Ranks;
 use super::role::{EnvError, Finding, Role, Source};
-use super::vars::{MAX_RANKS, Ranks, Rest, Vars, below, master, port_of_job};
+use super::vars::{MAX_RANKS, Vars};
 
 pub(super) const NAMES: &[&str] = &[
     "SLURM_JOB_ID",
@@ -58,33 +59,22 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
     }
     let node_rank = vars.number("SLURM_NODEID")?;
     let local_world_size = local_world_size(vars, node_rank, world_size)?;
-    let local_rank = match local_world_size.1 == world_size {
-        true => vars.number("SLURM_LOCALID")?.unwrap_or(rank),
-        false => {
-            let problem = "SLURM_PROCID needs it when there are several nodes; start with srun";
-            vars.needed("SLURM_LOCALID", problem)?
-        }
-    };
     let ranks = Ranks {
+        source: Source::Slurm,
         rank: ("SLURM_PROCID", rank),
         world_size: (size_name, world_size),
-        local_rank: ("SLURM_LOCALID", local_rank),
-        local_world_size,
+        local_rank: ("SLURM_LOCALID", vars.number("SLURM_LOCALID")?),
+        local_world_size: (local_world_size.0, Some(local_world_size.1)),
+        node_rank: Some(("SLURM_NODEID", node_rank)),
+        nodes: None,
+        node: None,
+        host: first_host(vars)?,
+        // Steps of one job may run concurrently.
+        name: vars.text("SLURM_JOB_ID")?.map(|id| format!("{id}.{step}")),
+        restarts: 0,
     };
-    ranks.check()?;
-    let Some(node_rank) = node_rank.or_else(|| ranks.node_by_block()) else {
-        let problem = "tasks are not distributed node by node, so it is needed; start with srun";
-        return Err(EnvError::missing("SLURM_NODEID", problem));
-    };
-    below(("SLURM_NODEID", node_rank), ranks.world_size, "a node has at least one task")?;
-    // Steps of one job may run concurrently.
-    let name = vars.text("SLURM_JOB_ID")?.map(|id| format!("{id}.{step}"));
-    let host = first_host(vars)?.filter(|_| !ranks.one_node());
-    let master = master(vars, ranks.one_node(), host, name.as_deref().map(port_of_job))?;
-    let rest = Rest { node_rank, node: None, master, name, restarts: 0 };
-    let place = ranks.place(Source::Slurm, rest, vars)?;
     let why = format!("a task of srun; SLURM_PROCID and {size_name} are set");
-    Ok(Finding::Taken(Role::Rank(place), why))
+    Ok(Finding::Taken(Role::Rank(ranks.place(vars)?), why))
 }
 
 /// Returns the number of tasks of this node, and its source.

@@ -1,10 +1,9 @@
-//! Parsing variables: text, numbers, ports and hosts, each with its limits. A rank's numbers, and checks of their
-//! consistency.
+//! Parsing variables: text, numbers, ports and hosts, each with its limits.
 
 use std::fmt;
 use std::net::IpAddr;
 
-use super::role::{EnvError, Job, Master, RankEnv, Source};
+use super::role::EnvError;
 
 /// Looks up a variable, like `std::env::var`.
 pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
@@ -142,23 +141,6 @@ impl Named {
     }
 }
 
-/// Returns whether a host means the local machine on every machine.
-pub(super) fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-/// Returns a port for a job that sets none: the same on every node, different from that of most other jobs,
-/// and below the ports that systems assign automatically.
-pub(super) fn port_of_job(job: &str) -> u16 {
-    const FIRST: u16 = 15_000;
-    const COUNT: u64 = 16_384;
-    // FNV-1a.
-    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    FIRST + (hash % COUNT) as u16
-}
-
 /// Returns whether a scheduler's name of a job is valid.
 pub(super) fn is_name(text: &str) -> bool {
     !text.trim().is_empty() && text.len() <= 253
@@ -167,80 +149,6 @@ pub(super) fn is_name(text: &str) -> bool {
 /// A number and the variable or flag that contains it.
 pub(super) type Number = (&'static str, usize);
 
-/// A launcher's information about a rank, besides its numbers.
-pub(super) struct Rest {
-    pub(super) node_rank: usize,
-    /// Name of the machine, if known.
-    pub(super) node: Option<String>,
-    pub(super) master: Master,
-    /// Name of this start of the ranks, the same on every rank.
-    pub(super) name: Option<String>,
-    /// Number of restarts by the launcher.
-    pub(super) restarts: u64,
-}
-
-/// Numbers of a rank, as set by its launcher.
-pub(super) struct Ranks {
-    pub(super) rank: Number,
-    pub(super) world_size: Number,
-    pub(super) local_rank: Number,
-    pub(super) local_world_size: Number,
-}
-
-impl Ranks {
-    /// Fails if the numbers contradict each other.
-    pub(super) fn check(&self) -> Result<(), EnvError> {
-        below(self.rank, self.world_size, "ranks are counted from 0")?;
-        below(self.local_rank, self.local_world_size, "local ranks are counted from 0")?;
-        if self.local_world_size.1 > self.world_size.1 {
-            return Err(EnvError::contradiction(
-                &[self.local_world_size, self.world_size],
-                "a node has no more ranks than the job",
-            ));
-        }
-        if self.local_rank.1 > self.rank.1 {
-            return Err(EnvError::contradiction(
-                &[self.local_rank, self.rank],
-                "a rank is at least its local rank",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Returns the node if ranks are distributed node by node, `None` otherwise.
-    pub(super) fn node_by_block(&self) -> Option<usize> {
-        let size = self.local_world_size.1.max(1);
-        (self.rank.1 % size == self.local_rank.1).then_some(self.rank.1 / size)
-    }
-
-    /// Returns whether all ranks of the job are on this node.
-    pub(super) fn one_node(&self) -> bool {
-        self.local_world_size.1 == self.world_size.1
-    }
-
-    /// Returns the place of this rank.
-    pub(super) fn place(&self, source: Source, rest: Rest, vars: &Vars) -> Result<RankEnv, EnvError> {
-        let Rest { node_rank, node, master, name, restarts } = rest;
-        let launched = name.as_deref().filter(|name| *name != NO_NAME);
-        Ok(RankEnv {
-            source,
-            rank: self.rank.1,
-            world_size: self.world_size.1,
-            local_rank: self.local_rank.1,
-            local_world_size: self.local_world_size.1,
-            node_rank,
-            node: node.unwrap_or_else(|| format!("node{node_rank}")),
-            master,
-            job: Job::from_scheduler(vars).launched(launched, restarts),
-            meeting: name.unwrap_or_else(|| NO_NAME.to_owned()),
-            secret: vars.secret()?,
-        })
-    }
-}
-
-/// torchrun's name of a start without a name.
-const NO_NAME: &str = "none";
-
 /// Fails unless an index is less than its size.
 pub(super) fn below(index: Number, size: Number, why: &str) -> Result<(), EnvError> {
     if index.1 < size.1 {
@@ -248,32 +156,4 @@ pub(super) fn below(index: Number, size: Number, why: &str) -> Result<(), EnvErr
     }
     let problem = format!("{why}, so {} must be below {}", index.0, size.0);
     Err(EnvError::contradiction(&[index, size], problem))
-}
-
-/// Returns the address where the ranks meet: `MASTER_ADDR:MASTER_PORT`. Where no address is set: `host`, or on one machine
-/// the loopback address; where no port is set: `port`.
-pub(super) fn master(
-    vars: &Vars,
-    one_node: bool,
-    host: Option<String>,
-    port: Option<u16>,
-) -> Result<Master, EnvError> {
-    let host = match vars.host(&["MASTER_ADDR"])?.or(host) {
-        Some(host) => host,
-        None if one_node => "127.0.0.1".to_owned(),
-        None => {
-            return Err(EnvError::missing(
-                "MASTER_ADDR",
-                "the ranks are on several machines; set it to the host name or address of the \
-                 machine of rank 0, the same for all ranks",
-            ));
-        }
-    };
-    let port = vars.port(&["MASTER_PORT"])?.or(port).unwrap_or(DEFAULT_PORT);
-    Ok(Master { host, port, shared_port: false })
-}
-
-/// Returns whether the ranks certainly share a machine, judging by the address where they meet.
-pub(super) fn meets_on_loopback(vars: &Vars) -> Result<bool, EnvError> {
-    Ok(vars.host(&["MASTER_ADDR"])?.is_none_or(|host| is_loopback(&host)))
 }
