@@ -82,7 +82,12 @@ impl AttachedTools for Attached {
         if let Some(step) = options.memory_profile {
             observers.push(Box::new(MemoryProfiler::new(step, &rank.out, rank.rank)));
         }
-        observers.push(Box::new(Debugger::new(options, self.desk.clone(), rank)));
+        observers.push(Box::new(Debugger::new(
+            &options.breakpoints,
+            options.has_prompt,
+            self.desk.clone(),
+            rank,
+        )));
         observers.push(Box::new(ShapeLog::default()));
         observers
     }

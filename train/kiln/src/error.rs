@@ -1,5 +1,7 @@
 //! Errors of commands.
 
+use std::path::PathBuf;
+
 use kiln_checkpoint::CheckpointError;
 use kiln_config::ConfigError;
 use kiln_config::device::DeviceError;
@@ -11,8 +13,6 @@ use kiln_launch::place::EnvError;
 use kiln_model::layers::LayerError;
 use kiln_shard::ranks::RankError;
 use kiln_train::TrainError;
-
-use crate::inspect::InspectError;
 
 /// The result of a command.
 pub type Result<T, E = CommandError> = std::result::Result<T, E>;
@@ -85,3 +85,22 @@ through_train_error!(
     LinksError,
     DeviceError
 );
+
+/// An error of `kiln inspect`.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// A checkpoint is damaged.
+    #[error(
+        "{folder} is damaged:{}",
+        .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>()
+    )]
+    Damaged { folder: String, problems: Vec<String> },
+    /// No usable file was found. `folder`: the folder that was searched; `skipped`: the files found there,
+    /// and the problem of each.
+    #[error(
+        "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",
+        .folder.display(),
+        .skipped.iter().map(|reason| format!(" ({reason})")).collect::<String>()
+    )]
+    Nothing { folder: PathBuf, skipped: Vec<String> },
+}

@@ -30,21 +30,11 @@
 //! [`place`]. None of these crates depends on this one. A custom binary that does not call [`cli::main`] calls
 //! [`process::start`] first.
 
-mod attach;
 pub mod cli;
-pub mod convert;
+mod commands;
 pub mod error;
-mod explain;
-pub mod export;
-pub mod inspect;
-mod plan;
-mod report;
 pub mod run;
-mod status;
-pub mod tools;
-mod train;
 mod version;
-mod watch;
 
 pub use kiln_checkpoint as checkpoint;
 pub use kiln_checkpoint::{hugging_face, sharded, source, weights};

@@ -9,7 +9,7 @@ use kiln_train::run;
 
 pub use kiln_train::run::*;
 
-use crate::tools::RunTools;
+pub use crate::commands::tools::RunTools;
 use crate::version::version;
 
 /// `options` with the tools of this program, unless they have tools.

@@ -28,7 +28,7 @@ use kiln_train::launch;
 use kiln_train::named;
 use kiln_train::process::output::{ProgressLine, say};
 use kiln_train::registry::Registry;
-use kiln_train::run::{MicroBatch, MicroBatches, optimizer_step};
+use kiln_train::run::{MicroBatch, forward_backward, micro_batches};
 use kiln_train::world::{self, Ranks};
 
 /// Arguments of `kiln warmup`.
@@ -156,11 +156,10 @@ impl<'a> ShortRun<'a> {
             .freeze(config.frozen());
         let decoder = Decoder::new(registry.layers(), model, Key::new(config.train.seed), &device)?;
         let sharded = ShardedDecoder::new(decoder, builder)?;
-        let mut tokens = self.tokens()?;
+        let tokens = self.tokens()?;
         for step in 0..STEPS {
             stage("training", step);
-            let update = optimizer_step(&sharded, config, &device, config.optim.lr, &mut tokens)?;
-            update.map(|update| sharded.engine().outcome(update)).transpose()?;
+            tokens.train(&sharded, &device, config)?;
         }
         stage("evaluation", STEPS);
         tokens.evaluate(&sharded, &device, config)?;
@@ -191,18 +190,22 @@ struct Zeros {
     count: usize,
 }
 
-impl MicroBatches for Zeros {
-    fn fetch(&mut self, _: usize) -> Result<MicroBatch> {
-        let ids = vec![0; self.count];
-        Ok(MicroBatch { inputs: ids.clone(), targets: ids, context: self.context.clone() })
-    }
-
-    fn go_on(&mut self, _: bool) -> Result<bool> {
-        Ok(true)
-    }
-}
-
 impl Zeros {
+    /// Takes an optimizer step. Collective.
+    fn train(&self, model: &ShardedDecoder, device: &Device, config: &Config) -> Result<()> {
+        let engine = model.engine();
+        let micro_batches = micro_batches(config, engine.world().world_size());
+        engine.begin_step();
+        for index in 0..micro_batches {
+            let (ids, context) = (vec![0; self.count], self.context.clone());
+            let batch = MicroBatch { inputs: ids.clone(), targets: ids, context };
+            forward_backward(model, config, device, batch, index + 1 == micro_batches)?;
+        }
+        let update = engine.update(config.optim.lr, config.optim.grad_clip)?;
+        engine.outcome(update)?;
+        Ok(())
+    }
+
     /// Runs the pass of an evaluation. Collective.
     fn evaluate(&self, model: &ShardedDecoder, device: &Device, config: &Config) -> Result<()> {
         let (rows, seq_len) = (config.micro_batch(), config.data.seq_len);

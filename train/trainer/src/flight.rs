@@ -47,20 +47,14 @@ pub struct FlightGuard {
     out: PathBuf,
     held: Option<HeldFolder>,
     world: Arc<dyn Communicator>,
-    landed: bool,
+    /// Set once the rank has succeeded.
+    pub landed: bool,
 }
 
 impl FlightGuard {
     /// Creates a guard for the run in `out`, valid as long as the folder is `held`.
     pub fn new(out: &Path, held: Option<HeldFolder>, world: Arc<dyn Communicator>) -> Self {
         FlightGuard { out: out.to_owned(), held, world, landed: false }
-    }
-
-    /// Runs the rank.
-    pub fn watch<T, E>(mut self, run: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let outcome = run();
-        self.landed = outcome.is_ok();
-        outcome
     }
 
     fn write(&self) -> io::Result<()> {

@@ -1,95 +1,16 @@
-//! The command line of `kiln launch`, and the launch that `kiln train` performs on a node.
+//! The launch of a node's ranks that `kiln train` and other commands perform if they were started once per node.
 //!
 //! The crate [`kiln_launch`] starts and watches the ranks.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
-
-use clap::Args;
 
 use crate::run;
 use kiln_config::device;
-use kiln_launch::place::{self, Node, NodeFlags};
+use kiln_launch::place::Node;
 
 pub use kiln_launch::{GRACE, LaunchArgsError, LaunchError, Options, PREEMPTED, run};
 pub use kiln_sys::end_with_launcher;
-
-/// Flags and command of `kiln launch`.
-#[derive(Args, Clone, Debug)]
-pub struct LaunchArgs {
-    #[command(flatten)]
-    node: NodeFlags,
-    /// Folder of the ranks' logs.
-    #[arg(
-        long,
-        alias = "log_dir",
-        value_name = "DIR",
-        help = "Folder of the ranks' logs [default: <out>/logs, or runs/logs/<job>]"
-    )]
-    log_dir: Option<PathBuf>,
-    /// Seconds between SIGTERM and SIGKILL when the job is told to end.
-    #[arg(long, alias = "grace_s", value_name = "SECONDS", default_value_t = GRACE.as_secs_f64())]
-    grace_s: f64,
-    /// Start this program instead of this one; it is given the command and the environment.
-    #[arg(long, hide = true)]
-    program: Option<PathBuf>,
-    /// What every rank runs: train CONFIG …, check CONFIG …, tune CONFIG …, eval …, warmup
-    /// CONFIG …, bench strategies or bench network
-    #[arg(last = true, required = true, value_name = "train CONFIG …")]
-    command: Vec<OsString>,
-}
-
-impl LaunchArgs {
-    /// Launches, and returns the exit code.
-    pub fn run(self) -> Result<u8, LaunchArgsError> {
-        if self.program.is_none()
-            && let Err(problem) = check_command(&self.command)
-        {
-            return Err(LaunchArgsError::Arguments(problem));
-        }
-        // With a breakpoint, `--rank` names the rank to hold.
-        let breaks = self.command.iter().any(|argument| argument.to_string_lossy().starts_with("--break"));
-        let is_own = |flag: &&'static str| !(breaks && *flag == "--rank");
-        if let Some(flag) = self.command.iter().filter_map(|argument| place_flag(argument)).find(is_own) {
-            let problem = format!("{flag} is one rank's own; leave it out, the launcher gives it");
-            return Err(LaunchArgsError::Arguments(problem));
-        }
-        let grace = Duration::try_from_secs_f64(self.grace_s).ok();
-        let Some(grace) = grace.filter(|grace| *grace <= MAX_GRACE) else {
-            let problem = format!(
-                "--grace-s {}: not a number of seconds from 0 to {}",
-                self.grace_s,
-                MAX_GRACE.as_secs()
-            );
-            return Err(LaunchArgsError::Arguments(problem));
-        };
-        let node = place::node(&self.node, &place::environment)?.with_gpus(count_gpus)?;
-        let log_dir = self.log_dir.or_else(|| log_dir_of(&self.command));
-        let program = match self.program {
-            Some(program) => program,
-            None => this_program()?,
-        };
-        Ok(run(&Options { node, program, arguments: self.command, log_dir, grace })?)
-    }
-}
-
-/// Checks that the ranks of a command may be processes.
-fn check_command(command: &[OsString]) -> Result<(), String> {
-    let word = |index: usize| command.get(index).map(|word| word.to_string_lossy());
-    match (word(0).as_deref(), word(1).as_deref()) {
-        (Some("train" | "check" | "tune" | "eval" | "warmup"), _)
-        | (Some("bench"), Some("strategies" | "network")) => Ok(()),
-        _ => Err(
-            "only `train`, `check`, `tune`, `eval`, `warmup`, `bench strategies` and `bench network` have ranks to \
-             launch; write kiln launch … -- train CONFIG"
-                .to_owned(),
-        ),
-    }
-}
-
-/// The longest grace period.
-const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);
 
 /// Starts the ranks of a node with the arguments of this process, and returns the exit code. `kiln train` does
 /// this if it was started once per node.
@@ -100,24 +21,19 @@ pub fn run_node(node: Node) -> Result<u8, LaunchArgsError> {
     Ok(run(&Options { node, program: this_program()?, arguments, log_dir, grace: GRACE })?)
 }
 
-fn count_gpus() -> Result<usize, String> {
+/// Returns the number of GPUs of this machine.
+pub fn count_gpus() -> Result<usize, String> {
     device::count_gpus().map_err(|error| error.in_short())
 }
 
-/// Returns the name of a flag that would put all ranks at the same place.
-fn place_flag(argument: &OsStr) -> Option<&'static str> {
-    let name = argument.to_str()?.split('=').next()?.replace('_', "-");
-    let flags = ["--rank", "--world-size", "--local-rank", "--local-world-size"];
-    flags.into_iter().find(|flag| *flag == name)
-}
-
-fn this_program() -> Result<PathBuf, LaunchError> {
+/// Returns the file of this program.
+pub fn this_program() -> Result<PathBuf, LaunchError> {
     std::env::current_exe()
         .map_err(|source| LaunchError::System { what: "find this program's own file", source })
 }
 
 /// Returns `PET_LOG_DIR` if it is set, else `<out>/logs` if the command names a run folder.
-fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
+pub fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("PET_LOG_DIR").filter(|folder| !folder.is_empty()) {
         return Some(folder.into());
     }

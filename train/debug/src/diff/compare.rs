@@ -3,12 +3,12 @@
 
 use super::cause::{self, Facts};
 use super::difference::{Expected, Verdict};
-use super::error::DiffError;
 use super::hashes::{self, Compared};
 use super::keys::{self, Effect, KeyDifference};
 use super::report::Report;
 use super::subject::{Subject, SubjectKind, models_of};
 use super::values;
+use crate::error::DiffError;
 use crate::error::Result;
 use crate::hash::{StepHashes, read};
 use kiln_config::load;

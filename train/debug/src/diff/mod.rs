@@ -13,7 +13,6 @@ mod cause;
 mod command;
 mod compare;
 mod difference;
-mod error;
 mod hashes;
 mod keys;
 mod report;
@@ -21,6 +20,6 @@ mod subject;
 mod trial;
 mod values;
 
+pub use crate::error::DiffError;
 pub use bisect::BisectArgs;
 pub use command::DiffArgs;
-pub use error::DiffError;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::error::DiffError;
+use crate::error::DiffError;
 use kiln_checkpoint::hugging_face::HuggingFaceFolder;
 use kiln_checkpoint::{self as checkpoint, Checkpoint, MANIFEST_FILE};
 use kiln_train::run::HASHES_FILE;

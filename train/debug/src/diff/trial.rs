@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::difference::{Expected, Verdict};
-use super::error::DiffError;
 use super::hashes;
+use crate::error::DiffError;
 use crate::error::Result;
 use crate::hash::{StepHashes, read};
 use crate::{DebugOptions, DebugTools, HashOptions};

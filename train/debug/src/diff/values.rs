@@ -10,7 +10,7 @@ use kiln_sys::LineReader;
 use serde_json::Value as Json;
 
 use super::difference::{Difference, Expected, Judge, Size, TensorPlace};
-use super::error::DiffError;
+use crate::error::DiffError;
 use crate::error::Result;
 use crate::hash::split;
 use kiln_checkpoint::source::ModelSource;

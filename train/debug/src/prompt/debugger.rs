@@ -12,7 +12,6 @@ use super::breakpoint::{Breakpoint, Number, Others, Part, Trigger, objection};
 use super::desk::Desk;
 use super::point::{Point, What};
 use super::show::Shown;
-use crate::options::DebugOptions;
 use kiln_train::error::Result;
 use kiln_train::metrics::StepMetrics;
 use kiln_train::run::{Controls, MicroBatch, Moment, ObservedRank, Observer, Reach};
@@ -118,11 +117,16 @@ struct Reason {
 
 impl Debugger {
     /// Creates the debugger of a rank.
-    pub(crate) fn new(options: &DebugOptions, desk: Arc<Desk>, of: ObservedRank) -> Self {
+    pub(crate) fn new(
+        breakpoints: &[Breakpoint],
+        has_prompt: bool,
+        desk: Arc<Desk>,
+        of: ObservedRank,
+    ) -> Self {
         let ObservedRank { rank, controls, stop, tokenizer, seq_len, out, mut reach, rows: _, device: _ } =
             of;
         reach.has_own_places |= BREAKPOINTS_IN_CODE;
-        for breakpoint in options.breakpoints.iter().filter(|_| rank == 0) {
+        for breakpoint in breakpoints.iter().filter(|_| rank == 0) {
             if let Some(why) = objection(&reach, breakpoint) {
                 tracing::warn!("the breakpoint {breakpoint} cannot come: {why}");
             }
@@ -136,12 +140,12 @@ impl Debugger {
             out,
             reach,
             spoilt: None,
-            has_prompt: options.has_prompt,
+            has_prompt,
             rank,
             muted: BTreeSet::new(),
             reached: BTreeSet::new(),
-            next_number: options.breakpoints.len() + 1,
-            breakpoints: (1..).zip(options.breakpoints.iter().cloned()).collect(),
+            next_number: breakpoints.len() + 1,
+            breakpoints: (1..).zip(breakpoints.iter().cloned()).collect(),
             going: Going::Free,
             alone: Going::Free,
             focus: 0,

@@ -13,7 +13,7 @@ use kiln_config::Config;
 use kiln_config::device::ResolvedDevice;
 use kiln_train::error::{Result, TrainError};
 use kiln_train::kernels;
-use kiln_train::run::{MicroBatch, MicroBatches, optimizer_step};
+use kiln_train::run::{MicroBatch, forward_backward, micro_batches};
 
 /// Returns the default configuration of a measurement: preset 10m with a small batch.
 pub fn default_config() -> Config {
@@ -76,7 +76,7 @@ pub struct StepTimes {
 ///
 /// # Errors
 ///
-/// As for [`optimizer_step`].
+/// As for [`forward_backward`].
 pub fn step(
     config: &Config,
     model: &ShardedDecoder,
@@ -94,23 +94,29 @@ pub fn step_with_outcome(
     device: &Device,
     loss: Option<&TokenLoss>,
     number: u64,
-) -> Result<(StepTimes, Option<Outcome>)> {
+) -> Result<(StepTimes, Outcome)> {
     let begun = Instant::now();
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
-    let mut tokens = MadeUpTokens {
-        step: Key::new(number),
-        context: Context::evaluation().with_token_loss(loss.cloned()),
-        first: rank * (config.train.global_batch / ranks / config.micro_batch()),
-        count: config.micro_batch() * config.data.seq_len,
-        vocabulary: engine.layout().groups[0].parameters[0].shape[0] as u64,
-        backward_ended: Instant::now(),
-    };
-    let update = optimizer_step(model, config, device, config.optim.lr, &mut tokens)?;
+    let key = Key::new(number);
+    let context = Context::evaluation().with_token_loss(loss.cloned());
+    let micro_batches = micro_batches(config, ranks);
+    let (first, tokens) = (rank * micro_batches, config.micro_batch() * config.data.seq_len);
+    let vocabulary = engine.layout().groups[0].parameters[0].shape[0] as u64;
+    engine.begin_step();
+    for index in 0..micro_batches {
+        let key = key.fork_index((first + index) as u64);
+        let ids = |first: u64| key.ids(first, tokens, vocabulary);
+        let batch = MicroBatch { inputs: ids(0), targets: ids(1), context: context.clone() };
+        forward_backward(model, config, device, batch, index + 1 == micro_batches)?;
+    }
+    let backward_ended = Instant::now();
+    engine.set_activity("optimizer");
+    let update = engine.update(config.optim.lr, config.optim.grad_clip)?;
     device.flush().map_err(failed)?;
     let queued = begun.elapsed();
-    let outcome = update.map(|update| engine.outcome(update)).transpose()?;
-    Ok((StepTimes { update: tokens.backward_ended.elapsed(), queued }, outcome))
+    let outcome = engine.outcome(update)?;
+    Ok((StepTimes { update: backward_ended.elapsed(), queued }, outcome))
 }
 
 /// Waits until `device` has finished the work of this rank.
@@ -120,32 +126,4 @@ pub(super) fn settle(device: &Device) -> Result<()> {
 
 fn failed(error: impl Display) -> TrainError {
     TrainError::Crash(format!("the device has failed: {error}"))
-}
-
-/// The micro-batches of one rank and step.
-struct MadeUpTokens {
-    step: Key,
-    /// Settings of the passes.
-    context: Context,
-    /// Index of the rank's first micro-batch among those of all ranks.
-    first: usize,
-    /// Tokens per micro-batch.
-    count: usize,
-    /// Number of token ids.
-    vocabulary: u64,
-    /// End of the last backward pass.
-    backward_ended: Instant,
-}
-
-impl MicroBatches for MadeUpTokens {
-    fn fetch(&mut self, index: usize) -> Result<MicroBatch> {
-        let key = self.step.fork_index((self.first + index) as u64);
-        let ids = |first: u64| key.ids(first, self.count, self.vocabulary);
-        Ok(MicroBatch { inputs: ids(0), targets: ids(1), context: self.context.clone() })
-    }
-
-    fn go_on(&mut self, _: bool) -> Result<bool> {
-        self.backward_ended = Instant::now();
-        Ok(true)
-    }
 }

@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use kiln_model::{Context, decoder};
 use serde::{Deserialize, Serialize};
 
-use super::EvalError;
+use crate::error::EvalError;
 use crate::error::Result;
 use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_config::device;

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::tensor::Device;
 use kiln_model::decoder;
 
-use super::EvalError;
+use crate::error::EvalError;
 use crate::error::Result;
 use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_checkpoint::source::ModelSource;

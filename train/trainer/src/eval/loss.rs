@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 
-use super::EvalError;
+use super::evaluate;
+use crate::error::EvalError;
 use crate::error::Result;
-use crate::run;
 use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_checkpoint::source::ModelSource;
 use kiln_config as config;
@@ -87,7 +87,7 @@ impl Validation {
     /// all ranks make the same number of passes. Collective.
     pub fn loss(&self, model: &ShardedDecoder, device: &Device) -> Result<ValidationLoss> {
         let ValidationOptions { samples, rows, .. } = self.options;
-        let (loss, tokens) = run::evaluate(model, device, &self.source, samples, rows)?;
+        let (loss, tokens) = evaluate(model, device, &self.source, samples, rows)?;
         Ok(ValidationLoss { loss, tokens, seq_len: self.source.file().seq_len() })
     }
 }

@@ -1,24 +1,19 @@
 //! Text generation with a trained model.
 //!
 //! [`Continuation`] advances token by token with the keys and values of earlier tokens cached, [`Sampling`]
-//! defines how each token is chosen, and [`GenerateArgs`] is the command, which shows a text in pieces
-//! (`stream`). Under sharding, all ranks continue the same text together: they see the same logits, so they
-//! choose the same tokens.
+//! defines how each token is chosen. Under sharding, all ranks continue the same text together: they see the same
+//! logits, so they choose the same tokens.
 
-mod command;
 mod continuation;
-mod stream;
 
 use burn::tensor::Device;
 pub use kiln_model::Sampling;
 use kiln_model::decoder::Modules;
 use kiln_shard::ShardError;
 
-pub use command::GenerateArgs;
-pub use command::check_prompt;
 pub use continuation::Continuation;
 
-use crate::error::Result;
+use crate::error::{EvalError, Result};
 use kiln_data::Tokenizer;
 
 /// Continues `prompt`, and returns it with its continuation. `after_pass` is called after every forward pass.
@@ -33,4 +28,17 @@ pub fn text<P: Modules>(
     let mut continuation = Continuation::new(tokenizer, prompt, sampling)?;
     while continuation.advance(modules, device, &mut after_pass)? {}
     Ok(continuation.text()?)
+}
+
+/// Fails if `prompt` has more tokens than the model reads. `what` is its name for the user.
+///
+/// # Errors
+///
+/// Also if the tokenizer cannot express the prompt.
+pub fn check_prompt(what: &'static str, prompt: &str, tokenizer: &Tokenizer, context: usize) -> Result<()> {
+    let (_, ids) = tokenizer.encode_prompt(prompt)?;
+    match ids.len() > context {
+        true => Err(EvalError::TooLong { what, tokens: ids.len(), context }.into()),
+        false => Ok(()),
+    }
 }

@@ -9,7 +9,6 @@
 //! Only files with Kiln's own names are ever replaced, and files that a run no longer needs are moved aside.
 
 mod claim;
-mod error;
 mod holder;
 mod identity;
 mod lock;
@@ -22,7 +21,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::{Resume, RunFolder, RunOptions};
-use crate::error::Result;
+use crate::error::{FolderError, Result};
 use crate::metrics::is_beside;
 use crate::process::launcher;
 use kiln_checkpoint::{self as checkpoint, Checkpoint};
@@ -30,7 +29,6 @@ use kiln_config::Config;
 use kiln_sys::files;
 
 pub use claim::Claim;
-pub use error::FolderError;
 pub(super) use lock::Lock;
 pub use look::{Progress, Standing, progress, standing};
 pub(super) use meeting::Meeting;

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use crate::error::MemoryError;
 use burn::tensor::Device;
 use kiln_model::{Decoder, ModelConfig};
 use kiln_shard::{Accumulate, Optimizer, Recompute, Strategy};
@@ -23,20 +24,6 @@ const GPU: &str = "the GPU";
 /// GPU runs have not been measured yet, so more of them pass, with a warning.
 const ALLOWANCE: f64 = 0.98;
 const GPU_ALLOWANCE: f64 = 0.85;
-
-/// The error for a run that cannot fit.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this run takes {} of memory, and {there}:\n{table}What would help:\n{helps}\
-     If there is more memory than that, say so: --set device.memory={}GiB",
-    size(*.needed), .needed.div_ceil(1 << 30)
-)]
-pub struct MemoryError {
-    needed: u64,
-    /// The available memory, as text.
-    there: String,
-    table: String,
-    helps: String,
-}
 
 /// Warnings from a check that the run may continue after.
 pub type Warnings = Vec<String>;

@@ -2,12 +2,10 @@
 //!
 //! [`train`] settles everything that is the same for all ranks (`plan.rs`) and starts them as threads of this
 //! process; or this process is one rank, and rank 0 settles the plan and sends it to the others (`agree.rs`).
-//! Each rank takes its steps: `Trainer::run` and `Trainer::train_step` in `trainer/run.rs`. A step is
-//! [`optimizer_step`]: fetch → forward → loss ÷ global tokens → backward → clip → finite? → update.
+//! Each rank takes its steps: `Trainer::run` (`trainer/run.rs`) calls `Trainer::train_step` (`trainer/step.rs`): fetch →
+//! forward → loss ÷ global tokens → backward → clip → finite? → update.
 
 mod agree;
-mod decoder;
-mod evaluate;
 mod events;
 mod exhausted;
 mod folder;
@@ -25,25 +23,25 @@ mod requirements;
 mod startup;
 mod step;
 mod surroundings;
+mod train;
 mod trainer;
 
-pub use crate::error::TrainError;
-pub use decoder::with_ranks;
-pub use decoder::{LoopResult, Program, train, train_joined, train_with};
-pub use evaluate::evaluate;
+pub use crate::error::{FolderError, MAX_SKIPPED, MemoryError, PositionKey, TrainError};
+pub use crate::eval::evaluate;
 pub use events::{FAILURE, last_event};
-pub use folder::FolderError;
 pub use folder::{
     HASHES_FILE, Progress, Standing, Waiting, find as find_folder, is_foreign, metrics_of_run, progress,
     standing, waiting,
 };
 pub use kiln_observe::run::Sample;
 pub use memory::check as memory_warnings;
-pub use memory::{MemoryError, check_decoder as check_memory, lay_out_memory};
+pub use memory::{check_decoder as check_memory, lay_out_memory};
 pub use observe::{AttachedTools, Controls, Moment, ObservedRank, Observer, Pass, Reach, RunFacts, Tools};
-pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions, Summary};
+pub use options::{Resume, RunFolder, RunOptions, Summary};
 pub use plan::Plan;
 pub use recorded::RecordedStep;
 pub use requirements::{check_parts, check_position, check_source, model_of_run, open_source, resolve_model};
-pub use step::{MicroBatch, MicroBatches, optimizer_step};
+pub use step::{MicroBatch, forward_backward, micro_batches};
+pub use train::with_ranks;
+pub use train::{LoopResult, Program, train, train_joined, train_with};
 pub use trainer::Trainer;

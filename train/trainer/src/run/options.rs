@@ -1,21 +1,15 @@
 //! Options of a run outside its configuration.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::ValueEnum;
-
 use super::observe::Tools;
+use crate::error::PositionKey;
 use crate::fault::Fault;
 use crate::registry::Registry;
 use kiln_checkpoint::weights::AllowMissing;
 use kiln_launch::place::{Job, RankEnv};
-
-/// Consecutive steps without an update that end a run under `train.nonfinite = "skip"`: that many cannot be due
-/// to a bad batch.
-pub const MAX_SKIPPED: u64 = 10;
 
 /// Options of a run outside its configuration.
 #[derive(Clone, Debug, Default)]
@@ -94,30 +88,6 @@ impl Default for RunFolder {
 impl From<PathBuf> for RunFolder {
     fn from(path: PathBuf) -> Self {
         RunFolder::At(path)
-    }
-}
-
-/// What the position in the data depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PositionKey {
-    /// Tokens per sequence.
-    #[value(name = "data.seq_len")]
-    SeqLen,
-    /// Whether samples come in a random order.
-    #[value(name = "data.shuffle")]
-    Shuffle,
-    /// What that order is drawn from, and dropout.
-    #[value(name = "train.seed")]
-    Seed,
-    /// The training data itself.
-    #[value(name = "data")]
-    Data,
-}
-
-impl fmt::Display for PositionKey {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        // No value is hidden.
-        self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
 

@@ -1,8 +1,10 @@
-//! One optimizer step, taken on data by a run (`trainer/run.rs`) or on made-up tokens by a measurement.
+//! The passes of a micro-batch, which every step consists of: those of a run ([`Trainer::train_step`]) and those of
+//! measurements.
+//!
+//! [`Trainer::train_step`]: super::Trainer::train_step
 
 use burn::tensor::Device;
 use kiln_model::{Context, decoder};
-use kiln_shard::{Engine, LearningRates, Update};
 
 use crate::error::Result;
 use kiln_checkpoint::sharded::ShardedDecoder;
@@ -20,103 +22,33 @@ pub struct MicroBatch {
     pub context: Context,
 }
 
-/// The micro-batches of one rank and step.
-pub trait MicroBatches {
-    /// Returns the micro-batch `index` of the step.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be read.
-    fn fetch(&mut self, index: usize) -> Result<MicroBatch>;
-
-    /// Called after every backward pass, `last` or not. Returns whether the step continues, the same on all
-    /// ranks; otherwise all ranks abandon it.
-    ///
-    /// # Errors
-    ///
-    /// If the ranks cannot agree.
-    fn go_on(&mut self, last: bool) -> Result<bool>;
-
-    /// Returns the learning rates of the update, if they differ from those at the beginning of the step.
-    fn learning_rates(&self) -> Option<LearningRates> {
-        None
-    }
-
-    /// Returns the norm that the gradient is clipped to, if it differs from the configuration's.
-    fn grad_clip(&self) -> Option<f64> {
-        None
-    }
-
-    /// Called once when the gradient of the step is reduced, before the update, so that it can be inspected.
-    ///
-    /// # Errors
-    ///
-    /// If the ranks lose each other.
-    fn before_update(&mut self, _engine: &Engine) -> Result<()> {
-        Ok(())
-    }
+/// Returns the number of micro-batches of each of `ranks` ranks in a step.
+pub fn micro_batches(config: &Config, ranks: usize) -> usize {
+    config.train.global_batch / ranks / config.micro_batch()
 }
 
-/// Issues one optimizer step of `config` with the learning rate `lr`, or with [`LearningRates`]: forward, loss
-/// ÷ global tokens and backward for every micro-batch, then the update, whose outcome
-/// [`Engine::outcome`](kiln_shard::Engine::outcome) returns. Nothing in it waits for a GPU. Returns `None` if
-/// the step was abandoned: weights and moments are unchanged. Collective.
+/// Runs the passes of one micro-batch on `device`: forward, loss ÷ global tokens, backward. After the `last` of a
+/// step, the gradient is reduced and ready for the update. Collective.
 ///
 /// # Errors
 ///
-/// If a micro-batch cannot be fetched, or the ranks lose each other.
-pub fn optimizer_step(
+/// If the ranks lose each other.
+pub fn forward_backward(
     model: &ShardedDecoder,
     config: &Config,
     device: &Device,
-    lr: impl Into<LearningRates>,
-    batches: &mut impl MicroBatches,
-) -> Result<Option<Update>> {
-    if !run_passes(model, config, device, batches)? {
-        return Ok(None);
-    }
-    let engine = model.engine();
-    engine.set_activity("optimizer");
-    batches.before_update(engine)?;
-    let grad_clip = batches.grad_clip().unwrap_or(config.optim.grad_clip);
-    let lr = batches.learning_rates().unwrap_or_else(|| lr.into());
-    let update = engine.update(lr, grad_clip)?;
-    Ok(Some(update))
-}
-
-/// Runs the passes of an optimizer step: afterwards the gradient is reduced and ready for the update. Returns
-/// whether the step continues. Collective.
-pub(in crate::run) fn run_passes(
-    model: &ShardedDecoder,
-    config: &Config,
-    device: &Device,
-    batches: &mut impl MicroBatches,
-) -> Result<bool> {
+    batch: MicroBatch,
+    last: bool,
+) -> Result<()> {
     let engine = model.engine();
     let training = device.clone().autodiff();
     let (rows, seq_len) = (config.micro_batch(), config.data.seq_len);
-    let micro_batches = config.train.global_batch / engine.world().world_size() / rows;
     let scale = 1.0 / (config.train.global_batch * seq_len) as f64;
-
-    engine.begin_step();
-    for index in 0..micro_batches {
-        engine.set_activity("data loading");
-        let MicroBatch { inputs, targets, context } = batches.fetch(index)?;
-        engine.set_activity("forward");
-        let inputs = device::tokens(inputs, rows, seq_len, &training);
-        let targets = device::tokens(targets, rows, seq_len, &training);
-        let pass = model.pass(&training);
-        let loss = decoder::loss(&pass, inputs, targets, scale, &context);
-        engine.check()?;
-        engine.set_activity("backward");
-        let last = index + 1 == micro_batches;
-        engine.backward(loss, last)?;
-        if !batches.go_on(last)? {
-            // Drops the gradients of the abandoned step and the weights gathered for it.
-            engine.begin_step();
-            engine.finish_evaluation()?;
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    engine.set_activity("forward");
+    let inputs = device::tokens(batch.inputs, rows, seq_len, &training);
+    let targets = device::tokens(batch.targets, rows, seq_len, &training);
+    let loss = decoder::loss(&model.pass(&training), inputs, targets, scale, &batch.context);
+    engine.check()?;
+    engine.set_activity("backward");
+    Ok(engine.backward(loss, last)?)
 }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::HASHES_FILE;
-use super::error::FolderError;
 use super::identity::Identity;
 use super::lock::{Lock, Patience};
 use super::{CONFIG_FILE, Content, Found, SAMPLES_FILE, metrics_of_run};
+use crate::error::FolderError;
 use crate::error::Result;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};

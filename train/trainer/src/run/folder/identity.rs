@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::error::FolderError;
+use crate::error::FolderError;
 use crate::metrics::write_beside;
 use crate::process::ProcessId;
 use crate::run::RunOptions;

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::error::FolderError;
 use super::holder::{Holder, LOOK, LOOKS, heartbeat};
+use crate::error::FolderError;
 use crate::metrics::say;
 use crate::process::{ProcessId, Repeat};
 use kiln_checkpoint::HeldFolder;

@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
-use super::error::FolderError;
 use super::holder::Holder;
 use super::lock::{Lock, holder_file};
 use super::{CONFIG_FILE, Content, content_of, metrics_of_run};
+use crate::error::FolderError;
 use crate::error::Result;
 use crate::process::ProcessId;
 use kiln_checkpoint::{self as checkpoint, Checkpoint};

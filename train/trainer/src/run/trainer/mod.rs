@@ -2,10 +2,7 @@
 //! loop.
 
 mod conclusion;
-mod grace;
 mod groups;
-mod issued;
-mod pace;
 mod run;
 mod sample;
 mod save;
@@ -13,6 +10,5 @@ mod start;
 mod state;
 mod step;
 mod stop;
-mod text;
 
 pub use state::Trainer;

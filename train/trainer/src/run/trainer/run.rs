@@ -5,31 +5,25 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kiln_collectives::ActivityTime;
-use kiln_model::layers::Records;
 use kiln_model::{Decoder, Key};
 use kiln_shard::memory;
 
 use super::conclusion::Conclusion;
-use super::issued::{ClockReading, Issued, StepLog};
-use super::state::{Began, Trainer};
-use super::step::{DataBatches, StepSync};
-use super::text::Text;
+use super::sample::Text;
+use super::state::Trainer;
+use super::step::ClockReading;
 use crate::error::{Result, TrainError};
 use crate::eval::{answer_losses_while, mean_answer_loss};
+use crate::eval::{evaluate_while, passes_of};
 use crate::metrics::{EvalMetrics, Reporter, say};
 use crate::process;
-use crate::run::RecordedStep;
-use crate::run::evaluate::{evaluate_while, passes_of};
 use crate::run::events::EventKind;
 use crate::run::folder::metrics_of_run;
 use crate::run::options::Summary;
 use crate::run::plan::Plan;
-use crate::run::step::{MicroBatches, optimizer_step};
-use crate::values::Values;
 use kiln_checkpoint::hugging_face;
 use kiln_checkpoint::{self as checkpoint, Architecture};
 use kiln_config::device;
-use kiln_config::schedule::learning_rates;
 use kiln_plan::{Gathers, RankShape, Speed};
 use kiln_sys::words::number_of;
 
@@ -64,48 +58,6 @@ impl Trainer<'_> {
         self.finish()
     }
 
-    /// Takes one optimizer step on the next batch of the data, and logs it if the configuration says so.
-    /// Returns whether a step was taken: false after the last step of the configuration, and once the ranks
-    /// were asked to stop. A loop continues as long as this is true, and then calls [`Trainer::finish`]; a loop
-    /// that looks at [`Trainer::step`] alone never ends when it is asked to stop. On a GPU, it waits for the
-    /// previous step, and for its own only if its outcome must be known. Collective.
-    ///
-    /// # Errors
-    ///
-    /// If data cannot be read, the loss is not a number and the configuration does not skip such steps, a
-    /// background save has failed, or the ranks lose each other.
-    pub fn train_step(&mut self) -> Result<bool> {
-        if self.stopping || self.is_complete() {
-            return Ok(false);
-        }
-        let Some((now, StepSync { stop, saving, is_asked, .. })) = self.issue_step()? else {
-            self.stopping = true;
-            self.settle_step()?;
-            return Ok(false);
-        };
-        self.has_trained = true;
-        // A custom metric may look at the weights, which must be those of its step.
-        let is_looked_at = now.log.is_some() && !self.plan.registry.metrics().is_empty();
-        let is_looked_at = is_looked_at || self.observers.look_into(now.step);
-        // The outcome of a GPU step is read once the GPU has the next step to work on, unless something must be
-        // known earlier.
-        self.settle_step()?;
-        self.issued = Some(now);
-        if !self.plan.device.is_gpu() || stop || is_looked_at || self.is_complete() {
-            self.settle_step()?;
-        }
-        self.advance_save(saving)?;
-        if is_asked {
-            self.settle_step()?;
-            self.observers.answer(self.model.engine(), self.state.step)?;
-        }
-        if self.controls.take_save() && !self.is_complete() {
-            self.save()?;
-        }
-        self.stopping |= stop;
-        Ok(true)
-    }
-
     /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the texts of the
     /// configuration. After a requested stop, only saves, because there may be no time for more. Collective.
     ///
@@ -115,15 +67,15 @@ impl Trainer<'_> {
     /// says.
     pub fn finish(mut self) -> Result<Summary> {
         self.settle_step()?;
-        if self.stopping && !self.is_complete() {
+        if self.progress.is_stopping && !self.is_complete() {
             return self.stop();
         }
         // With the save begun first, nothing is lost if the evaluation takes longer than the grace period.
-        if self.has_news() {
+        if self.is_unsaved() {
             self.begin_save(true)?;
         }
-        let may_stop = !self.stopping;
-        let known = self.evaluated.filter(|(step, _)| *step == self.state.step);
+        let may_stop = !self.progress.is_stopping;
+        let known = self.progress.evaluated.filter(|(step, _)| *step == self.state.step);
         let val_loss = match known {
             Some((_, val_loss)) => Some(val_loss),
             None => self.evaluate_unless(may_stop)?,
@@ -132,7 +84,8 @@ impl Trainer<'_> {
         let texts = self.generate(false)?;
         self.settle_save()?;
         let checkpoint = self
-            .saved
+            .saves
+            .last
             .clone()
             .or_else(|| self.plan.resume.as_ref().map(|resumed| resumed.folder().to_owned()))
             .unwrap_or_else(|| self.plan.checkpoints());
@@ -166,7 +119,14 @@ impl Trainer<'_> {
         self.settle_step()?;
         let (steps, loss) = (self.state.step, self.loss());
         let checkpoint = self.plan.checkpoints();
-        Ok(Summary { steps, loss, val_loss: None, checkpoint, sample: None, preempted: self.stopping })
+        Ok(Summary {
+            steps,
+            loss,
+            val_loss: None,
+            checkpoint,
+            sample: None,
+            preempted: self.progress.is_stopping,
+        })
     }
 
     /// Returns the total time for which ranks have been held for inspection.
@@ -185,70 +145,7 @@ impl Trainer<'_> {
 
     /// Returns the training loss of the last step.
     pub(super) fn loss(&self) -> Option<f64> {
-        self.metrics.as_ref().map(|metrics| metrics.loss)
-    }
-
-    /// Issues one optimizer step. Nothing in it waits for a GPU. Returns `None` if the ranks were asked to stop
-    /// in the middle of it: the state is that after the previous step.
-    fn issue_step(&mut self) -> Result<Option<(Issued, StepSync)>> {
-        let start = self.read_clocks();
-        let config = &self.plan.config;
-        let step = self.state.step + 1;
-        if let Some(drill) = &self.drill {
-            drill.begin_step(step);
-        }
-        self.position.begin_step(step);
-        self.observers.begun(self.model.engine(), step);
-        let log = &config.log;
-        let records = log.is_logged(step, config.train.steps).then(|| Records::new(log.activations));
-        let mut batches = DataBatches {
-            plan: self.plan,
-            engine: self.model.engine(),
-            observers: &self.observers,
-            step,
-            source: &self.train,
-            first_sample: self.state.next_sample,
-            drill: self.drill.as_deref(),
-            position: &self.position,
-            pace: &mut self.pace,
-            grace: &mut self.grace,
-            records: records.clone(),
-            grad_norms: Values::default(),
-            grad_histograms: Vec::new(),
-            controls: &self.controls,
-        };
-        let rates = learning_rates(&config.optim, step, config.train.steps);
-        let first_lr = rates.of(0);
-        let first_sample = self.state.next_sample;
-        tracing::debug!(of = step, lr = first_lr, first_sample, "a step begins");
-        let update = optimizer_step(&self.model, config, &self.device, rates, &mut batches)?;
-        let Some(update) = update else { return Ok(None) };
-        // The rate may have been changed meanwhile, at a prompt.
-        let lr = batches.learning_rates().map_or(first_lr, |rates| rates.of(0));
-        let (grad_norms, grad_histograms) = (batches.grad_norms, batches.grad_histograms);
-        if config.log.has_histograms(step) {
-            let weights = self.model.engine().weight_histograms()?;
-            if let Some(reporter) = &mut self.reporter {
-                reporter.histograms(step, "weights", weights);
-                reporter.histograms(step, "gradients", grad_histograms);
-            }
-        }
-        let recorded =
-            records.map(|records| RecordedStep::start(self.model.engine(), &records)).transpose()?;
-        let sync = self.sync(recorded.as_ref().is_some_and(|recorded| !recorded.is_empty()))?;
-        self.observers.ended(self.model.engine(), step);
-        let any_recorded = sync.any_recorded;
-        let log = recorded.map(|recorded| StepLog { recorded, any_recorded, grad_norms });
-        self.pace.told(sync.longest_pass);
-        let end = self.read_clocks();
-        let step_s = (end.at - start.at).saturating_sub(end.held - start.held).as_secs_f64();
-        self.grace.mind(sync.longest_pass, Some(step_s), self.rank);
-
-        self.state.step = step;
-        self.state.next_sample += config.train.global_batch as u64;
-        self.state.tokens += (config.train.global_batch * config.data.seq_len) as u64;
-        let (peak_bytes, tokens) = (sync.peak_bytes, self.state.tokens);
-        Ok(Some((Issued { step, update, lr, start, end, peak_bytes, tokens, log }, sync)))
+        self.progress.metrics.as_ref().map(|metrics| metrics.loss)
     }
 
     /// Returns the validation loss: the cross-entropy of the validation split, in nats per token. Returns
@@ -263,7 +160,7 @@ impl Trainer<'_> {
     /// If data cannot be read, or the ranks lose each other.
     pub fn evaluate(&mut self) -> Result<Option<f64>> {
         self.settle_step()?;
-        if self.stopping {
+        if self.progress.is_stopping {
             return Ok(None);
         }
         self.evaluate_unless(true)
@@ -271,7 +168,8 @@ impl Trainer<'_> {
 
     /// Like [`Trainer::evaluate`], but stops on request only if it `may_stop`.
     fn evaluate_unless(&mut self, may_stop: bool) -> Result<Option<f64>> {
-        let Trainer { plan, model, device, validation, pace, reporter, .. } = self;
+        let Trainer { plan, model, device, data, stops, reporter, .. } = self;
+        let (validation, pace) = (&data.validation, &mut stops.pace);
         model.engine().set_activity("evaluation");
         let (samples, rows) = (plan.config.eval.samples, plan.config.micro_batch());
         let held = || model.engine().world().holds().total();
@@ -298,18 +196,18 @@ impl Trainer<'_> {
             }
         };
         let (Some((val_loss, val_tokens)), Some(answer_loss)) = (evaluated, answers) else {
-            self.stopping = true;
+            self.progress.is_stopping = true;
             return Ok(None);
         };
         // The next pass belongs to a step, and may take longer.
-        self.pace.ask_soon();
-        let is_first = self.evaluated.is_none_or(|(step, _)| step < self.state.step);
+        self.stops.pace.ask_soon();
+        let is_first = self.progress.evaluated.is_none_or(|(step, _)| step < self.state.step);
         if !is_first {
             return Ok(Some(val_loss));
         }
-        self.evaluated = Some((self.state.step, val_loss));
+        self.progress.evaluated = Some((self.state.step, val_loss));
         // A run with nothing left to do reports its loss, but logs nothing.
-        if let Some(reporter) = self.reporter.as_mut().filter(|_| self.has_trained) {
+        if let Some(reporter) = self.reporter.as_mut().filter(|_| self.progress.has_trained) {
             let metrics = EvalMetrics { step: self.state.step, val_loss, val_tokens, answer_loss };
             let path = metrics_of_run(&self.plan.out);
             reporter.evaluation(&metrics).map_err(TrainError::io("write", &path))?;
@@ -325,7 +223,7 @@ impl Trainer<'_> {
             checkpoint.display()
         ));
         conclusion.lines().iter().for_each(|line| say(line));
-        self.observers.closing().iter().for_each(|line| say(line));
+        self.watchers.observers.closing().iter().for_each(|line| say(line));
         for text in texts {
             say(&format!("sample: {}", text.whole));
         }
@@ -340,31 +238,30 @@ impl Trainer<'_> {
             .filter(|best| best.step != self.state.step)
             .map(|best| checkpoint::place_of(&self.plan.checkpoints(), best.step))
             .filter(|place| place.exists());
-        let Began { step, tokens } = self.began;
-        let tokens = self.state.tokens - tokens;
-        let rate = tokens as f64 / self.in_steps;
-        let flops = rate * self.flops_per_token;
+        let tokens = self.state.tokens - self.progress.first_tokens;
+        let rate = tokens as f64 / self.speed.in_steps;
+        let flops = rate * self.speed.flops_per_token;
         // `kiln` has all built-in parts, so it also serves a program without commands.
         let is_stock = Architecture::of_model(&self.plan.model) == Architecture::decoder();
         let program = process::command().or(is_stock.then_some("kiln"));
         Conclusion {
             out: self.plan.out.clone(),
             elapsed: self.plan.start.elapsed(),
-            start: self.start_took,
+            start: self.speed.start_took,
             times: self.times(),
             ranks: self.ranks,
-            steps: self.state.step - step,
+            steps: self.state.step - self.progress.first_step,
             skipped: self.state.skipped,
             tokens,
-            in_steps: self.in_steps,
+            in_steps: self.speed.in_steps,
             flops,
-            mfu: self.peak.as_ref().map(|peak| flops / peak.flops()),
+            mfu: self.speed.peak.as_ref().map(|peak| flops / peak.flops()),
             val_loss,
             unigram: unigram.filter(|_| val_loss.is_some()),
             best,
             best_checkpoint,
-            peak_bytes: self.metrics.as_ref().map(|metrics| metrics.peak_bytes),
-            planned: self.metrics.as_ref().and_then(|_| self.planned()),
+            peak_bytes: self.progress.metrics.as_ref().map(|metrics| metrics.peak_bytes),
+            planned: self.progress.metrics.as_ref().and_then(|_| self.planned()),
             program: program.map(str::to_owned),
             is_exportable: hugging_face::has_architecture(&self.plan.model),
         }

@@ -21,19 +21,19 @@ impl Trainer<'_> {
     /// other.
     pub fn save(&mut self) -> Result<()> {
         self.settle_step()?;
-        if self.stopping || !self.has_news() {
+        if self.progress.is_stopping || !self.is_unsaved() {
             return Ok(());
         }
         self.begin_save(false)?;
         let section = &self.plan.config.checkpoint;
         let in_background = section.background && section.format == Format::Sharded;
-        self.stopping = !in_background && self.asked_to_stop()?;
+        self.progress.is_stopping = !in_background && self.asked_to_stop()?;
         Ok(())
     }
 
     /// Returns whether this start has done a step for which no save was begun.
-    pub(super) fn has_news(&self) -> bool {
-        self.has_trained && self.saved_step != Some(self.state.step)
+    pub(super) fn is_unsaved(&self) -> bool {
+        self.progress.has_trained && self.saves.begun != Some(self.state.step)
     }
 
     /// Begins to save. A failure is an error if it is the `last` save, or if the configuration says so.
@@ -49,10 +49,10 @@ impl Trainer<'_> {
             ..SaveContext::new(self.state.clone())
         };
         let shown = self.reporter.as_ref().map(Reporter::saving);
-        let begun = self.saver.begin(self.model.engine(), context);
+        let begun = self.saves.saver.begin(self.model.engine(), context);
         drop(shown);
         if begun.is_ok() {
-            self.saved_step = Some(self.state.step);
+            self.saves.begun = Some(self.state.step);
         }
         self.note_save(begun, last)
     }
@@ -65,7 +65,7 @@ impl Trainer<'_> {
 
     /// Advances the background save, if there is one.
     pub(super) fn advance_save(&mut self, saving: Progress) -> Result<()> {
-        let advanced = self.saver.advance(self.model.engine(), saving);
+        let advanced = self.saves.saver.advance(self.model.engine(), saving);
         self.note_save(advanced, false)
     }
 
@@ -77,12 +77,12 @@ impl Trainer<'_> {
 
     /// Waits for the background save, and shows its progress.
     fn wait_for_save(&mut self) -> Result<Option<PathBuf>, CheckpointError> {
-        if !self.saver.is_pending() {
+        if !self.saves.saver.is_pending() {
             return Ok(None);
         }
         self.model.engine().set_activity("checkpoint");
         let _shown = self.reporter.as_ref().map(Reporter::saving);
-        self.saver.settle(self.model.engine())
+        self.saves.saver.settle(self.model.engine())
     }
 
     /// Records the checkpoint that has been completed. A failed save is an error if the run ends with it, or
@@ -94,10 +94,10 @@ impl Trainer<'_> {
             Ok(Some(saved)) => {
                 let step = saved.file_name().and_then(checkpoint::step_of);
                 if let Some(step) = step {
-                    self.position.saved(step);
+                    self.watchers.position.saved(step);
                     self.note(EventKind::Checkpoint, step, &format!("complete: {}", saved.display()));
                 }
-                self.saved = Some(saved);
+                self.saves.last = Some(saved);
             }
             Err(error)
                 if !goes_on

@@ -11,12 +11,11 @@ use kiln_model::decoder::Decoder;
 use kiln_observe::tensorboard::{TensorBoard, TensorBoardOptions};
 use kiln_shard::{Engine, EngineBuilder, Recompute};
 
-use super::grace::Grace;
 use super::groups::GroupTable;
-use super::issued::{ClockReading, Issued};
-use super::pace::Pace;
+use super::sample::Text;
 use super::start::{introduce, started_as};
-use super::text::Text;
+use super::step::{ClockReading, IssuedStep};
+use super::stop::{Grace, Pace};
 use crate::error::{Result, TrainError};
 use crate::fault::Drill;
 use crate::flight;
@@ -67,61 +66,85 @@ pub struct Trainer<'a> {
     pub(super) ranks: usize,
     pub(super) model: ShardedDecoder,
     pub(super) device: Device,
-    pub(super) train: BatchSource,
-    pub(super) validation: BatchSource,
+    pub(super) data: Splits,
     /// The position of the run after its completed steps.
     pub(super) state: CheckpointState,
-    /// Number of consecutive steps whose update was skipped, up to the last one.
-    pub(super) skipped_in_a_row: u64,
-    /// End of the last step whose values are known.
-    pub(super) settled: ClockReading,
-    pub(super) flops_per_token: f64,
-    /// The peak that `mfu` is measured against. Without it, there is no `mfu`.
-    pub(super) peak: Option<Peak>,
-    pub(super) saver: Saver,
-    /// The step of the last save that was begun.
-    pub(super) saved_step: Option<u64>,
-    /// The last complete checkpoint of this run.
-    pub(super) saved: Option<PathBuf>,
-    pub(super) drill: Option<Arc<Drill>>,
-    /// The observers of the steps.
-    pub(super) observers: Observers,
-    /// The changes that observers make.
-    pub(super) controls: Controls,
-    /// Timing of the stop checks between ranks.
-    pub(super) pace: Pace,
-    pub(super) grace: Grace,
-    /// Reports where this rank is if a signal ends the process.
-    pub(super) position: position::Present,
-    /// The position of the run at the start.
-    pub(super) began: Began,
-    /// Seconds spent in steps since then.
-    pub(super) in_steps: f64,
-    /// Duration of the start, until the first step began.
-    pub(super) start_took: Duration,
-    /// Times of the start's stages, until the first step is done.
-    pub(super) start_times: Option<StartTimes>,
+    pub(super) progress: Progress,
+    pub(super) speed: SpeedMeter,
+    pub(super) saves: Saves,
+    pub(super) watchers: Watchers,
+    pub(super) stops: StopChecks,
     /// Writes the log; only on rank 0.
     pub(super) reporter: Option<Reporter>,
+}
+
+/// The data of a run.
+pub(super) struct Splits {
+    pub(super) train: BatchSource,
+    pub(super) validation: BatchSource,
+}
+
+/// What a start of a run has done so far.
+pub(super) struct Progress {
+    /// Step and tokens of the run at the start.
+    pub(super) first_step: u64,
+    pub(super) first_tokens: u64,
+    /// True once this start has done a step.
+    pub(super) has_trained: bool,
     /// The last step, while its outcome is not known yet.
-    pub(super) issued: Option<Issued>,
-    /// Outcome of the last step that is known.
+    pub(super) issued: Option<IssuedStep>,
+    /// Metrics of the last step whose outcome is known.
     pub(super) metrics: Option<StepMetrics>,
+    /// Number of consecutive steps whose update was skipped, up to the last one.
+    pub(super) skipped_in_a_row: u64,
     /// Step of the last evaluation, and its loss.
     pub(super) evaluated: Option<(u64, f64)>,
     /// Step after which texts were last generated, and the texts.
     pub(super) sampled: Option<(u64, Vec<Text>)>,
-    /// True once this start has done a step.
-    pub(super) has_trained: bool,
     /// True once the ranks were asked to stop.
-    pub(super) stopping: bool,
+    pub(super) is_stopping: bool,
 }
 
-/// The position at which a start of a run begins.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Began {
-    pub(super) step: u64,
-    pub(super) tokens: u64,
+/// The times of a start of a run.
+pub(super) struct SpeedMeter {
+    pub(super) flops_per_token: f64,
+    /// The peak that `mfu` is measured against. Without it, there is no `mfu`.
+    pub(super) peak: Option<Peak>,
+    /// End of the last step whose values are known.
+    pub(super) settled: ClockReading,
+    /// Seconds spent in steps.
+    pub(super) in_steps: f64,
+    /// Duration of the start, until the first step began.
+    pub(super) start_took: Duration,
+    /// Times of the start's stages, until the first step is done; only on rank 0.
+    pub(super) start_times: Option<StartTimes>,
+}
+
+/// The checkpoints of a start of a run.
+pub(super) struct Saves {
+    pub(super) saver: Saver,
+    /// The step of the last save that was begun.
+    pub(super) begun: Option<u64>,
+    /// The last complete checkpoint.
+    pub(super) last: Option<PathBuf>,
+}
+
+/// Everything that follows a run from outside the loop.
+pub(super) struct Watchers {
+    /// The observers of the steps.
+    pub(super) observers: Observers,
+    /// The changes that observers make.
+    pub(super) controls: Controls,
+    /// Reports where this rank is if a signal ends the process.
+    pub(super) position: position::Present,
+    pub(super) drill: Option<Arc<Drill>>,
+}
+
+/// When the ranks check for a requested stop, and whether there is time for it.
+pub(super) struct StopChecks {
+    /// Timing of the checks between ranks.
+    pub(super) pace: Pace,
+    pub(super) grace: Grace,
 }
 
 impl<'a> Trainer<'a> {
@@ -228,43 +251,40 @@ impl<'a> Trainer<'a> {
                 },
             })
         });
-        let began = Began { step: state.step, tokens: state.tokens };
         let mut trainer = Trainer {
             plan,
             rank,
             ranks,
             model,
             device,
-            train,
-            validation,
+            data: Splits { train, validation },
+            progress: Progress {
+                first_step: state.step,
+                first_tokens: state.tokens,
+                has_trained: false,
+                issued: None,
+                metrics: None,
+                skipped_in_a_row: 0,
+                evaluated: None,
+                sampled: None,
+                is_stopping: false,
+            },
             state,
-            skipped_in_a_row: 0,
-            settled: ClockReading { at: started, held: Duration::ZERO, times: Vec::new() },
-            flops_per_token,
-            peak: plan.message.peak.clone(),
-            saver: Saver::new(plan.save_options(), rank),
-            saved_step: None,
-            saved: None,
-            drill,
-            observers: Observers::new(observers),
-            controls,
-            pace: Pace::new(),
-            grace: Grace::new()?,
-            position,
-            began,
-            in_steps: 0.0,
-            start_took: Duration::ZERO,
-            start_times: (rank == 0).then_some(start),
+            speed: SpeedMeter {
+                flops_per_token,
+                peak: plan.message.peak.clone(),
+                settled: ClockReading { at: started, held: Duration::ZERO, times: Vec::new() },
+                in_steps: 0.0,
+                start_took: Duration::ZERO,
+                start_times: (rank == 0).then_some(start),
+            },
+            saves: Saves { saver: Saver::new(plan.save_options(), rank), begun: None, last: None },
+            watchers: Watchers { observers: Observers::new(observers), controls, position, drill },
+            stops: StopChecks { pace: Pace::new(), grace: Grace::new()? },
             reporter: None,
-            issued: None,
-            metrics: None,
-            evaluated: None,
-            sampled: None,
-            has_trained: false,
-            stopping: false,
         };
         trainer.reporter = trainer.begin_log()?;
-        trainer.stopping = !trainer.is_complete() && trainer.asked_to_stop()?;
+        trainer.progress.is_stopping = !trainer.is_complete() && trainer.asked_to_stop()?;
         Ok(trainer)
     }
 
@@ -296,7 +316,8 @@ impl<'a> Trainer<'a> {
             let kind = if self.plan.resume.is_some() { EventKind::Resume } else { EventKind::Start };
             events.note(kind, step, &started_as(self.plan, self.ranks));
         }
-        let reporter = Reporter::new(&path, self.state.step, steps, self.ranks, self.saver.meter().clone());
+        let reporter =
+            Reporter::new(&path, self.state.step, steps, self.ranks, self.saves.saver.meter().clone());
         let reporter = reporter.map_err(TrainError::io("write", &path))?;
         let folder = self.plan.config.log.tensorboard.path(&self.plan.out);
         let tensorboard = folder.and_then(|folder| {
@@ -314,7 +335,7 @@ impl<'a> Trainer<'a> {
 
     /// Records that the outcome of the last step is known.
     pub(super) fn reached(&self) {
-        let step = self.metrics.as_ref().map(|metrics| metrics.step);
+        let step = self.progress.metrics.as_ref().map(|metrics| metrics.step);
         if let (0, Some(claim), Some(step)) = (self.rank, &self.plan.claim, step) {
             claim.events().reach(step);
         }
@@ -354,7 +375,7 @@ impl<'a> Trainer<'a> {
     /// unless an evaluation or a save came since. `None` before the first step. Loss, norm and learning rate
     /// are the same on all ranks; times, and custom metrics, are those of this rank.
     pub fn metrics(&self) -> Option<&StepMetrics> {
-        self.metrics.as_ref()
+        self.progress.metrics.as_ref()
     }
 
     /// Returns the decoder, sharded over the ranks.

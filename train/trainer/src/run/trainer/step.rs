@@ -1,35 +1,91 @@
-//! The micro-batches of a step, the exchange between ranks after it, and its outcome.
+//! A step of a run: its passes and its update, the exchange between ranks after it, and its outcome.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use kiln_collectives::Phase;
+use kiln_collectives::{ActivityTime, Phase};
 use kiln_model::Context;
 use kiln_model::layers::Records;
-use kiln_shard::{Engine, LearningRates, LossScale, Outcome, ValueHistogram};
+use kiln_shard::{Engine, LearningRates, LossScale, Outcome, Update};
 
-use super::grace::Grace;
-use super::issued::{Issued, StepLog, end_of_step};
-use super::pace::Pace;
-use super::state::Trainer;
+use super::state::{Trainer, Watchers};
 use crate::error::{Result, TrainError, in_gradient};
-use crate::fault::Drill;
 use crate::logged::LoggedStep;
 use crate::metrics::{SkipMetrics, StepMetrics, StepTimes};
-use crate::process::position::{Present, StepOutcome};
+use crate::process::position::StepOutcome;
 use crate::run::events::EventKind;
 use crate::run::nonfinite::NonFiniteFinder;
-use crate::run::observe::Pass;
-use crate::run::observe::{Controls, Moment, Observers};
-use crate::run::step::run_passes;
-use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
+use crate::run::observe::{Moment, Observers, Pass};
+use crate::run::step::{MicroBatch, forward_backward, micro_batches};
+use crate::run::{MAX_SKIPPED, Plan, RecordedStep};
 use crate::values::Values;
 use kiln_checkpoint::Progress;
 use kiln_config::schedule::learning_rates;
-use kiln_config::{NonFinite, OptimSection};
-use kiln_data::{BatchSource, slice_for};
+use kiln_config::{Config, NonFinite, OptimSection};
+use kiln_data::slice_for;
 use kiln_sys::words::number_of;
+
+/// The clocks of a rank at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ClockReading {
+    pub(super) at: Instant,
+    /// Total time for which ranks have been held until then.
+    pub(super) held: Duration,
+    /// The time of the rank by activity until then.
+    pub(super) times: Vec<ActivityTime>,
+}
+
+/// Fraction of a step, as its inverse, for which the host must have waited for the values, so that their
+/// arrival shows when the step ended.
+const WAITED: u32 = 16;
+
+/// Returns the clock reading at the end of a step. The host `asked` for its values, and got them at `now`,
+/// after it had also issued the next step to the device. `before` is when the step began, or the previous one
+/// ended, and `issued` when the step had been issued completely.
+///
+/// If the host waited for the values, the step ended now. If they were already there, the GPU is faster than
+/// the host, and finished the step when its last part was issued, or soon afterwards. (If the previous step had
+/// not ended by then, this one ended at an unknown moment between that step's end and the request for its
+/// values.)
+pub(super) fn end_of_step(
+    before: &ClockReading,
+    issued: ClockReading,
+    asked: Instant,
+    now: ClockReading,
+) -> ClockReading {
+    if now.at - asked > (now.at - before.at) / WAITED {
+        now
+    } else if before.at <= issued.at {
+        issued
+    } else {
+        ClockReading { at: before.at + (asked - before.at) / 2, ..now }
+    }
+}
+
+/// A step that has been issued to the device. On a GPU, nothing about its outcome is known yet.
+pub(super) struct IssuedStep {
+    pub(super) step: u64,
+    pub(super) update: Update,
+    pub(super) lr: f64,
+    pub(super) start: ClockReading,
+    /// Moment at which the step had been issued completely.
+    pub(super) end: ClockReading,
+    pub(super) peak_bytes: u64,
+    /// Tokens trained on so far.
+    pub(super) tokens: u64,
+    /// Additional values for the log; `None` if the step is not logged.
+    pub(super) log: Option<StepLog>,
+}
+
+/// The values of a logged step beyond those of every step.
+pub(super) struct StepLog {
+    /// The values that the layers of this rank recorded.
+    pub(super) recorded: RecordedStep,
+    /// True if the layers of any rank have recorded a value.
+    pub(super) any_recorded: bool,
+    /// The norm of the gradient by module, if requested.
+    pub(super) grad_norms: Values,
+}
 
 /// The values that the ranks exchange after every step.
 pub(super) struct StepSync {
@@ -46,100 +102,6 @@ pub(super) struct StepSync {
     pub(super) is_asked: bool,
 }
 
-/// The micro-batches of a step, from the run's data. Between them, the ranks ask each other whether to stop.
-pub(super) struct DataBatches<'a> {
-    pub(super) plan: &'a Plan,
-    pub(super) engine: &'a Arc<Engine>,
-    pub(super) observers: &'a Observers,
-    /// The optimizer step.
-    pub(super) step: u64,
-    pub(super) source: &'a BatchSource,
-    /// Position in the global order of the step's first sample.
-    pub(super) first_sample: u64,
-    pub(super) drill: Option<&'a Drill>,
-    pub(super) position: &'a Present,
-    pub(super) pace: &'a mut Pace,
-    pub(super) grace: &'a mut Grace,
-    /// Values that layers record for the log, if the step is logged.
-    pub(super) records: Option<Records>,
-    /// The norm of the gradient by module, once it is known.
-    pub(super) grad_norms: Values,
-    /// Histograms of the gradient by module, once they are known.
-    pub(super) grad_histograms: Vec<(String, ValueHistogram)>,
-    /// Changes to the run by its observers.
-    pub(super) controls: &'a Controls,
-}
-
-impl MicroBatches for DataBatches<'_> {
-    fn fetch(&mut self, index: usize) -> Result<MicroBatch> {
-        let Plan { config, model, .. } = self.plan;
-        let world = self.engine.world();
-        let first = self.first_sample
-            + slice_for(
-                0,
-                config.train.global_batch as u64,
-                world.rank() as u64,
-                world.world_size() as u64,
-                index as u64,
-                config.micro_batch() as u64,
-            );
-        self.pace.begin(world.holds().total());
-        let samples = config.micro_batch() as u64;
-        self.position.begin_micro_batch(index as u64, first, samples);
-        tracing::debug!(micro_batch = index, first_sample = first, samples, "fetching");
-        if let Some(drill) = self.drill {
-            drill.data_loading().map_err(TrainError::Drill)?;
-        }
-        let batch = self.source.fetch(first, config.micro_batch())?;
-        let context = Context::training(self.plan.key().fork("dropout"), first, model.dropout);
-        let context = context.with_z_loss((config.train.z_loss > 0.0).then_some(config.train.z_loss));
-        let context = context.with_token_loss(self.plan.loss.clone());
-        let context = match &self.records {
-            Some(records) => context.recording(records),
-            None => context,
-        };
-        let batch = MicroBatch { inputs: batch.inputs, targets: batch.targets, context };
-        let at = Moment { step: self.step, micro_batch: index, first_sample: first, pass: Pass::Forward };
-        match self.observers.fetched(self.engine, at, &batch)? {
-            None => Ok(batch),
-            probe => Ok(MicroBatch { context: batch.context.clone().probed(probe), ..batch }),
-        }
-    }
-
-    fn go_on(&mut self, last: bool) -> Result<bool> {
-        // After the last micro-batch, the ranks exchange this and more.
-        if !self.pace.end(self.engine.world().holds().total()) || last {
-            return Ok(true);
-        }
-        let (stop, longest) = self.pace.ask(self.engine, &self.plan.stop)?;
-        if !stop {
-            self.grace.mind(longest, None, self.engine.world().rank());
-        }
-        Ok(!stop)
-    }
-
-    fn learning_rates(&self) -> Option<LearningRates> {
-        let lr = self.controls.changes().lr?;
-        let optim = OptimSection { lr, ..self.plan.config.optim.clone() };
-        Some(learning_rates(&optim, self.step, self.plan.config.train.steps))
-    }
-
-    fn grad_clip(&self) -> Option<f64> {
-        self.controls.changes().grad_clip
-    }
-
-    fn before_update(&mut self, engine: &Engine) -> Result<()> {
-        self.observers.reduced(engine, self.step)?;
-        if self.records.is_some() && self.plan.config.log.gradients {
-            self.grad_norms = grad_norms(engine)?;
-        }
-        if self.plan.config.log.has_histograms(self.step) {
-            self.grad_histograms = engine.grad_histograms()?;
-        }
-        Ok(())
-    }
-}
-
 /// Returns the 2-norm of the gradient of each module before clipping, as in `grad_norm.layers.3`. Collective.
 fn grad_norms(engine: &Engine) -> Result<Values> {
     let by_parameter = engine.grad_norms()?;
@@ -154,23 +116,191 @@ fn grad_norms(engine: &Engine) -> Result<Values> {
 }
 
 impl Trainer<'_> {
+    /// Takes one optimizer step on the next batch of the data, and logs it if the configuration says so.
+    /// Returns whether a step was taken: false after the last step of the configuration, and once the ranks
+    /// were asked to stop. A loop continues as long as this is true, and then calls [`Trainer::finish`]; a loop
+    /// that looks at [`Trainer::step`] alone never ends when it is asked to stop. On a GPU, it waits for the
+    /// previous step, and for its own only if its outcome must be known. Collective.
+    ///
+    /// # Errors
+    ///
+    /// If data cannot be read, the loss is not a number and the configuration does not skip such steps, a
+    /// background save has failed, or the ranks lose each other.
+    pub fn train_step(&mut self) -> Result<bool> {
+        if self.progress.is_stopping || self.is_complete() {
+            return Ok(false);
+        }
+        // Nothing up to the update waits for a GPU.
+        let (plan, engine) = (self.plan, self.model.engine().clone());
+        let (config, step) = (&plan.config, self.state.step + 1);
+        let (start, observers) = (self.read_clocks(), self.watchers.observers.clone());
+        self.begin_step(step);
+        let records =
+            config.log.is_logged(step, config.train.steps).then(|| Records::new(config.log.activations));
+        let micro_batches = micro_batches(config, self.ranks);
+        engine.begin_step();
+        for index in 0..micro_batches {
+            let batch = self.fetch(step, self.state.next_sample, index, &observers, records.as_ref())?;
+            let last = index + 1 == micro_batches;
+            forward_backward(&self.model, config, &self.device, batch, last)?;
+            if self.stops_after_pass(last)? {
+                // The state is that after the previous step.
+                self.drop_step()?;
+                self.progress.is_stopping = true;
+                self.settle_step()?;
+                return Ok(false);
+            }
+        }
+        engine.set_activity("optimizer");
+        observers.reduced(&engine, step)?;
+        let grad_norms = match records.is_some() && config.log.gradients {
+            true => grad_norms(&engine)?,
+            false => Values::default(),
+        };
+        let grad_histograms =
+            config.log.has_histograms(step).then(|| engine.grad_histograms()).transpose()?;
+        let (rates, grad_clip) = self.rates(step);
+        let lr = rates.of(0);
+        let update = engine.update(rates, grad_clip)?;
+        if let Some(gradients) = grad_histograms {
+            let weights = engine.weight_histograms()?;
+            if let Some(reporter) = &mut self.reporter {
+                reporter.histograms(step, "weights", weights);
+                reporter.histograms(step, "gradients", gradients);
+            }
+        }
+        let recorded = records.map(|records| RecordedStep::start(&engine, &records)).transpose()?;
+        let sync = self.sync(recorded.as_ref().is_some_and(|recorded| !recorded.is_empty()))?;
+        observers.ended(&engine, step);
+        let any_recorded = sync.any_recorded;
+        let log = recorded.map(|recorded| StepLog { recorded, any_recorded, grad_norms });
+        let end = self.read_clocks();
+        self.stops.pace.synced(sync.longest_pass);
+        let step_s = (end.at - start.at).saturating_sub(end.held - start.held).as_secs_f64();
+        self.stops.grace.check(sync.longest_pass, Some(step_s), self.rank);
+
+        self.state.step = step;
+        self.state.next_sample += config.train.global_batch as u64;
+        self.state.tokens += (config.train.global_batch * config.data.seq_len) as u64;
+        self.progress.has_trained = true;
+        let (peak_bytes, tokens) = (sync.peak_bytes, self.state.tokens);
+        let issued = IssuedStep { step, update, lr, start, end, peak_bytes, tokens, log };
+        self.after_step(issued, sync)?;
+        Ok(true)
+    }
+
+    /// Reports the previous step, and the issued one if its outcome must be known; then serves requests that came
+    /// during the step. Collective.
+    fn after_step(&mut self, issued: IssuedStep, sync: StepSync) -> Result<()> {
+        // A custom metric may look at the weights, which must be those of its step.
+        let is_looked_at = issued.log.is_some() && !self.plan.registry.metrics().is_empty();
+        let is_looked_at = is_looked_at || self.watchers.observers.look_into(issued.step);
+        // The outcome of a GPU step is read once the GPU has the next step to work on, unless something must be
+        // known earlier.
+        self.settle_step()?;
+        self.progress.issued = Some(issued);
+        if !self.plan.device.is_gpu() || sync.stop || is_looked_at || self.is_complete() {
+            self.settle_step()?;
+        }
+        self.advance_save(sync.saving)?;
+        if sync.is_asked {
+            self.settle_step()?;
+            self.watchers.observers.answer(self.model.engine(), self.state.step)?;
+        }
+        if self.watchers.controls.take_save() && !self.is_complete() {
+            self.save()?;
+        }
+        self.progress.is_stopping |= sync.stop;
+        Ok(())
+    }
+
+    /// Reports that `step` begins to everything that follows the run.
+    fn begin_step(&self, step: u64) {
+        let Watchers { observers, position, drill, .. } = &self.watchers;
+        drill.iter().for_each(|drill| drill.begin_step(step));
+        position.begin_step(step);
+        observers.begun(self.model.engine(), step);
+        tracing::debug!(of = step, first_sample = self.state.next_sample, "a step begins");
+    }
+
+    /// Returns this rank's micro-batch `index` of a step that begins with `first_sample` of the global order.
+    fn fetch(
+        &mut self,
+        step: u64,
+        first_sample: u64,
+        index: usize,
+        observers: &Observers,
+        records: Option<&Records>,
+    ) -> Result<MicroBatch> {
+        let Plan { config, model, loss, .. } = self.plan;
+        let engine = self.model.engine();
+        engine.set_activity("data loading");
+        let (ranks, samples) = (self.ranks as u64, config.micro_batch() as u64);
+        let global_batch = config.train.global_batch as u64;
+        let first_sample =
+            first_sample + slice_for(0, global_batch, self.rank as u64, ranks, index as u64, samples);
+        self.stops.pace.begin(engine.world().holds().total());
+        self.watchers.position.begin_micro_batch(index as u64, first_sample, samples);
+        tracing::debug!(micro_batch = index, first_sample, samples, "fetching");
+        if let Some(drill) = &self.watchers.drill {
+            drill.data_loading().map_err(TrainError::Drill)?;
+        }
+        let batch = self.data.train.fetch(first_sample, config.micro_batch())?;
+        let context = Context::training(self.plan.key().fork("dropout"), first_sample, model.dropout)
+            .with_z_loss((config.train.z_loss > 0.0).then_some(config.train.z_loss))
+            .with_token_loss(loss.clone());
+        let context = match records {
+            Some(records) => context.recording(records),
+            None => context,
+        };
+        let batch = MicroBatch { inputs: batch.inputs, targets: batch.targets, context };
+        let at = Moment { step, micro_batch: index, first_sample, pass: Pass::Forward };
+        match observers.fetched(engine, at, &batch)? {
+            None => Ok(batch),
+            probe => Ok(MicroBatch { context: batch.context.clone().probed(probe), ..batch }),
+        }
+    }
+
+    /// Returns whether the ranks stop after a pass, `last` of its step or not. Collective.
+    fn stops_after_pass(&mut self, last: bool) -> Result<bool> {
+        let engine = self.model.engine();
+        // After the last micro-batch, the ranks exchange this and more.
+        if !self.stops.pace.end(engine.world().holds().total()) || last {
+            return Ok(false);
+        }
+        let (stop, longest) = self.stops.pace.ask(engine, &self.plan.stop)?;
+        if !stop {
+            self.stops.grace.check(longest, None, self.rank);
+        }
+        Ok(stop)
+    }
+
+    /// Returns the learning rates of `step` and the norm that its gradient is clipped to. Both may have been changed
+    /// at a prompt.
+    fn rates(&self, step: u64) -> (LearningRates, f64) {
+        let Config { optim, train, .. } = &self.plan.config;
+        let changes = self.watchers.controls.changes();
+        let optim = OptimSection { lr: changes.lr.unwrap_or(optim.lr), ..optim.clone() };
+        (learning_rates(&optim, step, train.steps), changes.grad_clip.unwrap_or(optim.grad_clip))
+    }
+
     /// Reads and reports the outcome of the last issued step, unless it is known already.
     pub(in crate::run) fn settle_step(&mut self) -> Result<()> {
-        let Some(issued) = self.issued.take() else { return Ok(()) };
-        let Issued { step, update, lr, start, end, peak_bytes, tokens, log } = issued;
+        let Some(issued) = self.progress.issued.take() else { return Ok(()) };
+        let IssuedStep { step, update, lr, start, end, peak_bytes, tokens, log } = issued;
         let asked = Instant::now();
         let outcome = self.model.engine().outcome(update)?;
         let now = self.read_clocks();
         // Work between two steps, such as an evaluation, belongs to neither.
-        let before = if self.settled.at > start.at { &self.settled } else { &start };
+        let before = if self.speed.settled.at > start.at { &self.speed.settled } else { &start };
         let is_followed = self.state.step > step;
         let end = if is_followed { end_of_step(before, end, asked, now) } else { now };
         let (begun, taken) = (before.at, end.at - before.at);
         let was_held = end.held.saturating_sub(before.held);
         let times = StepTimes::between(&before.times, &end.times, was_held);
         let step_s = taken.saturating_sub(was_held).as_secs_f64();
-        self.settled = end;
-        self.in_steps += step_s;
+        self.speed.settled = end;
+        self.speed.in_steps += step_s;
         self.state.loss_scale = outcome.loss_scale;
         let Outcome { loss, grad_norm, applied, .. } = outcome;
         tracing::debug!(of = step, loss, grad_norm, lr, tokens, applied, step_s, "a step has ended");
@@ -186,18 +316,18 @@ impl Trainer<'_> {
             lr,
             tokens_per_s,
             tokens,
-            mfu: self.peak.as_mut().map(|peak| peak.share(tokens_per_s * self.flops_per_token)),
+            mfu: self.speed.peak.as_mut().map(|peak| peak.share(tokens_per_s * self.speed.flops_per_token)),
             peak_bytes,
             step_s,
-            tflops: tokens_per_s * self.flops_per_token / 1e12,
+            tflops: tokens_per_s * self.speed.flops_per_token / 1e12,
             times,
             values: Values::default(),
         };
-        if let Some(mut start) = self.start_times.take() {
-            self.start_took = start.until(begun);
+        if let Some(mut start) = self.speed.start_times.take() {
+            self.speed.start_took = start.until(begun);
             let what = if self.plan.device.is_gpu() { "first step and compiling" } else { "first step" };
             start.add(what, taken);
-            self.say(&start.line(self.settled.at));
+            self.say(&start.line(self.speed.settled.at));
             if let Some(kernels) = self.plan.device.kernels() {
                 self.say(&kernels.to_string());
             }
@@ -209,7 +339,7 @@ impl Trainer<'_> {
                 ));
             }
         }
-        self.position.settled(StepOutcome { step, loss, tokens_per_s, step_s });
+        self.watchers.position.settled(StepOutcome { step, loss, tokens_per_s, step_s });
         let is_logged = log.is_some();
         if let (Some(log), None) = (log, &left_out) {
             self.complete(&mut metrics, log)?;
@@ -228,8 +358,8 @@ impl Trainer<'_> {
             let path = self.plan.out.join("metrics.jsonl");
             reported.map_err(TrainError::io("write", &path))?;
         }
-        self.observers.stepped(self.model.engine(), &metrics)?;
-        self.metrics = Some(metrics);
+        self.watchers.observers.stepped(self.model.engine(), &metrics)?;
+        self.progress.metrics = Some(metrics);
         self.reached();
         Ok(())
     }
@@ -252,17 +382,17 @@ impl Trainer<'_> {
     /// anything in the step.
     pub(super) fn sync(&self, has_recorded: bool) -> Result<StepSync> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
-        let [written, done, failed] = self.saver.progress().to_values();
+        let [written, done, failed] = self.saves.saver.progress().to_values();
         let flag = |is_set: bool| f64::from(u8::from(is_set));
-        let asked = flag(self.observers.are_asked());
+        let asked = flag(self.watchers.observers.are_asked());
         let mut values = vec![stop, written, done, failed, flag(has_recorded), asked];
         let first_peak = values.len();
         let first_pass = first_peak + self.ranks;
         values.resize(first_pass + self.ranks, 0.0);
         let peak_bytes = self.model.engine().peak_bytes();
-        self.position.has_held(peak_bytes);
+        self.watchers.position.has_held(peak_bytes);
         values[first_peak + self.rank] = peak_bytes as f64;
-        values[first_pass + self.rank] = self.pace.longest();
+        values[first_pass + self.rank] = self.stops.pace.longest();
         let sums = self.model.engine().all_reduce_f64(Phase::Other, "progress", &values)?;
         let largest = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
         Ok(StepSync {
@@ -278,34 +408,28 @@ impl Trainer<'_> {
     /// Describes where `step`, whose update was skipped, first has a non-finite value: repeats its passes with
     /// the same weights. Collective.
     fn find_non_finite(&mut self, step: u64) -> Result<String> {
-        let Trainer { plan, model, device, train, pace, grace, controls, position, state, .. } = self;
-        let engine = model.engine();
+        let engine = self.model.engine().clone();
         engine.set_activity("finding what is not finite");
         let finder = NonFiniteFinder::default();
         let observers = Observers::new(vec![Box::new(finder.clone())]);
-        let since = (state.step + 1 - step) * plan.config.train.global_batch as u64;
-        let mut batches = DataBatches {
-            plan,
-            engine,
-            observers: &observers,
-            step,
-            source: train,
-            first_sample: state.next_sample - since,
-            drill: None,
-            pace,
-            grace,
-            records: None,
-            grad_norms: Values::default(),
-            grad_histograms: Vec::new(),
-            controls,
-            position,
-        };
-        run_passes(model, &plan.config, device, &mut batches)?;
-        let text = finder.finish(engine)?;
-        // Drops the gradients, which no update uses.
+        let config = &self.plan.config;
+        let since = (self.state.step + 1 - step) * config.train.global_batch as u64;
+        let first_sample = self.state.next_sample - since;
+        let micro_batches = micro_batches(config, self.ranks);
         engine.begin_step();
-        engine.finish_evaluation()?;
+        for index in 0..micro_batches {
+            let batch = self.fetch(step, first_sample, index, &observers, None)?;
+            forward_backward(&self.model, config, &self.device, batch, index + 1 == micro_batches)?;
+        }
+        let text = finder.finish(&engine)?;
+        self.drop_step()?;
         Ok(text)
+    }
+
+    /// Drops the gradients of a step without an update, and the weights gathered for it. Collective.
+    fn drop_step(&self) -> Result<()> {
+        self.model.engine().begin_step();
+        Ok(self.model.engine().finish_evaluation()?)
     }
 
     /// Returns the reason why the update of a step was skipped, if it was, or an error if that ends the run.
@@ -313,7 +437,7 @@ impl Trainer<'_> {
     fn why_left_out(&mut self, step: u64, outcome: &Outcome) -> Result<Option<String>> {
         let Outcome { loss, grad_norm, applied, overflowed, ref non_finite, loss_scale } = *outcome;
         if applied {
-            self.skipped_in_a_row = 0;
+            self.progress.skipped_in_a_row = 0;
             return Ok(None);
         }
         if let (true, Some(LossScale { scale, .. })) = (overflowed, loss_scale) {
@@ -324,14 +448,14 @@ impl Trainer<'_> {
             false => ("the loss", loss),
         };
         let parameter = non_finite.clone();
-        self.skipped_in_a_row += 1;
+        self.progress.skipped_in_a_row += 1;
         // Consecutive bad steps are examined only once. A GPU, which is not waited for, is examined only if the
         // run ends because of it.
         let ends = self.plan.config.train.nonfinite != NonFinite::Skip;
-        let is_looked_for = self.skipped_in_a_row == 1 && (ends || !self.plan.device.is_gpu());
+        let is_looked_for = self.progress.skipped_in_a_row == 1 && (ends || !self.plan.device.is_gpu());
         let origin = if is_looked_for { self.find_non_finite(step)? } else { String::new() };
         match self.plan.config.train.nonfinite {
-            NonFinite::Skip if self.skipped_in_a_row < MAX_SKIPPED => {
+            NonFinite::Skip if self.progress.skipped_in_a_row < MAX_SKIPPED => {
                 Ok(Some(format!("{what} is {value}{}{origin}", in_gradient(&parameter))))
             }
             nonfinite => {
@@ -339,5 +463,37 @@ impl Trainer<'_> {
                 Err(TrainError::NonFinite { step, what, value, parameter, origin, is_repeated })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the end of a step; all times are in milliseconds.
+    fn end(before: u64, issued: u64, asked: u64, now: u64) -> u64 {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let reading = |ms| ClockReading { at: at(ms), held: Duration::from_millis(ms), times: Vec::new() };
+        let end = end_of_step(&reading(before), reading(issued), at(asked), reading(now));
+        (end.at - start).as_millis() as u64
+    }
+
+    #[test]
+    fn a_step_ends_when_its_values_are_there_if_the_host_has_waited_for_them() {
+        assert_eq!(end(1000, 900, 1100, 2000), 2000);
+        // The first step after an evaluation.
+        assert_eq!(end(1000, 1100, 1200, 2000), 2000);
+    }
+
+    #[test]
+    fn every_step_takes_the_time_of_the_host_if_the_gpu_is_faster() {
+        // Each step is issued within 100 ms, and its values are requested once the next step is issued.
+        let ends = [end(0, 100, 200, 201), end(100, 200, 300, 301), end(200, 300, 400, 401)];
+        assert_eq!(ends, [100, 200, 300]);
+        // The GPU was slower so far: the next step is assigned some of the time.
+        let ended = end(150, 100, 250, 251);
+        assert_eq!(ended, 200);
+        assert_eq!(end(ended, 250, 350, 351), 250);
     }
 }

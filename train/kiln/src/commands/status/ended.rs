@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use crate::commands::inspect;
 use crate::error::{CommandError, Result};
-use crate::inspect;
 use kiln_observe::ask::{ProcessState, state_of, threads_of};
 use kiln_observe::status::{Look, ProcessLook, State};
 use kiln_train::flight;

@@ -1,6 +1,10 @@
 //! Errors of a run.
 
+mod eval;
+mod folder;
+
 use std::error::Error;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use kiln_collectives::tcp::JoinError;
@@ -8,18 +12,24 @@ use kiln_model::layers::LayerError;
 use kiln_shard::ShardError;
 use kiln_shard::ranks::{RankError, RanksError};
 
-use crate::eval::EvalError;
-use crate::launch::LaunchArgsError;
 use crate::logged::MetricError;
-use crate::process::GraceError;
-use crate::run::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
+use clap::ValueEnum;
 use kiln_checkpoint::CheckpointError;
 use kiln_config::ConfigError;
 use kiln_config::device::DeviceError;
 use kiln_config::links::LinksError;
 use kiln_data::DataError;
+use kiln_launch::LaunchArgsError;
 use kiln_launch::place::EnvError;
-use kiln_sys::words::number_of;
+use kiln_sys::GraceError;
+use kiln_sys::words::{number_of, size};
+
+pub use eval::EvalError;
+pub use folder::FolderError;
+
+/// Consecutive steps without an update that end a run under `train.nonfinite = "skip"`: that many cannot be due
+/// to a bad batch.
+pub const MAX_SKIPPED: u64 = 10;
 
 /// The result of a part of a run.
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
@@ -165,6 +175,45 @@ pub enum TrainError {
     /// A rank panicked.
     #[error("{0}")]
     Crash(String),
+}
+
+/// The error for a run that cannot fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this run takes {} of memory, and {there}:\n{table}What would help:\n{helps}\
+     If there is more memory than that, say so: --set device.memory={}GiB",
+    size(*.needed), .needed.div_ceil(1 << 30)
+)]
+pub struct MemoryError {
+    /// Bytes that the run needs.
+    pub(crate) needed: u64,
+    /// The available memory, as text.
+    pub(crate) there: String,
+    pub(crate) table: String,
+    pub(crate) helps: String,
+}
+
+/// What the position in the data depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PositionKey {
+    /// Tokens per sequence.
+    #[value(name = "data.seq_len")]
+    SeqLen,
+    /// Whether samples come in a random order.
+    #[value(name = "data.shuffle")]
+    Shuffle,
+    /// What that order is drawn from, and dropout.
+    #[value(name = "train.seed")]
+    Seed,
+    /// The training data itself.
+    #[value(name = "data")]
+    Data,
+}
+
+impl fmt::Display for PositionKey {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        // No value is hidden.
+        self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
+    }
 }
 
 /// An error from a program's code.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::commands::export::ExportMetricsArgs;
 use crate::error::{CommandError, Result};
-use crate::export::ExportMetricsArgs;
 use kiln_checkpoint::hugging_face::{self, ExportDtype, HuggingFaceError, HuggingFaceFolder};
 use kiln_checkpoint::source::ModelSource;
 use kiln_checkpoint::{Checkpoint, CheckpointError, Format, convert_counted};

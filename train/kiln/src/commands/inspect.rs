@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use kiln_collectives::{Call, Flight, Verdict};
 
-use super::error::InspectError;
+use crate::error::InspectError;
 use crate::error::Result;
 use kiln_checkpoint::source::ModelSource;
 use kiln_checkpoint::{self as checkpoint, Verified, verify};

@@ -5,7 +5,7 @@ use kiln_observe::page;
 use kiln_train::metrics::say;
 use kiln_train::run::{AttachedTools, ObservedRank, Observer, RunFacts, Tools};
 
-use crate::watch;
+use super::watch;
 
 /// The tools of every run of this program.
 #[derive(Clone, Debug, Default)]

@@ -9,13 +9,13 @@ use clap_complete::Shell;
 use kiln_train::error::{Result, TrainError};
 
 #[derive(Args)]
-pub(super) struct CompletionsArgs {
+pub(crate) struct CompletionsArgs {
     /// Shell that is to complete commands and flags of kiln.
     shell: Shell,
 }
 
 #[derive(Args)]
-pub(super) struct ManArgs {
+pub(crate) struct ManArgs {
     /// Folder for the pages, such as ~/.local/share/man/man1.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -23,7 +23,7 @@ pub(super) struct ManArgs {
 
 impl CompletionsArgs {
     /// Returns the completion script for the shell.
-    pub(super) fn run(self, mut kiln: Command) -> String {
+    pub(crate) fn run(self, mut kiln: Command) -> String {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut kiln, "kiln", &mut script);
         String::from_utf8_lossy(&script).trim_end().to_owned()
@@ -32,7 +32,7 @@ impl CompletionsArgs {
 
 impl ManArgs {
     /// Writes a page for every command; returns a message for the user.
-    pub(super) fn run(self, kiln: Command) -> Result<String> {
+    pub(crate) fn run(self, kiln: Command) -> Result<String> {
         let out = &self.out;
         let written = fs::create_dir_all(out).and_then(|()| clap_mangen::generate_to(kiln, out));
         written.map_err(TrainError::io("write", out))?;

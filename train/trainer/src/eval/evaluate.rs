@@ -36,14 +36,14 @@ fn bounded(source: &BatchSource, samples: u64, rows: usize) -> (u64, usize) {
 }
 
 /// Returns the number of passes of each rank in an evaluation.
-pub(super) fn passes_of(engine: &Engine, source: &BatchSource, samples: u64, rows: usize) -> u64 {
+pub(crate) fn passes_of(engine: &Engine, source: &BatchSource, samples: u64, rows: usize) -> u64 {
     let (samples, rows) = bounded(source, samples, rows);
     samples.div_ceil(engine.world().world_size() as u64 * rows as u64)
 }
 
 /// Like [`evaluate`], while `go_on`, called between passes with the same result on all ranks, returns true.
 /// Returns `None` if the evaluation was ended early.
-pub(super) fn evaluate_while(
+pub(crate) fn evaluate_while(
     model: &ShardedDecoder,
     device: &Device,
     source: &BatchSource,

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use kiln_collectives::Communicator;
-use kiln_shard::ranks::{run_rank, run_ranks};
+use kiln_shard::ranks::{self, run_ranks};
 
 use super::events::Events;
 use super::observe::{RunFacts, Tools};
@@ -15,7 +15,7 @@ use super::startup::StartTimes;
 use super::trainer::Trainer;
 use super::{agree, exhausted, joining, plan, surroundings};
 use crate::error::{Result, TrainError};
-use crate::fault;
+use crate::fault::{self, Drill};
 use crate::flight::FlightGuard;
 use crate::kernels;
 use crate::process::output;
@@ -95,15 +95,26 @@ pub fn train_with(
     surroundings::check(options)?;
     let config = with_ranks(config, options)?;
     let device = ResolvedDevice::new(&config, options.registry.layers(), options.place.as_ref())?;
-    match &options.place {
-        None => run_as_threads(config, options, &device, start, &run),
-        Some(place) => {
-            let out = super::folder::likely_place(&config, options);
-            let join = || joining::join(place, &config.comm, &options.stop, out.as_deref());
-            let world = start.time("join", join)?;
-            run_as_process(&world, config, options, &device, place, start, &run)
-        }
+    if let Some(place) = &options.place {
+        let out = super::folder::likely_place(&config, options);
+        let join = || joining::join(place, &config.comm, &options.stop, out.as_deref());
+        let world = start.time("join", join)?;
+        return run_process(&world, config, options, &device, place, start, &run);
     }
+    // All ranks are threads of this process.
+    device.warn_of_idle_gpus();
+    let ranks = config.train.ranks;
+    check_tools(options, &config, ranks, false, device.is_gpu())?;
+    let mut plan = plan::make(&config, options, &device, start)?;
+    prepare_process(&mut plan, options, &device, None, &(0..ranks).collect::<Vec<_>>())?;
+    let summaries = run_ranks(ranks, plan.message.threads, |world| {
+        let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
+        run_rank(&plan, world, drill, &run)
+    });
+    let mut summaries = summaries.map_err(TrainError::from).inspect_err(|error| {
+        plan.claim.iter().for_each(|claim| claim.events().fail(error));
+    })?;
+    Ok(summaries.swap_remove(0))
 }
 
 /// Like [`train`], as rank `options.place` of a world that is already connected; `world` is that rank's
@@ -119,40 +130,13 @@ pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunO
         None => Err(TrainError::usage("a world was given, but no place in it")),
         Some(place) => {
             let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
-            run_as_process(&world, config, options, &device, place, StartTimes::default(), &stock_loop)
+            run_process(&world, config, options, &device, place, StartTimes::default(), &stock_loop)
         }
     }
 }
 
-/// Runs all ranks as threads of this process.
-fn run_as_threads(
-    config: Config,
-    options: &RunOptions,
-    device: &ResolvedDevice,
-    start: StartTimes,
-    run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
-) -> Result<Summary> {
-    device.warn_of_idle_gpus();
-    let (ranks, steps) = (config.train.ranks, config.train.steps);
-    check_tools(options, ranks, steps, false, device.is_gpu())?;
-    let mut plan = plan::make(&config, options, device, start)?;
-    check_kernels(&mut plan, device, None)?;
-    exhausted::limit(&plan, None);
-    attach_tools(&mut plan, options, &(0..config.train.ranks).collect::<Vec<_>>());
-    let summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
-        let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
-        let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| run(Trainer::start(&plan, world, drill)?).map_err(TrainError::of_loop));
-        outcome.map_err(|error| error.with_flights(&plan.out))
-    });
-    let mut summaries = summaries.map_err(TrainError::from).inspect_err(|error| {
-        plan.claim.iter().for_each(|claim| claim.events().fail(error));
-    })?;
-    Ok(summaries.swap_remove(0))
-}
-
-/// Runs this process as one rank of `world`. Rank 0 makes the plan.
-fn run_as_process(
+/// Runs this process as one rank of `met`. Rank 0 makes the plan.
+fn run_process(
     met: &World,
     config: Config,
     options: &RunOptions,
@@ -163,25 +147,20 @@ fn run_as_process(
 ) -> Result<Summary> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
     let events = OnceLock::<Arc<Events>>::new();
-    let summary = run_rank(met.communicator(), threads, |world| {
+    let summary = ranks::run_rank(met.communicator(), threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
         let config = with_groups(config.clone(), &*world)?;
         agree::on_config(&*world, &config, options)?;
         let with_mpi = world.backend() == "mpi";
-        let (ranks, steps) = (world.world_size(), config.train.steps);
-        check_tools(options, ranks, steps, with_mpi, device.is_gpu())?;
+        check_tools(options, &config, world.world_size(), with_mpi, device.is_gpu())?;
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;
         }
         let make = || plan::make(&config, options, device, start.clone());
         let mut plan = agree::on_plan(&*world, &config, options, device, make)?;
         plan.claim.iter().for_each(|claim| drop(events.set(claim.events().clone())));
-        check_kernels(&mut plan, device, Some(&*world))?;
-        exhausted::limit(&plan, Some(place));
-        attach_tools(&mut plan, options, &[place.rank]);
-        let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| run(Trainer::start(&plan, world, drill)?).map_err(TrainError::of_loop));
-        outcome.map_err(|error| error.with_flights(&plan.out))
+        prepare_process(&mut plan, options, device, Some((&*world, place)), &[place.rank])?;
+        run_rank(&plan, world, drill, run)
     });
     summary.map_err(TrainError::from).inspect_err(|error| {
         met.give_up();
@@ -189,22 +168,33 @@ fn run_as_process(
     })
 }
 
-/// Runs [`kernels::settle`] and counts its time as part of the start.
-fn check_kernels(plan: &mut Plan, device: &ResolvedDevice, world: Option<&dyn Communicator>) -> Result<()> {
+/// Runs one rank of `plan`, a thread or the process itself. If it fails, it leaves its flight recording.
+fn run_rank(
+    plan: &Plan,
+    world: Arc<dyn Communicator>,
+    drill: Option<Arc<Drill>>,
+    run: &impl Fn(Trainer<'_>) -> LoopResult,
+) -> Result<Summary> {
+    let mut flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
+    let trainer = Trainer::start(plan, world, drill);
+    let summary = trainer.and_then(|trainer| run(trainer).map_err(TrainError::of_loop));
+    flight.landed = summary.is_ok();
+    summary.map_err(|error| error.with_flights(&plan.out))
+}
+
+/// Prepares this process, which has `ranks`, for their work: checks the kernels of its device, and attaches the tools.
+/// `place`: the communicator and place of a rank that is a process.
+fn prepare_process(
+    plan: &mut Plan,
+    options: &RunOptions,
+    device: &ResolvedDevice,
+    place: Option<(&dyn Communicator, &RankEnv)>,
+    ranks: &[usize],
+) -> Result<()> {
     let begun = Instant::now();
-    kernels::settle(&plan.config, &plan.model, device, world)?;
+    kernels::settle(&plan.config, &plan.model, device, place.map(|(world, _)| world))?;
     plan.start.add("check of kernels", begun.elapsed());
-    Ok(())
-}
-
-/// Checks that the run can have the tools of `options`.
-fn check_tools(options: &RunOptions, ranks: usize, steps: u64, with_mpi: bool, on_gpu: bool) -> Result<()> {
-    let check = |tools: &Arc<dyn Tools>| tools.check(ranks, steps, with_mpi, on_gpu);
-    options.tools.as_ref().map_or(Ok(()), check).map_err(TrainError::usage)
-}
-
-/// Attaches the tools of `options` to this process, which has `ranks`.
-fn attach_tools(plan: &mut Plan, options: &RunOptions, ranks: &[usize]) {
+    exhausted::limit(plan, place.map(|(_, place)| place));
     let Config { train, comm, log, .. } = &plan.config;
     let facts = RunFacts {
         out: &plan.out,
@@ -216,6 +206,19 @@ fn attach_tools(plan: &mut Plan, options: &RunOptions, ranks: &[usize]) {
         http: log.http,
     };
     plan.tools = options.tools.as_ref().map(|tools| tools.attach(&facts));
+    Ok(())
+}
+
+/// Checks that the run can have the tools of `options`.
+fn check_tools(
+    options: &RunOptions,
+    config: &Config,
+    ranks: usize,
+    with_mpi: bool,
+    on_gpu: bool,
+) -> Result<()> {
+    let check = |tools: &Arc<dyn Tools>| tools.check(ranks, config.train.steps, with_mpi, on_gpu);
+    options.tools.as_ref().map_or(Ok(()), check).map_err(TrainError::usage)
 }
 
 /// Returns `config` with the actual number of ranks, validated.

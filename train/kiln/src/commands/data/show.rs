@@ -18,7 +18,7 @@ const BORDER: char = '|';
 
 /// Arguments of `kiln data show`.
 #[derive(Args)]
-pub struct ShowArgs {
+pub(crate) struct ShowArgs {
     /// Folder of prepared data.
     folder: PathBuf,
     /// Training sequences to show as text, each token between two borders.
@@ -38,7 +38,7 @@ impl ShowArgs {
     /// # Errors
     ///
     /// If the folder does not hold prepared data, or the shown part of it is damaged.
-    pub fn run(self) -> Result<String, DataError> {
+    pub(crate) fn run(self) -> Result<String, DataError> {
         let info = DataInfo::load(&self.folder)?;
         let path = tokenizer_of(&self.folder)?;
         let tokenizer = Tokenizer::from_file(read_tokenizer_of(&self.folder)?, &path)?;

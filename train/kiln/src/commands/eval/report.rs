@@ -6,25 +6,24 @@ use std::path::PathBuf;
 use kiln_shard::Strategy;
 use serde::Serialize;
 
-use super::answers::{AnswerLoss, mean_answer_loss};
-use super::loss::ValidationLoss;
-use crate::error::{Result, TrainError};
 use kiln_sys::words::number_of;
+use kiln_train::error::{Result, TrainError};
+use kiln_train::eval::{AnswerLoss, ValidationLoss, mean_answer_loss};
 
 /// The report of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub(crate) struct Report {
     /// The result.
-    pub outcome: Outcome,
+    pub(crate) outcome: Outcome,
     /// Number of ranks that computed it.
-    pub ranks: usize,
+    pub(crate) ranks: usize,
     /// The sharding strategy of the model.
-    pub strategy: Strategy,
+    pub(crate) strategy: Strategy,
 }
 
 /// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// Loss on validation data.
     Validation(ValidationLoss),
     /// Loss of one answer.
@@ -83,7 +82,7 @@ impl Report {
     /// - Logits: `logits` (the file), `shape`.
     ///
     /// The last line also has `ranks` and `strategy`.
-    pub fn to_json(&self) -> String {
+    pub(crate) fn to_json(&self) -> String {
         let Report { outcome, ranks, strategy } = self;
         let mut lines: Vec<String> = Vec::new();
         let last = match outcome {

@@ -11,8 +11,8 @@ use rustix::termios::{self, OptionalActions, Termios};
 use rustyline::error::ReadlineError;
 use rustyline::{DefaultEditor, ExternalPrinter};
 
+use crate::commands::status::ended;
 use crate::error::{CommandError, Result};
-use crate::status::ended;
 use kiln_observe::ask::{Connection, Folder, Owner, Reply, Request, ToPrompt, Typed, say as send};
 use kiln_train::TrainError;
 use kiln_train::metrics::say;

@@ -16,7 +16,7 @@ use kiln_train::launch;
 use kiln_train::process::stop_on_signals;
 use kiln_train::run::{PositionKey, Program, Resume, RunFolder, RunOptions, train_with};
 
-use crate::tools::RunTools;
+use super::tools::RunTools;
 
 /// Arguments of `kiln train`.
 #[derive(Args)]

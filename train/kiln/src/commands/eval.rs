@@ -1,4 +1,6 @@
-//! The command `kiln eval`: its arguments, and each rank's part of the work.
+//! The command `kiln eval`: its arguments, and each rank's part of the work. Everything is computed in f32.
+
+mod report;
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -12,20 +14,21 @@ use kiln_model::{Decoder, Layers};
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
 
-use super::answers::{Pair, TokenPair, answer_losses, read_pairs};
-use super::error::EvalError;
-use super::logits::{check_tokens, logits};
-use super::loss::{Validation, ValidationOptions};
-use super::report::{Outcome, Report};
-use crate::error::{Result, TrainError};
-use crate::kernels;
-use crate::launch;
-use crate::metrics::say;
-use crate::world;
+use kiln_train::error::{Result, TrainError};
+use kiln_train::eval::{
+    EvalError, Pair, TokenPair, Validation, ValidationOptions, answer_losses, check_tokens, logits,
+    read_pairs,
+};
+use kiln_train::kernels;
+use kiln_train::launch;
+use kiln_train::metrics::say;
+use kiln_train::world;
+
 use kiln_checkpoint::source::ModelSource;
 use kiln_config::device::{self, DeviceFlag, DeviceRequest, ResolvedDevice};
 use kiln_config::{self as config, Backend, CommSection, DeviceSection, Precision};
 use kiln_launch::place::{self, RankEnv, Role};
+use report::{Outcome, Report};
 
 /// Default number of validation sequences per forward pass of one rank.
 const ROWS: usize = 4;
@@ -35,7 +38,7 @@ const OTHERS: [&str; 3] = ["prompt", "pairs", "tokens"];
 
 /// Flags of `kiln eval`.
 #[derive(Args, Clone, Debug)]
-pub struct EvalArgs {
+pub(crate) struct EvalArgs {
     /// Checkpoint folder, run folder (its newest checkpoint), or Hugging Face folder.
     #[arg(value_name = "CHECKPOINT")]
     checkpoint: PathBuf,
@@ -110,7 +113,7 @@ fn parse_token(text: &str) -> Result<u32, String> {
 
 impl EvalArgs {
     /// Evaluates, or starts the ranks of a node; rank 0 prints the result. Returns the exit code.
-    pub fn run(self, layers: &Layers) -> Result<u8> {
+    pub(crate) fn run(self, layers: &Layers) -> Result<u8> {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),

@@ -13,8 +13,8 @@ use kiln_observe::ask;
 use kiln_observe::page::{self, AccessToken, PageError, ServeOptions, Tell, TimelinesAt};
 use kiln_observe::watch::{self, WatchOptions};
 
+use crate::commands::status::look_at_runs;
 use crate::error::{CommandError, Result};
-use crate::status::look_at_runs;
 use kiln_train::metrics::say;
 use kiln_train::process::stop_on_signals;
 

@@ -13,7 +13,7 @@ use kiln_shard::{MeshError, ShardError};
 
 use super::page::Page;
 use crate::error::CommandError;
-use crate::inspect::InspectError;
+use crate::error::InspectError;
 use kiln_checkpoint::CheckpointError;
 use kiln_checkpoint::hugging_face::HuggingFaceError;
 use kiln_config::ConfigError;

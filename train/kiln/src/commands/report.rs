@@ -6,10 +6,10 @@ use clap::Args;
 use kiln_observe::report::{self, Report, ReportError};
 use kiln_observe::run::find_runs;
 
+use crate::commands::status::look_at_runs;
+use crate::commands::watch::timelines_at_runs;
 use crate::error::{CommandError, Result};
-use crate::status::look_at_runs;
 use crate::version::version;
-use crate::watch::timelines_at_runs;
 
 /// Arguments of `kiln report`.
 #[derive(Args)]

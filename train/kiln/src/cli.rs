@@ -1,8 +1,6 @@
 //! The command line: its commands, and how they end. The arguments of a command are in the command's module,
 //! and its `run` executes it.
 
-mod documents;
-
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -12,18 +10,22 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use kiln_collectives::tcp::JoinError;
 
-use crate::attach::AttachArgs;
-use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
+use crate::commands::attach::AttachArgs;
+use crate::commands::convert::{ConvertArgs, ExportArgs, ImportArgs};
+use crate::commands::data::{PrepareArgs, ShowArgs, VerifyArgs};
+use crate::commands::documents::{CompletionsArgs, ManArgs};
+use crate::commands::eval::EvalArgs;
+use crate::commands::explain::{self, ExplainArgs};
+use crate::commands::generate::GenerateArgs;
+use crate::commands::inspect::InspectArgs;
+use crate::commands::launch::LaunchArgs;
+use crate::commands::plan::PlanArgs;
+use crate::commands::report::ReportArgs;
+use crate::commands::status::StatusArgs;
+use crate::commands::train::TrainArgs;
+use crate::commands::watch::WatchArgs;
 use crate::error::{CommandError, Result};
-use crate::explain::{self, ExplainArgs};
-use crate::inspect::InspectArgs;
-use crate::plan::PlanArgs;
-use crate::report::ReportArgs;
-use crate::status::StatusArgs;
-use crate::train::TrainArgs;
 use crate::version::version;
-use crate::watch::WatchArgs;
-use documents::{CompletionsArgs, ManArgs};
 use kiln_config::{self as config, ConfigArgs};
 use kiln_debug::TraceArgs;
 use kiln_debug::diff::{BisectArgs, DiffArgs};
@@ -33,10 +35,7 @@ use kiln_preflight::check::CheckArgs;
 use kiln_preflight::doctor::DoctorArgs;
 use kiln_preflight::warmup::WarmupArgs;
 use kiln_train::TrainError;
-use kiln_train::eval::EvalArgs;
-use kiln_train::generate::GenerateArgs;
-use kiln_train::launch::{self, LaunchArgs};
-use kiln_train::prepared::{PrepareArgs, ShowArgs, VerifyArgs};
+use kiln_train::launch;
 use kiln_train::process;
 use kiln_train::process::launcher::{self, Word};
 use kiln_train::process::output::{self, complain, say};

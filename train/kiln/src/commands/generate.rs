@@ -1,5 +1,7 @@
 //! The command `kiln generate`.
 
+mod stream;
+
 use std::io::{IsTerminal, Write, stdout};
 use std::path::PathBuf;
 
@@ -8,20 +10,19 @@ use kiln_model::{Decoder, Key, Layers};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
-use super::stream::TextStream;
-use super::{Continuation, Sampling};
-use crate::error::{Result, TrainError};
-use crate::eval::EvalError;
-use crate::kernels;
-use crate::process::output;
+use kiln_sys::output;
+use kiln_train::error::{Result, TrainError};
+use kiln_train::generate::{Continuation, Sampling, check_prompt};
+use kiln_train::kernels;
+
 use kiln_checkpoint::source::ModelSource;
 use kiln_config::device::{self, DeviceFlag, DeviceRequest};
 use kiln_config::{CommSection, ConfigError, Precision};
-use kiln_data::Tokenizer;
+use stream::TextStream;
 
 /// Flags of `kiln generate`.
 #[derive(Args, Clone, Debug)]
-pub struct GenerateArgs {
+pub(crate) struct GenerateArgs {
     /// Checkpoint folder, run folder (its newest checkpoint), or Hugging Face folder.
     #[arg(value_name = "CHECKPOINT")]
     checkpoint: PathBuf,
@@ -53,7 +54,7 @@ pub struct GenerateArgs {
 impl GenerateArgs {
     /// Continues the prompt on one rank and prints it with its continuation: on a terminal token by token,
     /// otherwise when it is complete.
-    pub fn run(self, layers: &Layers) -> Result<()> {
+    pub(crate) fn run(self, layers: &Layers) -> Result<()> {
         memory::use_huge_pages();
         let mut sampling = Sampling {
             max_tokens: self.max_tokens,
@@ -101,19 +102,6 @@ impl GenerateArgs {
             Ok::<_, TrainError>(())
         })?;
         Ok(())
-    }
-}
-
-/// Fails if `prompt` has more tokens than the model reads. `what` is its name for the user.
-///
-/// # Errors
-///
-/// Also if the tokenizer cannot express the prompt.
-pub fn check_prompt(what: &'static str, prompt: &str, tokenizer: &Tokenizer, context: usize) -> Result<()> {
-    let (_, ids) = tokenizer.encode_prompt(prompt)?;
-    match ids.len() > context {
-        true => Err(EvalError::TooLong { what, tokens: ids.len(), context }.into()),
-        false => Ok(()),
     }
 }
 

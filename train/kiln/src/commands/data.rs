@@ -1,0 +1,114 @@
+//! The commands `kiln data prepare`, `show` and `verify`.
+
+mod show;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kiln_config::BadLines;
+use kiln_data::{PrepareOptions, TokenizerSource};
+use kiln_train::error::Result;
+use kiln_train::prepared::{prepare, verify};
+use kiln_train::process::stop_on_signals;
+
+pub(crate) use show::ShowArgs;
+
+/// Arguments of `kiln data prepare`.
+#[derive(Args)]
+pub(crate) struct PrepareArgs {
+    /// Text, .jsonl (field "text") or .parquet files, or folders of them; "-" is the standard input.
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE|DIR")]
+    input: Vec<String>,
+    /// Folder to create.
+    #[arg(long)]
+    out: PathBuf,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    /// Share of the text to hold out for validation.
+    #[arg(long, allow_negative_numbers = true, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
+    validation_fraction: f64,
+    /// Decides which text is held out.
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
+    seed: u64,
+    /// Take only the first N documents. A document is a text file, a line of a .jsonl file or a row of a .parquet
+    /// file; those without text do not count.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+    /// Whether documents start with the token that starts a text: auto (as the tokenizer's post-processor says),
+    /// true or false.
+    #[arg(long, value_name = "BOS", default_value = "auto", value_parser = parse_bos)]
+    bos: Bos,
+    /// Token that ends a document [default: the one that the tokenizer and the files beside it name].
+    #[arg(long, value_name = "TOKEN", allow_hyphen_values = true)]
+    end_of_text: Option<String>,
+    /// Turn spellings of special tokens in the text into these tokens, for texts of chats.
+    #[arg(long)]
+    special_tokens: bool,
+    /// What happens to lines of .jsonl files that cannot be used.
+    #[arg(long, value_name = "WHAT", default_value = "error")]
+    bad_lines: BadLines,
+}
+
+/// True if documents start with a token; `None` if the tokenizer decides.
+#[derive(Clone, Copy)]
+struct Bos(Option<bool>);
+
+fn parse_bos(text: &str) -> Result<Bos, String> {
+    match text {
+        "auto" => Ok(Bos(None)),
+        "true" => Ok(Bos(Some(true))),
+        "false" => Ok(Bos(Some(false))),
+        _ => Err("expected auto, true or false".to_owned()),
+    }
+}
+
+/// Arguments of `kiln data verify`.
+#[derive(Args)]
+pub(crate) struct VerifyArgs {
+    /// Folder of prepared data.
+    folder: PathBuf,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct TokenizerArgs {
+    /// Train a byte-level BPE tokenizer of this many tokens on the text.
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<usize>,
+    /// Use this tokenizer.
+    #[arg(long, value_name = "tokenizer.json")]
+    tokenizer: Option<PathBuf>,
+}
+
+impl PrepareArgs {
+    /// Prepares data and prints the result.
+    pub(crate) fn run(self) -> Result<()> {
+        let tokenizer = match (self.tokenizer.tokenizer, self.tokenizer.vocab_size) {
+            (Some(file), _) => TokenizerSource::File(file),
+            (None, vocab_size) => TokenizerSource::Train {
+                // The argument parser requires one of the two.
+                vocab_size: vocab_size.unwrap_or_default(),
+            },
+        };
+        let inputs = self.input.iter().map(PathBuf::from).collect();
+        let options = PrepareOptions {
+            validation_fraction: self.validation_fraction,
+            seed: self.seed,
+            limit: self.limit,
+            bos: self.bos.0,
+            end_of_text: self.end_of_text,
+            special_tokens: self.special_tokens,
+            skip_bad_lines: self.bad_lines == BadLines::Skip,
+            ..PrepareOptions::new(inputs, self.out, tokenizer)
+        };
+        prepare(&options, &stop_on_signals())?;
+        Ok(())
+    }
+}
+
+impl VerifyArgs {
+    /// Compares a folder with its checksums; returns a message for the user.
+    pub(crate) fn run(self) -> Result<String> {
+        Ok(verify(&self.folder)?)
+    }
+}

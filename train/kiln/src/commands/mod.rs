@@ -1,0 +1,18 @@
+//! The commands, one file each: arguments, and the call of the crate that does the work; and the tools of their runs (`tools.rs`).
+
+pub(crate) mod attach;
+pub(crate) mod convert;
+pub(crate) mod data;
+pub(crate) mod documents;
+pub(crate) mod eval;
+pub(crate) mod explain;
+pub(crate) mod export;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod launch;
+pub(crate) mod plan;
+pub(crate) mod report;
+pub(crate) mod status;
+pub(crate) mod tools;
+pub(crate) mod train;
+pub(crate) mod watch;
