@@ -1,24 +1,79 @@
-//! One rank as a process.
+//! One rank as a process, and its environment: torchrun's variables, and Kiln's own.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child as Process, Command, ExitStatus, Stdio};
+use std::process::{Child as Process, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use kiln_sys::launcher::Word;
+use kiln_sys::launcher::{GRACE, LAUNCHER_PID, RUN, RankLink, Word};
 use kiln_sys::words::number_of;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
+use signal_hook::consts::SIGKILL;
 
-use super::end::End;
-use super::environment::Job;
-use super::error::LaunchError;
-use super::killed;
-use super::last_words::LastWords;
+use super::ends::End;
 use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
-use super::say::say;
+use super::place::{Node, SECRET};
+use super::{LaunchError, print};
+
+/// One life of a job on this node.
+pub(super) struct Job {
+    /// The node, with its port chosen.
+    pub(super) node: Node,
+    /// Name of the job.
+    pub(super) name: String,
+    /// Number of times that this launcher has restarted the ranks.
+    pub(super) restart: u64,
+    /// The id of the run that an earlier life worked on.
+    pub(super) run: Option<String>,
+    /// Time between SIGTERM and SIGKILL.
+    pub(super) grace: Duration,
+}
+
+impl Job {
+    /// Returns the rank of a child in the whole job.
+    pub(super) fn rank(&self, local_rank: usize) -> usize {
+        self.node.node_rank * self.node.nproc_per_node + local_rank
+    }
+
+    /// Returns how often the ranks were restarted, by any launcher or scheduler.
+    pub(super) fn restarts(&self) -> u64 {
+        self.node.job.restarts.saturating_add(self.restart)
+    }
+
+    /// Returns the variables of one rank.
+    fn environment(&self, local_rank: usize) -> Vec<(&'static str, String)> {
+        let node = &self.node;
+        let rank = self.rank(local_rank).to_string();
+        let world_size = (node.nodes * node.nproc_per_node).to_string();
+        let most = node.max_restarts.saturating_add(node.job.restarts);
+        let mut variables = vec![
+            ("RANK", rank.clone()),
+            ("LOCAL_RANK", local_rank.to_string()),
+            ("WORLD_SIZE", world_size.clone()),
+            ("LOCAL_WORLD_SIZE", node.nproc_per_node.to_string()),
+            ("GROUP_RANK", node.node_rank.to_string()),
+            ("GROUP_WORLD_SIZE", node.nodes.to_string()),
+            ("ROLE_NAME", "default".to_owned()),
+            ("ROLE_RANK", rank),
+            ("ROLE_WORLD_SIZE", world_size),
+            ("MASTER_ADDR", node.master.host.clone()),
+            ("MASTER_PORT", node.master.port.to_string()),
+            ("TORCHELASTIC_RESTART_COUNT", self.restarts().to_string()),
+            ("TORCHELASTIC_MAX_RESTARTS", most.to_string()),
+            ("TORCHELASTIC_RUN_ID", self.name.clone()),
+            // Unlike torchrun, this launcher does not listen on the master's port.
+            ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
+            (LAUNCHER_PID, std::process::id().to_string()),
+            (GRACE, self.grace.as_secs_f64().to_string()),
+        ];
+        variables.extend(self.run.clone().map(|run| (RUN, run)));
+        variables.extend(node.secret.clone().map(|secret| (SECRET, secret.0)));
+        variables
+    }
+}
 
 /// An event that the supervisor waits for.
 pub(super) enum Event {
@@ -37,11 +92,11 @@ pub(super) struct Child {
     started: Instant,
     stderr: Log,
     copying: Vec<Copying>,
-    last_words: LastWords,
+    link: RankLink,
     /// True while the process exists, if only as a zombie that keeps its number.
     exists: bool,
-    /// True if the launcher has told it to end.
-    told: bool,
+    /// True if the launcher has asked it to end.
+    asked_to_end: bool,
     /// Reason why the launcher has killed it, if it has.
     killed: Option<String>,
 }
@@ -60,7 +115,7 @@ impl Child {
         let open = |stream| match Log::open(log_dir, rank, job.restarts(), stream) {
             // A missing log does not end a job that is already running.
             Err(error) if job.restart > 0 => {
-                say(&format!("{error}; the output of rank {rank} is lost"));
+                print(&format!("{error}; the output of rank {rank} is lost"));
                 Log::nowhere()
             }
             opened => opened,
@@ -80,8 +135,7 @@ impl Child {
             // In a separate group: Ctrl-C in the terminal reaches ranks only through the launcher, and
             // processes that a rank has started end with it.
             .process_group(0);
-        let last_words = LastWords::of(&mut command)
-            .map_err(|source| LaunchError::System { what: "make a pipe", source })?;
+        let link = RankLink::for_child(&mut command).map_err(LaunchError::system("make a pipe"))?;
         let process =
             command.spawn().map_err(|source| LaunchError::Start { program: program.to_owned(), source })?;
         let pid = Pid::from_child(&process);
@@ -93,9 +147,9 @@ impl Child {
             started: Instant::now(),
             stderr,
             copying: Vec::new(),
-            last_words,
+            link,
             exists: true,
-            told: false,
+            asked_to_end: false,
             killed: None,
         };
         if let Some(pipe) = child.process.stdout.take() {
@@ -114,14 +168,14 @@ impl Child {
         thread::Builder::new()
             .name(format!("kiln-wait-{index}"))
             .spawn(wait)
-            .map_err(|source| LaunchError::System { what: "start a thread", source })?;
+            .map_err(LaunchError::system("start a thread"))?;
         Ok(child)
     }
 
-    /// Tells the rank and the processes it has started to end.
+    /// Asks the rank and the processes it has started to end.
     pub(super) fn end(&mut self) {
         if self.exists {
-            self.told = true;
+            self.asked_to_end = true;
             let _ = kill_process_group(self.pid, Signal::TERM);
         }
     }
@@ -129,7 +183,7 @@ impl Child {
     /// Kills the rank and the processes it has started; `why` is the reason.
     pub(super) fn kill(&mut self, why: &str) {
         if self.exists {
-            self.told = true;
+            self.asked_to_end = true;
             self.killed = Some(why.to_owned());
             let _ = kill_process_group(self.pid, Signal::KILL);
         }
@@ -140,12 +194,9 @@ impl Child {
         self.exists && matches!(kiln_sys::state_of(self.pid), Some('T' | 't'))
     }
 
-    /// Asks the rank to save and end. Unlike SIGTERM, this may be sent to a rank that was told to end
-    /// already.
+    /// Asks the rank to save and end. Unlike SIGTERM, this may be sent to a rank that is already ending.
     pub(super) fn stop(&mut self) {
-        if self.exists {
-            self.told = true;
-        }
+        self.asked_to_end |= self.exists;
         self.notify(Signal::USR1);
     }
 
@@ -163,26 +214,13 @@ impl Child {
     /// Records the reported end, and ends processes that the rank has left behind.
     pub(super) fn reap(&mut self, at: Instant) -> Result<End, LaunchError> {
         let _ = kill_process_group(self.pid, Signal::KILL);
-        let error = |source| LaunchError::System { what: "learn how a rank ended", source };
-        let status: ExitStatus = self.process.wait().map_err(error)?;
+        let status = self.process.wait().map_err(LaunchError::system("read how a rank ended"))?;
         self.exists = false;
         let finish = |copying: Copying| copying.finish(Instant::now() + LAST_OUTPUT);
         let lost: usize = self.copying.drain(..).map(finish).sum();
         if lost > 0 {
             let rank = self.rank;
-            say(&format!("rank {rank}: its logs could not take {}", number_of(lost, "byte")));
-        }
-        let (mut step, mut run, mut crashes, mut absent, mut words) =
-            (None, None, None, Vec::new(), Vec::new());
-        let seen = self.last_words.seen();
-        for (word, text) in self.last_words.read() {
-            match word {
-                Word::Step => step = text.parse().ok(),
-                Word::Run => run = Some(text),
-                Word::Crashes => crashes = Some(text.into()),
-                Word::Absent => absent = text.split(',').flat_map(str::parse).collect(),
-                _ => words.push((word, text)),
-            }
+            print(&format!("rank {rank}: its logs could not take {}", number_of(lost, "byte")));
         }
         let mut end = End {
             rank: self.rank,
@@ -191,19 +229,23 @@ impl Child {
             signal: status.signal(),
             after: at.saturating_duration_since(self.started),
             at,
-            told: self.told,
+            asked_to_end: self.asked_to_end,
             killed: self.killed.take(),
-            words,
-            step,
-            seen,
-            crashes,
+            words: self.link.messages(),
             crash: None,
-            run,
-            absent,
             last_lines: self.stderr.tail(),
             stderr: self.stderr.path.clone(),
         };
-        end.crash = killed::keep(&end);
+        // Ranks that crash in other ways write a report themselves.
+        if end.signal == Some(SIGKILL)
+            && !end.asked_to_end
+            && let Some(crashes) = end.last(Word::Crashes)
+        {
+            let (rank, seen, lines) = ((end.rank, end.pid), self.link.seen(), &end.last_lines);
+            let report = kiln_sys::report_killed(crashes.as_ref(), rank, seen, &end.stderr, lines);
+            // The run has failed already; an error here must not hide the cause.
+            end.crash = report.ok();
+        }
         Ok(end)
     }
 }

@@ -5,18 +5,16 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kiln_sys::launcher::Word;
 use kiln_sys::output;
 
-use super::end::PREEMPTED;
-use super::environment::Job;
-use super::error::LaunchError;
+use super::child::Job;
+use super::ends::PREEMPTED;
 use super::logs::claim;
-use super::report::tell;
+use super::place::{JobSecret, Node, SECRET};
 use super::restarts::{Next, Restarts};
-use super::say::{say, signal_name};
 use super::supervise::{Life, Signals};
-use super::verdict::Verdict;
-use crate::place::{JobSecret, Node, SECRET};
+use super::{LaunchError, print, signal_name};
 
 /// Default time for ranks to save and end after a signal.
 pub const GRACE: Duration = Duration::from_secs(30);
@@ -55,8 +53,8 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
     if node.secret.is_none() {
         match node.nodes {
             1 => node.secret = Some(JobSecret(random_text()?)),
-            _ => say(&format!(
-                "warning: {SECRET} is not set, so whoever reaches port {} of {} could take a rank's place; \
+            _ => print(&format!(
+                "warning: {SECRET} is not set, so anyone who reaches port {} of {} could take a rank's place; \
                  unless that is a loopback address or comm.open is true, the ranks will refuse to start. \
                  Set it to the same random text on every node; `openssl rand -hex 32` makes one",
                 node.master.port, node.master.host
@@ -68,8 +66,8 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
     // Held until the last rank has ended.
     let (logs, _claimed) = claim(&log_dir, &fallback, job.rank(0), job.restarts())?;
     if logs != log_dir {
-        say(&format!(
-            "another launch writes its logs to {} right now; those of this one are in {}",
+        print(&format!(
+            "another launch is writing its logs to {}; the logs of this launch are in {}",
             log_dir.display(),
             logs.display()
         ));
@@ -82,26 +80,27 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
             Life { job: &job, program: &options.program, arguments: &options.arguments, log_dir: &logs };
         let begun = Instant::now();
         let ends = life.run(&signals)?;
-        let verdict = Verdict::of(&ends);
-        tell(&job, &ends, &verdict);
+        let verdict = ends.verdict();
+        ends.print(&job, verdict);
         let pause = match restarts.after(&ends, verdict, begun.elapsed()) {
             Next::End => return Ok(verdict.code()),
             Next::GiveUp(why) => {
-                say(&why);
+                print(&why);
                 return Ok(verdict.code());
             }
             Next::Again(pause) => pause,
         };
         job.restart = restarts.done();
-        job.run = ends.ranks.iter().find_map(|end| end.run.clone()).or(job.run);
-        say(&format!("the next try is in {} s", pause.as_secs()));
+        let run = ends.ranks.iter().find_map(|end| end.last(Word::Run));
+        job.run = run.map(str::to_owned).or(job.run);
+        print(&format!("the next try is in {} s", pause.as_secs()));
         if let Some(signal) = signals.pause(pause) {
             let name = signal_name(signal);
-            say(&format!("{name} before the next try: the job is not started again"));
+            print(&format!("{name} before the next try: the job is not started again"));
             // For any signal: nothing is running, and saved state remains.
             return Ok(PREEMPTED);
         }
-        say(&format!(
+        print(&format!(
             "starting all ranks of this node again, restart {} of {}",
             job.restart, job.node.max_restarts
         ));
@@ -113,17 +112,14 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
 fn free_port(host: &str) -> Result<u16, LaunchError> {
     let listener = TcpListener::bind((host, 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
     let address = listener.and_then(|listener| listener.local_addr());
-    address
-        .map(|address| address.port())
-        .map_err(|source| LaunchError::System { what: "find a free port", source })
+    address.map(|address| address.port()).map_err(LaunchError::system("find a free port"))
 }
 
 /// Returns 16 random bytes in hexadecimal.
 fn random_text() -> Result<String, LaunchError> {
     let mut random = [0; 16];
-    getrandom::fill(&mut random).map_err(|error| LaunchError::System {
-        what: "get random bytes from the system",
-        source: std::io::Error::other(error.to_string()),
-    })?;
+    getrandom::fill(&mut random)
+        .map_err(|error| std::io::Error::other(error.to_string()))
+        .map_err(LaunchError::system("get random bytes from the system"))?;
     Ok(format!("{:032x}", u128::from_be_bytes(random)))
 }

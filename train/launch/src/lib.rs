@@ -2,37 +2,85 @@
 //! the crate `kiln`.
 //!
 //! - [`place`]: the place of a process among the ranks of a job, and the ranks that a node must start;
-//! - `environment`: the variables of a rank;
-//! - `child`: one rank as a process, `logs`: the destinations of its output, `quiet`: filters the output on a
-//!   terminal;
+//! - `child`: one rank as a process, with its environment; `logs`: the destinations of its output;
 //! - `supervise`: one life of all ranks, from start to the end of the last one;
-//! - `last_words`: messages of ranks in addition to their logs, `killed`: reports for ranks that could send
-//!   none;
-//! - `verdict`: the outcome, `report`: its description;
+//! - `ends`: the ends of ranks, their outcome and its description;
 //! - `restarts`: whether and when there is another life; `launcher`: a job from its first life to its last.
 //!
 //! Ranks end with their launcher: see [`kiln_sys::end_with_launcher`].
 //!
 //! No loop here polls: a thread per child waits for its end, another thread waits for signals, and one loop
-//! receives the events of all of them.
+//! receives the events of all threads.
 
 mod child;
-mod end;
-mod environment;
-mod error;
-mod killed;
-mod last_words;
+mod ends;
 mod launcher;
 mod logs;
 pub mod place;
-mod quiet;
-mod report;
 mod restarts;
-mod say;
 mod supervise;
-mod verdict;
 
-pub use end::PREEMPTED;
-pub use error::{LaunchArgsError, LaunchError};
+use std::io;
+use std::path::PathBuf;
+
+use kiln_sys::output::complain;
+
+pub use ends::PREEMPTED;
 pub use launcher::{GRACE, Options, run};
 pub use logs::{LOGS, is_log_folder};
+use place::EnvError;
+
+/// The reason why ranks could not be launched.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The program cannot be started.
+    #[error("cannot start {}: {source}; check that the file exists and may be executed", .program.display())]
+    Start { program: PathBuf, source: io::Error },
+    /// A log cannot be written.
+    #[error("cannot write {}: {source}; choose another folder with --log-dir", .path.display())]
+    Log { path: PathBuf, source: io::Error },
+    /// The system refuses another required operation.
+    #[error("cannot {what}: {source}")]
+    System { what: &'static str, source: io::Error },
+}
+
+impl LaunchError {
+    /// Returns a function that makes an error of the system's error.
+    fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| LaunchError::System { what, source }
+    }
+}
+
+/// The reason why a launch failed.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchArgsError {
+    /// The place of this node is invalid.
+    #[error(transparent)]
+    Env(#[from] EnvError),
+    /// The arguments are invalid.
+    #[error("{0}")]
+    Arguments(String),
+    /// The launch itself failed.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+}
+
+impl LaunchArgsError {
+    /// Returns whether the user's arguments or environment are the cause.
+    pub fn is_usage(&self) -> bool {
+        !matches!(self, LaunchArgsError::Launch(_))
+    }
+}
+
+/// Prints a message of the launcher on standard error.
+fn print(text: &str) {
+    complain(&format!("kiln launch: {text}"));
+}
+
+/// Returns the usual name of a signal.
+fn signal_name(signal: i32) -> String {
+    match signal_hook::low_level::signal_name(signal) {
+        Some(name) => format!("{name} ({signal})"),
+        None => format!("signal {signal}"),
+    }
+}

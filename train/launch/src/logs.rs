@@ -7,10 +7,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kiln_sys::output;
+use kiln_sys::{is_detail, output};
 
-use super::error::LaunchError;
-use super::quiet::Quiet;
+use super::LaunchError;
 
 /// The folder of logs in a run folder.
 pub const LOGS: &str = "logs";
@@ -23,6 +22,12 @@ const TAIL_LINES: usize = 20;
 
 /// Maximum characters shown of such a line.
 const LINE: usize = 500;
+
+/// Maximum bytes from which a line is recognised as a detail of a log.
+const BEGIN: usize = 512;
+
+/// Time limit for the last output of a rank that has ended.
+pub(super) const LAST_OUTPUT: Duration = Duration::from_secs(2);
 
 /// Returns whether `path` is a folder in which only a launcher has written.
 pub fn is_log_folder(path: &Path) -> bool {
@@ -154,33 +159,31 @@ impl Log {
         thread::Builder::new()
             .name("kiln-log".to_owned())
             .spawn(copy)
-            .map_err(|source| LaunchError::System { what: "start a thread", source })?;
+            .map_err(LaunchError::system("start a thread"))?;
         Ok(Copying(finished))
     }
 
     /// Returns the last lines that were written since the log was opened.
     pub(super) fn tail(&self) -> Vec<String> {
-        let read = || {
+        let mut bytes = Vec::new();
+        let read = |bytes: &mut Vec<u8>| {
             let mut file = File::open(&self.path)?;
-            let metadata = file.metadata()?;
-            if !metadata.is_file() {
-                return Ok(Vec::new());
+            let found = file.metadata()?;
+            if found.is_file() {
+                let start = self.start.max(found.len().saturating_sub(TAIL_BYTES));
+                file.seek(SeekFrom::Start(start))?;
+                file.take(TAIL_BYTES).read_to_end(bytes)?;
             }
-            let end = metadata.len();
-            let start = self.start.max(end.saturating_sub(TAIL_BYTES));
-            file.seek(SeekFrom::Start(start))?;
-            let mut bytes = Vec::new();
-            file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
-            Ok::<_, std::io::Error>(bytes)
+            Ok::<_, std::io::Error>(())
         };
-        let text = String::from_utf8_lossy(&read().unwrap_or_default()).into_owned();
+        // Without them, only the report is shorter.
+        let _ = read(&mut bytes);
+        let text = String::from_utf8_lossy(&bytes);
         // A progress bar that redraws itself is one line with many carriage returns.
         let lines = text.lines().map(|line| line.rsplit('\r').next().unwrap_or(line));
-        let lines = lines.filter(|line| !line.trim().is_empty());
-        let mut last: Vec<_> =
-            lines.rev().take(TAIL_LINES).map(|line| line.chars().take(LINE).collect()).collect();
-        last.reverse();
-        last
+        let lines: Vec<_> = lines.filter(|line| !line.trim().is_empty()).collect();
+        let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+        last.iter().map(|line| line.chars().take(LINE).collect()).collect()
     }
 }
 
@@ -197,5 +200,80 @@ impl Copying {
     }
 }
 
-/// Time limit for the last output of a rank that has ended.
-pub(super) const LAST_OUTPUT: Duration = Duration::from_secs(2);
+/// Filters a rank's log for a terminal: omits lines below `warn`, which are in the rank's file. The output may
+/// arrive in parts.
+#[derive(Debug, Default)]
+struct Quiet {
+    /// The beginning of a line that is not yet known to be shown or omitted.
+    begin: Vec<u8>,
+    /// `Some(true)` if the current line is shown, `None` while that is unknown.
+    is_shown: Option<bool>,
+}
+
+impl Quiet {
+    /// Returns the part of `bytes`, the next piece of output, that is shown.
+    fn shown(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut shown = Vec::with_capacity(bytes.len());
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let is_whole = piece.ends_with(b"\n");
+            if self.is_shown.is_none() {
+                self.begin.extend(piece);
+                let is_detail = is_detail(&self.begin);
+                // A prompt or a progress bar must not wait for the end of its line.
+                let may_be_one = self.begin.len() < BEGIN && matches!(self.begin[0], b'0'..=b'9' | b' ');
+                if !is_whole && !is_detail && may_be_one {
+                    continue;
+                }
+                let begin = std::mem::take(&mut self.begin);
+                self.is_shown = Some(!is_detail);
+                if !is_detail {
+                    shown.extend(begin);
+                }
+            } else if self.is_shown == Some(true) {
+                shown.extend(piece);
+            }
+            if is_whole {
+                self.is_shown = None;
+            }
+        }
+        shown
+    }
+
+    /// Returns the rest at the end.
+    fn rest(self) -> Vec<u8> {
+        self.begin
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "2026-11-24T18:03:59.042Z host=n rank=0 step=3 phase=- unit=- DEBUG kiln::run: a step\n\
+                        step 3 of 5\n INFO device: CPU\n\
+                        2026-11-24T18:03:59.043Z host=n rank=0 step=3 phase=- unit=- WARN kiln::run: slow\n\
+                        \n bar";
+    const SHOWN: &str = "step 3 of 5\n\
+                         2026-11-24T18:03:59.043Z host=n rank=0 step=3 phase=- unit=- WARN kiln::run: slow\n\
+                         \n bar";
+
+    #[test]
+    fn details_are_omitted_in_any_split() {
+        for size in [1, 2, 7, 60, 61, 64, 1000] {
+            let mut quiet = Quiet::default();
+            let mut shown: Vec<u8> =
+                TEXT.as_bytes().chunks(size).flat_map(|part| quiet.shown(part)).collect();
+            shown.extend(quiet.rest());
+            assert_eq!(String::from_utf8(shown).unwrap(), SHOWN, "{size}");
+        }
+    }
+
+    #[test]
+    fn incomplete_lines_are_shown_at_once() {
+        let mut quiet = Quiet::default();
+        assert_eq!(quiet.shown(b"go on? "), b"go on? ");
+        assert_eq!(quiet.shown(b"yes\n"), b"yes\n");
+        assert_eq!(quiet.shown(b" I"), b"");
+        assert_eq!(quiet.shown(b"NFO a\nb"), b"b");
+    }
+}

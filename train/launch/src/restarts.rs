@@ -5,8 +5,7 @@ use std::time::Duration;
 use kiln_sys::launcher::Word;
 use kiln_sys::words::number_of;
 
-use super::end::{End, Ends};
-use super::verdict::Verdict;
+use super::ends::{End, Ends, Verdict};
 
 /// The pause before the first restart, and the longest one.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
@@ -54,7 +53,7 @@ impl Failure {
     /// repeats: a rank that was killed has reported nothing, and a rank that blames another reports a
     /// consequence.
     fn of(end: &End) -> Option<Failure> {
-        let step = end.step.filter(|_| end.failed() && !end.told && !end.is_consequence())?;
+        let step = end.step().filter(|_| end.failed() && !end.asked_to_end && !end.is_consequence())?;
         let own = end.words.iter().filter(|(word, _)| *word == Word::Failure);
         let words: Vec<_> = own.map(|(_, text)| text.clone()).collect();
         let End { rank, code, signal, .. } = *end;
@@ -84,7 +83,7 @@ impl Restarts {
         if let Some(again) = failures.iter().find(|failure| self.before.contains(failure)) {
             return Next::GiveUp(format!(
                 "giving up: rank {} has failed in step {} as it did in the life before, with the same \
-                 error: another restart would end the same way. Mend the cause, and start the job again",
+                 error: another restart would end the same way. Fix the cause, and start the job again",
                 again.rank, again.step
             ));
         }
@@ -93,7 +92,7 @@ impl Restarts {
             let nodes: Vec<_> = ends.absent.iter().map(usize::to_string).collect();
             return Next::GiveUp(format!(
                 "giving up: node {} did not come to this restart. Its launcher has given up or has ended, \
-                 and says why, or its machine cannot be reached. Where a node needs longer to come back, \
+                 and reports why, or its machine cannot be reached. If a node needs longer to come back, \
                  raise comm.join_timeout_s",
                 nodes.join(" and node ")
             ));
@@ -101,7 +100,7 @@ impl Restarts {
         if self.done >= self.most {
             return Next::GiveUp(format!("giving up after {}", number_of(self.done, "restart")));
         }
-        let reached = ends.ranks.iter().filter_map(|end| end.step).max();
+        let reached = ends.ranks.iter().filter_map(End::step).max();
         let got_farther =
             self.done == 0 || reached > self.farthest || (reached.is_some() && lasted >= LASTED);
         self.farthest = self.farthest.max(reached);
@@ -117,13 +116,12 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Instant;
 
-    use kiln_sys::page::Seen;
-
     use super::*;
 
     /// Returns the end of rank `rank` with code 1 in `step`, with messages `words`.
     fn end(rank: usize, step: u64, words: &[(Word, &str)]) -> End {
-        let words = words.iter().map(|(word, text)| (*word, (*text).to_owned())).collect();
+        let step = Some((Word::Step, step.to_string())).filter(|_| step > 0);
+        let words = words.iter().map(|(word, text)| (*word, (*text).to_owned())).chain(step).collect();
         End {
             rank,
             pid: 1,
@@ -131,15 +129,10 @@ mod tests {
             signal: None,
             after: Duration::ZERO,
             at: Instant::now(),
-            told: false,
+            asked_to_end: false,
             killed: None,
             words,
-            step: Some(step).filter(|step| *step > 0),
-            seen: Seen::default(),
-            crashes: None,
             crash: None,
-            run: None,
-            absent: Vec::new(),
             last_lines: Vec::new(),
             stderr: PathBuf::new(),
         }
@@ -183,11 +176,11 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_says_nothing_and_one_that_was_told_to_end_tell_nothing() {
+    fn only_reported_failures_are_compared() {
         let quiet = || end(0, 4, &[]);
-        let told = || End { told: true, ..end(0, 4, NAN) };
+        let ended = || End { asked_to_end: true, ..end(0, 4, NAN) };
         let early = || end(0, 0, NAN);
-        for again in [quiet as fn() -> End, told, early] {
+        for again in [quiet as fn() -> End, ended, early] {
             let mut restarts = Restarts::new(5);
             assert!(matches!(after(&mut restarts, vec![again()]), Next::Again(_)));
             assert!(matches!(after(&mut restarts, vec![again()]), Next::Again(_)));
@@ -195,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_until_a_life_gets_farther() {
+    fn pauses_double_without_progress() {
         let seconds = |next: Next| match next {
             Next::Again(pause) => pause.as_secs(),
             other => panic!("{other:?}"),
@@ -215,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_does_not_come_to_a_restart_ends_the_job() {
+    fn an_absent_node_ends_the_job() {
         let alone = || Ends { absent: vec![1, 2], ..life(vec![end(0, 0, &[])]) };
         let mut restarts = Restarts::new(5);
         let mut after = || restarts.after(&alone(), Verdict::Failed, Duration::from_secs(1));
@@ -226,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn restarts_are_counted_and_only_failures_have_some() {
+    fn only_failures_are_restarted() {
         let mut restarts = Restarts::new(2);
         for done in 1..=2 {
             assert!(matches!(after(&mut restarts, vec![end(0, done, &[])]), Next::Again(_)));

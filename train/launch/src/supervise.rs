@@ -12,11 +12,9 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator;
 
-use super::child::{Child, Event};
-use super::end::{End, Ends};
-use super::environment::Job;
-use super::error::LaunchError;
-use super::say::{say, signal_name};
+use super::child::{Child, Event, Job};
+use super::ends::{End, Ends};
+use super::{LaunchError, print, signal_name};
 
 /// Time for the other ranks to end by themselves when a rank has failed: they notice it, exchange
 /// information, and report the cause.
@@ -35,11 +33,10 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn register() -> Result<Signals, LaunchError> {
-        let error = |what| move |source| LaunchError::System { what, source };
         // `nohup`, and shells for what they start in the background, ignore signals on purpose.
         let heard = [SIGTERM, SIGINT, SIGHUP, SIGQUIT].into_iter().chain(kiln_sys::PREEMPTIONS);
         let heard = heard.filter(|signal| !kiln_sys::is_ignored(*signal));
-        let mut signals = iterator::Signals::new(heard).map_err(error("watch for signals"))?;
+        let mut signals = iterator::Signals::new(heard).map_err(LaunchError::system("watch for signals"))?;
         let handle = signals.handle();
         let (events, receiver) = mpsc::channel();
         let sender = events.clone();
@@ -53,12 +50,10 @@ impl Signals {
         thread::Builder::new()
             .name("kiln-signals".to_owned())
             .spawn(forward)
-            .map_err(error("start a thread"))?;
+            .map_err(LaunchError::system("start a thread"))?;
         Ok(Signals { events, receiver, handle })
     }
-}
 
-impl Signals {
     /// Waits for `time` while no rank runs. Returns the signal that ends the wait, and the launcher.
     pub(super) fn pause(&self, time: Duration) -> Option<i32> {
         let until = Instant::now() + time;
@@ -86,7 +81,7 @@ enum Next {
     Run,
     /// SIGTERM at that time: a rank has failed, or will not arrive.
     Terminate(Instant),
-    /// SIGKILL at that time: they were told to end, `grace` before it.
+    /// SIGKILL at that time: they were asked to end, `grace` before it.
     Kill { at: Instant, grace: Duration },
     /// Nothing more can be done.
     Wait,
@@ -120,11 +115,11 @@ impl Life<'_> {
             match wait(&signals.receiver, &next) {
                 Some(Event::Ended { index, at }) => {
                     let end = children[index].reap(at)?;
-                    if matches!(next, Next::Run) && end.was_stopped() {
-                        // Without that rank, the others would wait in vain.
-                        children.iter_mut().for_each(Child::stop);
-                        next = Next::Terminate(Instant::now() + SETTLE);
-                    } else if matches!(next, Next::Run) && end.failed() {
+                    if matches!(next, Next::Run) && (end.was_stopped() || end.failed()) {
+                        if end.was_stopped() {
+                            // Without that rank, the others would wait in vain.
+                            children.iter_mut().for_each(Child::stop);
+                        }
                         next = Next::Terminate(Instant::now() + SETTLE);
                     }
                     ends.ranks.push(end);
@@ -140,7 +135,7 @@ impl Life<'_> {
         }
         ends.ranks.sort_by_key(|end| end.at);
         let node = &self.job.node;
-        let absent = ends.ranks.iter().flat_map(|end| &end.absent);
+        let absent = ends.ranks.iter().flat_map(End::absent);
         let absent = absent.map(|rank| rank / node.nproc_per_node);
         let absent: BTreeSet<_> = absent.filter(|other| *other != node.node_rank).collect();
         ends.absent = absent.into_iter().collect();
@@ -157,7 +152,7 @@ impl Life<'_> {
         }
         let again = ends.signal.is_some() && signal == SIGINT;
         if again {
-            say("interrupted again: ending the ranks at once");
+            print("interrupted again: ending the ranks at once");
             let why = "it was interrupted a second time";
             children.iter_mut().for_each(|child| child.kill(why));
             return Next::Wait;
@@ -166,7 +161,7 @@ impl Life<'_> {
             return next;
         }
         ends.signal = Some(signal);
-        say(&format!(
+        print(&format!(
             "{}: the ranks have {} s to save and end",
             signal_name(signal),
             self.job.grace.as_secs_f64()
@@ -193,7 +188,7 @@ impl Life<'_> {
     }
 }
 
-/// Kills the remaining ranks if all of them are stopped: once a rank has failed, giving them time gains
+/// Kills the remaining ranks if all are stopped: once a rank has failed, giving them time gains
 /// nothing.
 fn kill_stopped(children: &mut [Child], next: Next) -> Next {
     if children.iter().any(|child| child.exists() && !child.is_stopped()) {
@@ -219,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_ends_a_pause_and_what_is_left_of_a_rank_does_not() {
+    fn only_signals_end_a_pause() {
         let signals = Signals::register().unwrap();
         let sender = signals.events.clone();
         sender.send(Event::Ended { index: 0, at: Instant::now() }).unwrap();

@@ -3,46 +3,42 @@
 //! of a process that, on request, ends without saving.
 //!
 //! More than a line is written to the run folder, in `crash/rank_<r>`: for signals, panics and memory
-//! exhaustion.
-//!
-//! - `refusal`: memory that the system has refused;
-//! - `report`: the folder, and the part of the report that a signal handler can write;
-//! - `helper`: a thread that adds the information that the handler cannot find out.
+//! exhaustion. See [`report`].
 //!
 //! The handler runs on the alternate stack that Rust gives to its threads, takes no lock that it would have
 //! to wait for, and allocates nothing. The same holds for a panic that follows a failed allocation: naming
 //! the calls of a backtrace allocates, and the standard library holds a lock meanwhile that a second failure
 //! waits for.
 
-mod helper;
-mod refusal;
 mod report;
-mod text;
-pub mod words;
 
 use std::backtrace::Backtrace;
+use std::cell::Cell;
 use std::ffi::{OsStr, c_int, c_void};
 use std::fmt::{self, Write};
+use std::io;
 use std::mem::ManuallyDrop;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::panic;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::low_level;
 
-use super::action::action_of;
 use super::facts;
 use super::launcher::{self, Word};
 use super::output::{self, complain};
 use super::position;
-use refusal::{Reporting, failed_lately};
-use report::REPORT;
-use text::Text;
+use super::signals::{action_of, handle, interrupted_at};
+use report::{REPORT, Report, Text};
+
+pub use report::report_killed;
 
 const SIGNALS: [(c_int, &str); 5] = [
     (libc::SIGSEGV, "SIGSEGV"),
@@ -55,8 +51,8 @@ const SIGNALS: [(c_int, &str); 5] = [
 /// The previous action of each signal: Rust's own handler reports stack overflows.
 static BEFORE: [OnceLock<libc::sigaction>; SIGNALS.len()] = [const { OnceLock::new() }; SIGNALS.len()];
 
-/// True once a handler has begun a report: the first signal is the cause.
-static TOLD: AtomicBool = AtomicBool::new(false);
+/// True once a report has begun that ends the process: the first signal or refusal is the cause.
+static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// Maximum time for earlier lines to be written.
 const EARLIER_LINES: Duration = Duration::from_millis(500);
@@ -66,75 +62,153 @@ const EARLIER_LINES: Duration = Duration::from_millis(500);
 const TURN: Duration = Duration::from_millis(100);
 const HELP: Duration = Duration::from_secs(5);
 
-/// The line to report. Not on the stack, which may be small.
-static LINE: Mutex<Line> = Mutex::new(Line { text: Text::new(), begin: 0 });
-
-/// The table of [`write_holders`].
-static HOLDERS: Mutex<Text<4096>> = Mutex::new(Text::new());
+/// The line to report, which begins with the letter of its message to the launcher, and the table of memory by owner.
+/// Not on the stack, which may be small.
+static TEXTS: Mutex<(Text<4096>, Text<4096>)> = Mutex::new((Text::new(), Text::new()));
 
 /// The exit code of a process that has run out of memory.
 const EXHAUSTED: c_int = 1;
+
+/// Size of the last failed allocation in bytes, and its time in seconds since 1970; 0 before the first.
+static REFUSED: AtomicUsize = AtomicUsize::new(0);
+static REFUSED_AT: AtomicU64 = AtomicU64::new(0);
+
+/// Seconds after a failed allocation in which a panic is attributed to it. A caller may handle the failure; later
+/// panics then have another reason.
+const FOLLOWS: u64 = 10;
+
+thread_local! {
+    /// Set while the thread reports a crash.
+    static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Marks the calling thread as reporting a crash, for as long as this lives.
+struct Reporting(bool);
+
+impl Reporting {
+    fn begin() -> Self {
+        Reporting(IS_REPORTING.replace(true))
+    }
+}
+
+impl Drop for Reporting {
+    fn drop(&mut self) {
+        IS_REPORTING.set(self.0);
+    }
+}
 
 /// Records that the system has refused an allocation of `bytes`. The global allocator calls this before its
 /// caller learns of the failure. If the thread is reporting a crash, the process ends here: continuing would
 /// wait for a lock that the thread may hold. Allocates nothing and waits for no lock.
 pub fn allocation_failed(bytes: usize) {
-    refusal::note(bytes);
-    if Reporting::is_here() {
+    REFUSED.store(bytes, Ordering::Relaxed);
+    REFUSED_AT.store(now(), Ordering::Relaxed);
+    if IS_REPORTING.try_with(Cell::get).unwrap_or(false) {
         end_without_memory(bytes, format_args!("no memory to report a crash"));
     }
+}
+
+/// Returns the size of an allocation that has just failed.
+fn failed_lately() -> Option<usize> {
+    let at = REFUSED_AT.load(Ordering::Relaxed);
+    (at > 0 && now().saturating_sub(at) <= FOLLOWS).then(|| REFUSED.load(Ordering::Relaxed))
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_secs().max(1))
 }
 
 /// Ends this process after a failed request for `bytes`, and writes a report to the run folder. Allocates
 /// nothing, and waits at most [`TURN`] for locks.
 fn end_without_memory(bytes: usize, what: fmt::Arguments<'_>) -> ! {
-    match TOLD.swap(true, Ordering::Relaxed) {
+    match BEGUN.swap(true, Ordering::Relaxed) {
         // Another thread writes the report and ends the process.
         true => thread::sleep(HELP),
-        false => {
-            let rank = facts::rank_of_thread();
-            let holders = write_holders(bytes);
-            let holders = holders.as_ref().map_or(&[][..], |holders| holders.bytes());
-            let mut report = within(TURN, &REPORT);
-            let what = format_args!("{what}, after an allocation of {bytes} bytes failed");
-            let is_kept = report.as_mut().is_some_and(|report| report.begin(rank, what, holders));
-            if let Ok(mut line) = LINE.try_lock() {
-                // The only possible error is lack of room.
-                let _ = line.compose(&what, rank);
-                line.send(report.as_ref().filter(|_| is_kept).map(|report| report.folder()));
-            }
-            if takes(libc::STDERR_FILENO) {
-                put(libc::STDERR_FILENO, holders);
-            }
-        }
+        false => drop(print_and_keep(&format_args!("{what}, {}", Refused(bytes)), Some(bytes))),
     }
     low_level::exit(EXHAUSTED)
 }
 
-/// Writes a table of the memory that each owner holds. Returns `None` while another thread writes it.
-fn write_holders(bytes: usize) -> Option<MutexGuard<'static, Text<4096>>> {
-    let mut holders = within(TURN, &HOLDERS)?;
-    holders.truncate(0);
-    // The only possible error is lack of room.
-    let _ = facts::write_holders(&mut *holders, bytes);
-    holders.ended_by_line();
-    Some(holders)
+/// The words for a failed allocation of that many bytes.
+struct Refused(usize);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "after an allocation of {} bytes failed", self.0)
+    }
+}
+
+/// Reports `what` has happened in the calling thread: on standard error, to the launcher, and in the run
+/// folder. Adds a table of the memory that each owner holds if an allocation of `refused` bytes has failed.
+/// Returns the report in the run folder, if there is one. Called once per process.
+fn print_and_keep(what: &dyn fmt::Display, refused: Option<usize>) -> Option<MutexGuard<'static, Report>> {
+    let rank = (facts().rank_of_thread)();
+    let mut texts = TEXTS.try_lock().ok()?;
+    let (line, holders) = &mut *texts;
+    // The only possible error of writing to a text is lack of room.
+    if let Some(bytes) = refused {
+        let _ = (facts().write_holders)(holders, bytes);
+        holders.end_line();
+    }
+    let mut report = within(TURN, &REPORT);
+    if !report.as_mut().is_some_and(|report| report.begin(rank, what, holders.bytes())) {
+        report = None;
+    }
+    if let Some(position) = position::of(rank).map(ManuallyDrop::new)
+        && position.step() > 0
+        && let Some(pipe) = launcher::pipe()
+    {
+        let mut step = Text::<32>::new();
+        let _ = write!(step, "{}{}\0", char::from(Word::Step as u8), position.step());
+        let _ = rustix::io::write(pipe, step.bytes());
+    }
+    let _ = write!(line, "{}kiln: {what}", char::from(Word::Failure as u8))
+        .and_then(|()| position::write_to(line, rank));
+    send(line, report.as_ref().map(|report| report.folder()));
+    print(holders.bytes());
+    report
+}
+
+/// Sends a line, and for people the place of further information: `folder`.
+fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
+    // First to the launcher, which always reads. It compares the lives of a job, whose folders differ, so
+    // it gets no folder.
+    if let Some(pipe) = launcher::pipe() {
+        let _ = rustix::io::write(pipe, line.ended_by(0));
+    }
+    if let Some(folder) = folder {
+        line.push(b"; what is known of it: ");
+        line.push(folder);
+    }
+    // After the lines that another thread is writing, if possible.
+    for _ in 0..EARLIER_LINES.as_millis() {
+        if !output::has_waiting_errors() {
+            break;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    print(&line.ended_by(b'\n')[1..]);
+}
+
+/// Writes to standard error if that is possible at once: its reader may have stopped.
+fn print(bytes: &[u8]) {
+    let stderr = io::stderr();
+    let mut polled = [PollFd::from_borrowed_fd(stderr.as_fd(), PollFlags::OUT)];
+    if poll(&mut polled, Some(&Timespec::default())) == Ok(1) && polled[0].revents().contains(PollFlags::OUT)
+    {
+        // If it cannot be written, nothing can be done.
+        let _ = rustix::io::write(&stderr, bytes);
+    }
 }
 
 /// Installs handlers that report signals which end this process because of a fault in it.
-pub(super) fn tell_crashes() {
+pub(super) fn report_signals() {
     for ((signal, _), before) in SIGNALS.iter().zip(&BEFORE) {
         let Some(action) = action_of(*signal) else { continue };
-        if action.sa_sigaction == libc::SIG_IGN || before.set(action).is_err() {
-            continue;
+        if action.sa_sigaction != libc::SIG_IGN && before.set(action).is_ok() {
+            // SAFETY: `on_signal` is safe in a handler, see there.
+            unsafe { handle(*signal, on_signal, libc::SA_ONSTACK) };
         }
-        let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_signal;
-        // SAFETY: all fields of the plain C structure may be zero.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = handler as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: `on_signal` is safe in a handler, see there, and has the signature of SA_SIGINFO.
-        unsafe { libc::sigaction(*signal, &raw const action, ptr::null_mut()) };
     }
 }
 
@@ -142,11 +216,15 @@ pub(super) fn tell_crashes() {
 /// `write`, `close`, `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. Only after everything else has
 /// been written does it unwind the stack.
 extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    if !TOLD.swap(true, Ordering::Relaxed) {
+    if !BEGUN.swap(true, Ordering::Relaxed) {
         // SAFETY: the system gives a handler with SA_SIGINFO valid structures.
         let info = unsafe { info.as_ref() };
-        let failed = if signal == libc::SIGABRT { failed_lately() } else { None };
-        tell(&What { signal, info, failed }, address_of_fault(context));
+        let refused = if signal == libc::SIGABRT { failed_lately() } else { None };
+        if let Some(mut report) = print_and_keep(&What { signal, info, refused }, refused) {
+            report.add_frames(interrupted_at(context));
+            drop(report);
+            report::ask_helper(HELP);
+        }
     }
     let before = |signal| {
         let index = SIGNALS.iter().position(|(known, _)| *known == signal);
@@ -163,50 +241,45 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     // SAFETY: sets the default action and sends the signal again, which is delivered when this returns
     // and ends the process, with its exit status and its core dump.
     unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = libc::SIG_DFL;
-        libc::sigaction(signal, &raw const action, ptr::null_mut());
+        libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);
+    }
+}
+
+/// Calls the previous handler.
+fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    if [libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction) {
+        return;
+    }
+    // SAFETY: the code that registered the handler provided a function of this signature, according to its
+    // flags.
+    unsafe {
+        if before.sa_flags & libc::SA_SIGINFO != 0 {
+            type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+            std::mem::transmute::<usize, Handler>(before.sa_sigaction)(signal, info, context);
+        } else {
+            type Handler = extern "C" fn(c_int);
+            std::mem::transmute::<usize, Handler>(before.sa_sigaction)(signal);
+        }
     }
 }
 
 /// Ends this process because `signal` has requested that a second time, and reports what is not saved. Like
 /// everything here, it may be called at any moment.
 pub(super) fn end_at_once(signal: c_int) -> ! {
-    if !TOLD.swap(true, Ordering::Relaxed)
-        && let Ok(mut line) = LINE.try_lock()
+    if !BEGUN.swap(true, Ordering::Relaxed)
+        && let Ok(mut texts) = TEXTS.try_lock()
     {
-        let Line { text, begin } = &mut *line;
-        *begin = text.len() + 1;
-        // The only possible error is lack of room.
+        let line = &mut texts.0;
         let name = low_level::signal_name(signal).unwrap_or("a signal");
-        let letter = char::from(Word::Failure.letter());
-        let _ = write!(text, "{letter}kiln: ended at once by a second {name}")
-            .and_then(|()| position::write_unsaved_to(text));
-        line.send(None);
+        // The only possible error is lack of room.
+        let letter = char::from(Word::Failure as u8);
+        let _ = write!(line, "{letter}kiln: ended at once by a second {name}")
+            .and_then(|()| position::write_unsaved_to(line));
+        send(line, None);
     }
     // The exit code by which shells show the signal.
     low_level::exit(128 + signal)
-}
-
-/// Reports a signal, on standard error and in the run folder.
-fn tell(what: &What<'_>, fault: usize) {
-    let rank = facts::rank_of_thread();
-    let holders = what.failed.and_then(write_holders);
-    let holders = holders.as_ref().map_or(&[][..], |holders| holders.bytes());
-    let mut report = within(TURN, &REPORT);
-    let is_kept = report.as_mut().is_some_and(|report| report.begin(rank, format_args!("{what}"), holders));
-    let report = report.filter(|_| is_kept);
-    if let Ok(mut line) = LINE.try_lock() {
-        // The only possible error is lack of room.
-        let _ = line.compose(what, rank);
-        line.send(report.as_ref().map(|report| report.folder()));
-    }
-    if let Some(mut report) = report {
-        report.add_frames(fault);
-        drop(report);
-        helper::ask(HELP);
-    }
 }
 
 /// Acquires the lock, if that is possible within about `limit`.
@@ -227,15 +300,15 @@ struct What<'a> {
     signal: c_int,
     info: Option<&'a libc::siginfo_t>,
     /// Size of a failed allocation that may be the cause, in bytes.
-    failed: Option<usize>,
+    refused: Option<usize>,
 }
 
 impl fmt::Display for What<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let What { signal, info, failed } = *self;
+        let What { signal, info, refused } = *self;
         f.write_str(SIGNALS.iter().find(|(known, _)| *known == signal).map_or("a signal", |(_, n)| n))?;
-        if let Some(bytes) = failed {
-            return write!(f, ", after an allocation of {bytes} bytes failed");
+        if let Some(bytes) = refused {
+            return write!(f, ", {}", Refused(bytes));
         }
         let Some(info) = info else { return Ok(()) };
         // SAFETY: codes above zero are those of the processor's faults, which have an address; codes of zero
@@ -251,28 +324,12 @@ impl fmt::Display for What<'_> {
     }
 }
 
-/// Returns the address of the instruction that a signal has interrupted; 0 if unknown.
-fn address_of_fault(context: *mut c_void) -> usize {
-    // SAFETY: the system gives a handler with SA_SIGINFO a structure of this type.
-    let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_ref() }) else { return 0 };
-    #[cfg(target_arch = "x86_64")]
-    let address = context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
-    #[cfg(target_arch = "aarch64")]
-    let address = context.uc_mcontext.pc as usize;
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let address = {
-        let _ = context;
-        0
-    };
-    address
-}
-
 /// Makes panics of any thread write a report to the folder of the run that its rank belongs to, as [`keep`]
 /// does.
 pub(super) fn keep_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        helper::start();
+        report::start_helper();
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |panic| {
             let _reporting = Reporting::begin();
@@ -283,7 +340,7 @@ pub(super) fn keep_panics() {
                     None => end_without_memory(bytes, format_args!("a panic: {text}")),
                 }
             }
-            if helper::is_here() {
+            if report::is_helper() {
                 return before(panic);
             }
             let place = panic.location().map_or_else(String::new, |place| format!(" at {place}"));
@@ -308,90 +365,15 @@ pub fn keep(what: &str, tell: impl FnOnce(Option<&Path>)) {
     let (first, more) = what.split_once('\n').unwrap_or((what, ""));
     let folder = {
         let mut report = REPORT.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_kept = report.begin(facts::rank_of_thread(), format_args!("{first}"), more.as_bytes());
+        let is_kept = report.begin((facts().rank_of_thread)(), &first, more.as_bytes());
         is_kept.then(|| PathBuf::from(OsStr::from_bytes(report.folder())))
     };
     tell(folder.as_deref());
     if let Some(folder) = folder {
         // If it cannot be written, nothing can be done.
-        let _ = helper::append(&folder, &format!("\nbacktrace:\n{}", Backtrace::force_capture()));
-        helper::ask(HELP);
+        let _ = report::append(&folder, &format!("\nbacktrace:\n{}", Backtrace::force_capture()));
+        report::ask_helper(HELP);
     }
-}
-
-/// Calls the previous handler.
-fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    if [libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction) {
-        return;
-    }
-    // SAFETY: the code that registered the handler provided a function of this signature, according to its
-    // flags.
-    unsafe {
-        if before.sa_flags & libc::SA_SIGINFO != 0 {
-            type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-            std::mem::transmute::<usize, Handler>(before.sa_sigaction)(signal, info, context);
-        } else {
-            type Handler = extern "C" fn(c_int);
-            std::mem::transmute::<usize, Handler>(before.sa_sigaction)(signal);
-        }
-    }
-}
-
-/// A line for standard error, preceded by a part for the launcher only, such as the letter of its message.
-struct Line {
-    text: Text<4096>,
-    /// Index at which the line begins.
-    begin: usize,
-}
-
-impl Line {
-    fn compose(&mut self, what: &dyn fmt::Display, rank: Option<usize>) -> fmt::Result {
-        let Line { text, begin } = self;
-        if let Some(step) = position::of(rank).map(|position| ManuallyDrop::new(position).step())
-            && step > 0
-        {
-            write!(text, "{}{step}\0", char::from(Word::Step.letter()))?;
-        }
-        *begin = text.len() + 1;
-        write!(text, "{}kiln: {what}", char::from(Word::Failure.letter()))?;
-        position::write_to(text, rank)
-    }
-
-    /// Sends the line, and for people the place of further information: `folder`.
-    fn send(&mut self, folder: Option<&[u8]>) {
-        // First to the launcher, which always reads. It compares the lives of a job, whose folders differ, so
-        // it gets no folder.
-        if let Some(pipe) = launcher::descriptor() {
-            put(pipe, self.text.ended_by(0));
-        }
-        if let Some(folder) = folder {
-            self.text.push(b"; what is known of it: ");
-            self.text.push(folder);
-        }
-        // After the lines that another thread is writing, if possible.
-        for _ in 0..EARLIER_LINES.as_millis() {
-            if !output::complaints_wait() {
-                break;
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        if takes(libc::STDERR_FILENO) {
-            let begin = self.begin;
-            put(libc::STDERR_FILENO, &self.text.ended_by(b'\n')[begin..]);
-        }
-    }
-}
-
-/// Returns true if a line can be written to a descriptor at once: its reader may have stopped.
-fn takes(descriptor: c_int) -> bool {
-    let mut poll = libc::pollfd { fd: descriptor, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: the one structure outlives the call, which does not wait.
-    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 && poll.revents & libc::POLLOUT != 0 }
-}
-
-fn put(descriptor: c_int, bytes: &[u8]) {
-    // SAFETY: the bytes outlive the call. If they cannot be written, nothing can be done.
-    unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
-//! Files that are on disk as a whole or not at all: written next to their final place, synced and renamed.
+//! Files and folders that are on disk as a whole or not at all: written next to their final place, synced and
+//! renamed.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::files;
+use crate::{ProcessId, files};
 
 /// Writes a new file and waits until it is on disk. An interruption may leave half of it: use this for files
 /// in a folder that is not at its final place yet.
@@ -28,7 +29,7 @@ pub fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Separates the name of a file from the process that is writing it.
+/// Separates the name of a file or folder from the process that is writing it.
 const BESIDE: &str = ".kiln-";
 
 /// Replaces a file as a whole: a reader sees the old content or the new, never a part. No other file is
@@ -63,10 +64,10 @@ pub fn write_named(
     let found = match fs::metadata(path) {
         Ok(found) => found,
         // Through a broken link, the file is created at the link's target.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_symlink() => {
+        Err(error) if error.kind() == ErrorKind::NotFound && path.is_symlink() => {
             return fs::write(path, content);
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return write_beside(path, content),
+        Err(error) if error.kind() == ErrorKind::NotFound => return write_beside(path, content),
         Err(error) => return Err(error),
     };
     if !found.is_file() {
@@ -76,8 +77,8 @@ pub fn write_named(
     let mut start = Vec::new();
     files::open(&path)?.take(START).read_to_end(&mut start)?;
     if !start.is_empty() && !is_of_kind(&start) {
-        let problem = format!("it is there already and is no {kind}: name another file");
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, problem));
+        let problem = format!("it exists and is not a {kind}: name another file");
+        return Err(io::Error::new(ErrorKind::AlreadyExists, problem));
     }
     write_beside(&path, content)
 }
@@ -106,8 +107,87 @@ fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
         let beside = path.with_file_name(format!(".{name}{BESIDE}{}-{index}", std::process::id()));
         match OpenOptions::new().write(true).create_new(true).open(&beside) {
             Ok(file) => return Ok((beside, file)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => index += 1,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => index += 1,
             Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A new hidden folder for content that should appear as a whole at a place next to it. Dropping it removes
+/// the folder, unless the folder is at its place. Creating one removes folders that killed processes have
+/// left for the same place.
+#[derive(Debug)]
+pub struct StagingFolder {
+    path: PathBuf,
+    /// Locked while someone works in the folder, where folders can be locked.
+    _lock: File,
+    /// True if the folder is no longer there, so that its name may belong to someone else.
+    is_gone: bool,
+}
+
+impl StagingFolder {
+    /// Creates a folder for `place`, whose parent must exist. Its name is unique across machines.
+    pub fn create(place: &Path) -> io::Result<Self> {
+        let name = place.file_name().unwrap_or_default().to_string_lossy();
+        let prefix = format!(".{name}{BESIDE}{}-", ProcessId::this().kernel());
+        let parent = parent_of(place);
+        sweep(parent, &prefix);
+        let mut index = 0;
+        loop {
+            let path = parent.join(format!("{prefix}{}-{index}", std::process::id()));
+            index += 1;
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                created => created?,
+            }
+            // Another process may remove the folder before it is locked.
+            let lock = match File::open(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) || !path.exists() {
+                continue;
+            }
+            return Ok(StagingFolder { path, _lock: lock, is_gone: false });
+        }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Records that the folder has moved to its place, or was removed.
+    pub fn gone(mut self) {
+        self.is_gone = true;
+    }
+}
+
+impl Drop for StagingFolder {
+    fn drop(&mut self) {
+        if !self.is_gone {
+            // An error is already being returned; a second one about cleaning up would hide it.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Removes the folders in `parent` whose names are `prefix`, which names this kernel, and two numbers, and
+/// that no one has locked. A lock held by another machine may be invisible here, so its folders stay, and so
+/// do those that cannot be locked.
+fn sweep(parent: &Path, prefix: &str) {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let rest = name.to_str().and_then(|name| name.strip_prefix(prefix)?.split_once('-'));
+        let is_ours = rest.is_some_and(|(process, index)| is_number(process) && is_number(index));
+        if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        if let Ok(folder) = File::open(entry.path())
+            && folder.try_lock().is_ok()
+        {
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
@@ -117,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writing_beside_touches_no_other_file() {
+    fn other_files_stay_untouched() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.toml");
         let mine = format!(".config.toml.kiln-{}-0", std::process::id());
@@ -139,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_earlier_file_of_its_kind_is_replaced() {
+    fn only_files_of_the_same_kind_are_replaced() {
         use std::os::unix::fs::symlink;
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
@@ -159,24 +239,49 @@ mod tests {
         assert_eq!(fs::read(path("old")).unwrap(), b"table 2");
         for name in ["other", "to-other"] {
             let error = write(name).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
-            assert!(error.to_string().contains("is no table"), "{error}");
+            assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+            assert!(error.to_string().contains("is not a table"), "{error}");
         }
         assert_eq!(fs::read(path("other")).unwrap(), b"{\"step\":1}");
         // A device is written into, and remains a device.
         symlink("/dev/full", path("device")).unwrap();
-        assert_eq!(write("device").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(write("device").unwrap_err().kind(), ErrorKind::StorageFull);
         assert!(!fs::metadata("/dev/full").unwrap().is_file() && path("device").is_symlink());
     }
 
     #[test]
-    fn what_is_new_replaces_nothing() {
+    fn new_files_replace_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.toml");
         write_new_beside(&path, b"one").unwrap();
         let taken = write_new_beside(&path, b"two").unwrap_err();
-        assert_eq!(taken.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(taken.kind(), ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_folders_of_killed_processes_are_swept() {
+        let root = tempfile::tempdir().unwrap();
+        let place = root.path().join("model");
+        let living = StagingFolder::create(&place).unwrap();
+        let kernel = ProcessId::this().kernel();
+        let ours = |rest: &str| format!(".model.kiln-{kernel}-{rest}");
+        let dead = ours("7-0");
+        let far = ".model.kiln-00000000-7-0".to_owned();
+        let other = format!(".other.kiln-{kernel}-7-0");
+        let visible = format!("model.kiln-{kernel}-7-0");
+        let others = [ours("7-x"), ours("7"), far, other, visible];
+        for name in others.iter().chain([&dead]) {
+            fs::create_dir(root.path().join(name)).unwrap();
+            fs::write(root.path().join(name).join("weights"), "").unwrap();
+        }
+        let second = StagingFolder::create(&place).unwrap();
+        assert_ne!(living.path(), second.path());
+        assert!(living.path().is_dir() && second.path().is_dir());
+        assert!(!root.path().join(dead).exists());
+        assert!(others.iter().all(|name| root.path().join(name).join("weights").exists()));
+        drop((living, second));
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), others.len());
     }
 }

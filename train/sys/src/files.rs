@@ -20,7 +20,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 
 /// Opens a file as [`open`] does, with `options`.
 pub fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
-    let refused = || io::Error::new(ErrorKind::InvalidInput, "it is no regular file");
+    let refused = || io::Error::new(ErrorKind::InvalidInput, "it is not a regular file");
     // First by name: opening a device may have effects, and opening a FIFO without a reader has a different
     // error.
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {

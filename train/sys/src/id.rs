@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_more_than_its_number() {
+    fn a_reused_number_is_another_process() {
         let this = ProcessId::this();
         assert_eq!(this, ProcessId::this());
         assert_eq!(this.is_gone(), Some(false));

@@ -1,22 +1,31 @@
-//! The connection between a process and the `kiln launch` that has started it: the process ends with its
-//! launcher, and reports why it ends through a separate pipe, whatever happens to its log.
+//! The connection between a process and the `kiln launch` that has started it. The process ends with its
+//! launcher, and reports why it ends through a separate pipe, whatever happens to its log. Memory that both
+//! share has the position of the rank, for ends that a process cannot report, such as SIGKILL.
 
 use std::ffi::OsString;
-use std::io::Write;
-use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::fs::File;
+use std::io::{self, PipeReader, Read};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::process::Pid;
+use memmap2::MmapRaw;
+use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, test_kill_process};
 
 use super::id::stat_of;
-use super::page::{self, PAGE};
+use super::output::complain;
 
 /// Variable with the launcher's process id, so that a rank can end with it.
 pub const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
 
-/// Variable that names the pipe to the launcher: its descriptor and its inode.
-pub const PIPE: &str = "KILN_LAUNCHER_PIPE";
+/// Variables that name the pipe to the launcher and the shared page: descriptor and inode of each.
+const PIPE: &str = "KILN_LAUNCHER_PIPE";
+const PAGE: &str = "KILN_LAUNCHER_PAGE";
 
 /// Variable with the seconds between SIGTERM and SIGKILL.
 pub const GRACE: &str = "KILN_GRACE_S";
@@ -27,8 +36,12 @@ pub const RUN: &str = "KILN_RUN";
 /// Maximum size of a message to the launcher in bytes: a pipe takes it in one piece.
 const LONGEST: usize = 4096;
 
-/// The pipe to the launcher; negative if there is none.
-static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// Maximum bytes of all messages: the capacity of a pipe.
+const CAPACITY: u64 = 64 * 1024;
+
+/// The pipe and the page from the launcher, in a process that has them.
+static TO_LAUNCHER: OnceLock<OwnedFd> = OnceLock::new();
+static SHARED: OnceLock<Page> = OnceLock::new();
 
 /// A kind of message from a process to its launcher, identified by its first letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,19 +76,28 @@ impl Word {
         Word::Crashes,
         Word::Absent,
     ];
-
-    pub(super) const fn letter(self) -> u8 {
-        self as u8
-    }
 }
 
-/// Connects this process to its launcher, if it has one.
-pub(super) fn connect() {
-    if let Some(descriptor) = find(PIPE) {
-        DESCRIPTOR.store(descriptor, Ordering::Relaxed);
+/// Asks the system to kill this process when its launcher dies, and connects it to the launcher; exits if the
+/// launcher is already gone. Does nothing in a process that no launcher has started. Call it first in `main`.
+///
+/// The request holds between a process and its parent. A program between launcher and rank must therefore
+/// become the rank (`exec`); if it waits instead, it outlives a launcher that is killed with SIGKILL, and so
+/// does the rank.
+pub fn end_with_launcher() {
+    let Some(launcher) = pid() else { return };
+    // Only Linux can do this; elsewhere ranks notice that their launcher's pipes are closed.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let is_alive = || !matches!(state_of(launcher), Some('Z' | 'X')) && test_kill_process(launcher).is_ok();
+    if getppid() != Some(launcher) && !is_alive() {
+        complain(&format!("error: the launcher (pid {launcher}) is gone"));
+        std::process::exit(1);
     }
-    if let Some(descriptor) = find(PAGE) {
-        page::share(descriptor);
+    if let Some(pipe) = inherited(PIPE) {
+        let _ = TO_LAUNCHER.set(pipe);
+    }
+    if let Some(page) = inherited(PAGE).and_then(|file| Page::map(&file).ok()) {
+        let _ = SHARED.set(page);
     }
 }
 
@@ -96,45 +118,33 @@ pub fn state_of(process: Pid) -> Option<char> {
 
 /// Returns the descriptor from the launcher that `variable` names. Programs that this process starts do not
 /// inherit it.
-fn find(variable: &str) -> Option<RawFd> {
+fn inherited(variable: &str) -> Option<OwnedFd> {
     let text = std::env::var(variable).ok()?;
     let (descriptor, inode) = text.split_once(':')?;
     let descriptor: RawFd = descriptor.parse().ok().filter(|descriptor| *descriptor > 2)?;
     // SAFETY: checked before this process has opened anything: the descriptor is the inherited one, or is
     // closed, which the call reports.
     let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    let is_it = nix::sys::stat::fstat(file).is_ok_and(|stat| stat.st_ino.to_string() == inode);
-    let kept = is_it && rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC).is_ok();
-    kept.then_some(descriptor)
+    let is_it = fstat(file).is_ok_and(|stat| stat.st_ino.to_string() == inode);
+    let is_kept = is_it && fcntl_setfd(file, FdFlags::CLOEXEC).is_ok();
+    // SAFETY: it is the inherited one, which is read only here.
+    is_kept.then(|| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Returns the pipe to the launcher, if there is one; it stays open until the process ends.
-pub(super) fn descriptor() -> Option<RawFd> {
-    Some(DESCRIPTOR.load(Ordering::Relaxed)).filter(|descriptor| *descriptor >= 0)
+/// Returns the pipe to the launcher, if there is one. May be called in a signal handler.
+pub(super) fn pipe() -> Option<&'static OwnedFd> {
+    TO_LAUNCHER.get()
 }
 
 /// Sends a message to the launcher, if there is one. Never waits: the pipe has room for all messages of a
 /// process.
 pub fn tell(word: Word, text: &str) {
-    let Some(descriptor) = descriptor() else { return };
-    // SAFETY: `find` has verified that it is the launcher's pipe, and no one closes it.
-    let pipe = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    let mut message = vec![word.letter()];
-    let _ = message.write_all(text.as_bytes());
-    message.retain(|byte| *byte != 0);
+    let Some(pipe) = pipe() else { return };
+    let mut message = vec![word as u8];
+    message.extend(text.bytes().filter(|byte| *byte != 0));
     message.truncate(LONGEST - 1);
     message.push(0);
     let _ = rustix::io::write(pipe, &message);
-}
-
-/// Parses the messages of a process from the bytes in its pipe.
-pub fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
-    let word = |message: &[u8]| {
-        let (letter, text) = message.split_first()?;
-        let word = Word::ALL.into_iter().find(|word| word.letter() == *letter)?;
-        Some((word, String::from_utf8_lossy(text).into_owned()))
-    };
-    bytes.split(|byte| *byte == 0).filter_map(word).collect()
 }
 
 /// Returns the time between SIGTERM and SIGKILL, if the parent of this process has set it.
@@ -143,10 +153,10 @@ pub fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
 ///
 /// If the value is not a valid time.
 pub fn grace() -> Result<Option<Duration>, GraceError> {
-    let Some(told) = std::env::var_os(GRACE) else { return Ok(None) };
-    let seconds = told.to_str().and_then(|told| told.parse().ok());
+    let Some(value) = std::env::var_os(GRACE) else { return Ok(None) };
+    let seconds = value.to_str().and_then(|value| value.parse().ok());
     let grace = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    grace.map(Some).ok_or(GraceError { told })
+    grace.map(Some).ok_or(GraceError { value })
 }
 
 /// `KILN_GRACE_S` is not a number of seconds.
@@ -154,8 +164,141 @@ pub fn grace() -> Result<Option<Duration>, GraceError> {
 #[error(
     "{GRACE}={}: not a number of seconds, such as 30; it is the time that this process gets between SIGTERM \
      and SIGKILL",
-    .told.to_string_lossy().escape_debug()
+    .value.to_string_lossy().escape_debug()
 )]
 pub struct GraceError {
-    told: OsString,
+    value: OsString,
+}
+
+/// The position of a rank in its run. Zero for unknown values.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct Progress {
+    /// The current optimizer step.
+    pub(super) step: AtomicU64,
+    /// The last step saved in a complete checkpoint.
+    pub(super) saved: AtomicU64,
+    /// The micro-batch of the step, its first sample in the global order, and the number of its samples.
+    pub(super) micro_batch: [AtomicU64; 3],
+}
+
+impl Progress {
+    /// Returns the position. May be called in a signal handler.
+    pub(super) fn seen(&self) -> Seen {
+        let [index, first, samples] = [0, 1, 2].map(|i| self.micro_batch[i].load(Ordering::Relaxed));
+        let micro_batch = (samples > 0).then_some((index, first, samples));
+        Seen { step: self.step.load(Ordering::Relaxed), micro_batch }
+    }
+}
+
+/// The last known position of a rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// The optimizer step that the rank was in; 0 before the first one.
+    pub step: u64,
+    /// The last fetched micro-batch: its number in the step, its first sample in the global order, and the
+    /// number of its samples.
+    pub micro_batch: Option<(u64, u64, u64)>,
+}
+
+/// Memory that a rank shares with its launcher.
+#[derive(Debug)]
+struct Page(MmapRaw);
+
+impl Page {
+    fn map(file: &impl AsRawFd) -> io::Result<Page> {
+        let memory = MmapRaw::map_raw(file.as_raw_fd())?;
+        if memory.len() < size_of::<Progress>() {
+            Err(io::ErrorKind::InvalidData.into())
+        } else {
+            Ok(Page(memory))
+        }
+    }
+
+    fn progress(&self) -> &Progress {
+        // SAFETY: it is mapped as long as `self` lives, is aligned as pages are, and has enough bytes, which
+        // are valid atomic integers, whatever their values.
+        unsafe { &*self.0.as_mut_ptr().cast() }
+    }
+}
+
+/// Returns the memory that this process shares with its launcher, to the first rank that asks.
+pub(super) fn take_shared() -> Option<&'static Progress> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    let page = SHARED.get()?;
+    (!TAKEN.swap(true, Ordering::Relaxed)).then(|| page.progress())
+}
+
+/// The launcher's end of the connection to a rank.
+#[derive(Debug)]
+pub struct RankLink {
+    pipe: PipeReader,
+    page: Page,
+}
+
+impl RankLink {
+    /// Creates the pipe and the page, and lets `command` start with the other end of each.
+    ///
+    /// # Errors
+    ///
+    /// If the system cannot provide them.
+    pub fn for_child(command: &mut Command) -> io::Result<RankLink> {
+        let (pipe, writer) = io::pipe()?;
+        // Neither side ever waits for the other.
+        ioctl_fionbio(&pipe, true)?;
+        ioctl_fionbio(&writer, true)?;
+        let memory = File::from(memfd_create("kiln-rank", MemfdFlags::CLOEXEC)?);
+        memory.set_len(size_of::<Progress>() as u64)?;
+        let page = Page::map(&memory)?;
+        command.env(PIPE, format!("{}:{}", writer.as_raw_fd(), fstat(&writer)?.st_ino));
+        command.env(PAGE, format!("{}:{}", memory.as_raw_fd(), fstat(&memory)?.st_ino));
+        let inherit = move || {
+            fcntl_setfd(&memory, FdFlags::empty())?;
+            Ok(fcntl_setfd(&writer, FdFlags::empty())?)
+        };
+        // SAFETY: between fork and exec this makes a few system calls, and neither locks nor allocates.
+        unsafe { command.pre_exec(inherit) };
+        Ok(RankLink { pipe, page })
+    }
+
+    /// Returns the current or last position of the rank; an empty one if it has reported none.
+    pub fn seen(&self) -> Seen {
+        self.page.progress().seen()
+    }
+
+    /// Returns the messages of a rank that has ended.
+    pub fn messages(&self) -> Vec<(Word, String)> {
+        let mut bytes = Vec::new();
+        // If another process still holds the pipe open, reading ends with an error after all of its contents.
+        let _ = (&self.pipe).take(CAPACITY).read_to_end(&mut bytes);
+        let message = |message: &[u8]| {
+            let (letter, text) = message.split_first()?;
+            let word = Word::ALL.into_iter().find(|word| *word as u8 == *letter)?;
+            Some((word, String::from_utf8_lossy(text).into_owned()))
+        };
+        bytes.split(|byte| *byte == 0).filter_map(message).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launcher_sees_the_position_of_a_rank() {
+        let mut command = Command::new("true");
+        let link = RankLink::for_child(&mut command).unwrap();
+        assert_eq!(link.seen(), Seen::default());
+        let name = command.get_envs().find(|(name, _)| *name == PAGE).and_then(|(_, value)| value).unwrap();
+        let (descriptor, _) = name.to_str().unwrap().split_once(':').unwrap();
+        SHARED.set(Page::map(&descriptor.parse::<RawFd>().unwrap()).unwrap()).unwrap();
+        let progress = take_shared().expect("a page");
+        assert!(take_shared().is_none());
+        progress.step.store(7, Ordering::Relaxed);
+        assert_eq!(link.seen(), Seen { step: 7, micro_batch: None });
+        for (place, value) in progress.micro_batch.iter().zip([2, 90, 4]) {
+            place.store(value, Ordering::Relaxed);
+        }
+        assert_eq!(link.seen(), Seen { step: 7, micro_batch: Some((2, 90, 4)) });
+    }
 }

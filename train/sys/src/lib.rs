@@ -15,50 +15,70 @@
 //!
 //! Nothing here knows the purpose of a file: callers add their own context to [`std::io::Error`].
 
-mod action;
 mod checksum;
-mod clock;
 mod crash;
 pub mod drills;
 pub mod durable;
-mod facts;
 pub mod files;
 pub mod header;
 mod id;
 pub mod launcher;
 mod lines;
 mod log;
-mod meter;
 pub mod npy;
 pub mod output;
-pub mod page;
-mod parent;
-mod pool;
 pub mod position;
-mod repeat;
 mod signals;
 pub mod stacks;
-mod staging;
 mod stream;
 pub mod terminal;
+mod threads;
 pub mod words;
 
+use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use checksum::{Checksum, RunningChecksum};
-pub use crash::{allocation_failed, keep, words as crash_words};
-pub use facts::Facts;
+pub use crash::{allocation_failed, keep, report_killed};
+pub use durable::StagingFolder;
 pub use id::ProcessId;
-pub use launcher::{GraceError, state_of};
+pub use launcher::{GraceError, end_with_launcher, state_of};
 pub use lines::{LineReader, Lines, MAX_LINE, Records};
 pub use log::{LogLevelError, is_detail};
-pub use meter::Meter;
-pub use parent::end_with_launcher;
-pub use pool::in_pool;
-pub use repeat::Repeat;
+pub use output::Meter;
 pub use signals::{PREEMPTIONS, hear_of_children, is_ignored, stop_on_signals, stop_signal, was_interrupted};
-pub use staging::StagingFolder;
 pub use stream::Stream;
+pub use threads::{Repeat, in_pool};
+
+/// Facts known to the engine and the program, for reports and log lines. Each can be queried in a signal
+/// handler.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    /// Returns the rank that the calling thread works for, if any.
+    pub rank_of_thread: fn() -> Option<usize>,
+    /// Writes the name of the module that a rank has entered last, if any.
+    pub write_module_of: fn(usize, &mut dyn fmt::Write) -> fmt::Result,
+    /// Writes a table of the memory that each owner holds, after a request for the given number of bytes has
+    /// failed.
+    pub write_holders: fn(&mut dyn fmt::Write, usize) -> fmt::Result,
+    /// Version, commit and features of the program.
+    pub version: &'static str,
+}
+
+/// The facts, once they are known; the first call of [`begin`] or [`keep_crashes`] wins.
+static FACTS: OnceLock<Facts> = OnceLock::new();
+
+/// Returns the facts; empty ones before they are known.
+fn facts() -> Facts {
+    let nothing = Facts {
+        rank_of_thread: || None,
+        write_module_of: |_, _| Ok(()),
+        write_holders: |_, _| Ok(()),
+        version: "unknown",
+    };
+    FACTS.get().copied().unwrap_or(nothing)
+}
 
 /// Sets up this process, except for the signals that ask a run to stop: see [`stop_on_signals`]. Call it
 /// first in `main`; later calls change nothing. Crash reports and log lines include the `facts`.
@@ -67,12 +87,12 @@ pub use stream::Stream;
 ///
 /// If the value of `KILN_LOG` is invalid.
 pub fn begin(facts: Facts) -> Result<(), LogLevelError> {
-    facts::know(facts);
+    FACTS.get_or_init(|| facts);
     spare_address_space();
     end_with_launcher();
     let filter = log::filter(std::env::var_os(log::VARIABLE).as_deref())?;
     log::show(filter);
-    crash::tell_crashes();
+    crash::report_signals();
     signals::let_large_writes_fail();
     Ok(())
 }
@@ -90,7 +110,7 @@ fn spare_address_space() {
 /// Makes crashes of this process write reports to the folder of their run. For runs, including those of
 /// programs that do not call [`begin`].
 pub fn keep_crashes(facts: Facts) {
-    facts::know(facts);
+    FACTS.get_or_init(|| facts);
     crash::keep_panics();
 }
 

@@ -1,17 +1,21 @@
 //! The log: which events the variable `KILN_LOG` selects, and their format.
 
-mod detailed;
-
 use std::ffi::OsStr;
+use std::fmt::{self, Write};
 use std::io::IsTerminal;
+use std::sync::OnceLock;
 
+use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
+use super::facts;
 use super::output;
-use detailed::Detailed;
-
-pub use detailed::is_detail;
+use super::position::{self, Position};
+use super::words::write_now;
 
 /// Name of the variable.
 pub(super) const VARIABLE: &str = "KILN_LOG";
@@ -25,7 +29,7 @@ const CRATES: [(&str, &str); 7] = [
     ("kiln::checkpoint", "kiln_checkpoint"),
     ("kiln::data", "kiln_data"),
     ("kiln::launch", "kiln_launch"),
-    ("kiln::lines", "crate::lines"),
+    ("kiln::lines", "kiln_sys::lines"),
     ("kiln::place", "kiln_launch::place"),
     ("kiln::process", "kiln_sys"),
 ];
@@ -33,7 +37,7 @@ const CRATES: [(&str, &str); 7] = [
 /// An invalid value of `KILN_LOG`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{VARIABLE}={value}: \"{wrong}\" is no level; use off, error, warn, info, debug or trace, with others \
+    "{VARIABLE}={value}: \"{wrong}\" is not a level; use off, error, warn, info, debug or trace, with others \
      for parts of the program as in warn,kiln_collectives=debug, or unset it for {DEFAULT}"
 )]
 pub struct LogLevelError {
@@ -90,12 +94,89 @@ pub(super) fn show(filter: EnvFilter) {
     };
 }
 
+/// Levels, as they appear in lines, that a terminal showing the progress of a job can omit.
+const QUIET: [&str; 3] = ["INFO", "DEBUG", "TRACE"];
+
+/// Number of words before the level: time, machine, rank, step, phase, unit.
+const WORDS: usize = 6;
+
+/// Writes lines such as
+/// `2026-11-24T18:03:59.042Z host=node7 rank=1 step=3 phase=backward unit=layers.0 DEBUG kiln::run: a step begins`;
+/// unknown values are `-`.
+pub(super) struct Detailed;
+
+impl<S, N> FormatEvent<S, N> for Detailed
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let rank = (facts().rank_of_thread)();
+        let position = position::of(rank);
+        write_now(&mut writer)?;
+        let system = rustix::system::uname();
+        write!(writer, " host={}", system.nodename().to_string_lossy())?;
+        write_place(&mut writer, position.as_deref(), rank)?;
+        write!(writer, " {} {}: ", event.metadata().level(), event.metadata().target())?;
+        context.format_fields(writer.by_ref(), event)?;
+        writer.write_str("\n")
+    }
+}
+
+fn write_place(out: &mut dyn Write, position: Option<&Position>, rank: Option<usize>) -> fmt::Result {
+    let Some(position) = position else {
+        return match rank {
+            Some(rank) => write!(out, " rank={rank} step=- phase=- unit=-"),
+            None => write!(out, " rank={} step=- phase=- unit=-", rank_of_process()),
+        };
+    };
+    write!(out, " rank={} step={}", position.rank, position.step())?;
+    // Each value must be one word.
+    write!(out, " phase={} unit=", position.phase().replace(' ', "_"))?;
+    let mut unit = String::new();
+    position.write_module(&mut unit)?;
+    out.write_str(if unit.is_empty() { "-" } else { &unit })
+}
+
+/// Returns the rank that a launcher has given to this process, before a thread works for it.
+fn rank_of_process() -> &'static str {
+    static RANK: OnceLock<String> = OnceLock::new();
+    RANK.get_or_init(|| {
+        let rank = std::env::var("RANK").ok().filter(|rank| rank.parse::<usize>().is_ok());
+        rank.unwrap_or_else(|| "-".to_owned())
+    })
+}
+
+/// Returns true if a line of a rank's standard error is a log line below `warn`.
+pub fn is_detail(line: &[u8]) -> bool {
+    let line = String::from_utf8_lossy(line);
+    // The format of lines without a position.
+    let plain = line.trim_start().split(' ').next();
+    let mut words = line.split(' ');
+    let is_placed = words.next().is_some_and(|time| time.ends_with('Z') && time.len() == 24)
+        && words.next().is_some_and(|host| host.starts_with("host="));
+    match is_placed {
+        true => words.nth(WORDS - 2).is_some_and(|level| QUIET.contains(&level)),
+        false => line.starts_with(' ') && plain == Some(QUIET[0]),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use kiln_collectives::{Communicator, FakeCommunicator};
+
     use super::*;
+    use crate::position::Present;
 
     #[test]
-    fn levels_are_told_from_nonsense() {
+    fn only_levels_are_accepted() {
         let filter = |value: &str| filter(Some(OsStr::new(value)));
         for value in ["", " ", "error", "WARN", "off", "warn,kiln=debug", "kiln_shard=trace", "[step]=info"] {
             assert!(filter(value).is_ok(), "{value}");
@@ -116,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_are_crates_go_by_both_names() {
+    fn crates_have_two_names() {
         let shown = |value: &str| filter(Some(OsStr::new(value))).expect(value).to_string();
         assert_eq!(shown("warn,kiln::data=debug"), shown("warn,kiln_data=debug"));
         assert_eq!(shown("warn,kiln::checkpoint::saver=off"), shown("warn,kiln_checkpoint::saver=off"));
@@ -146,5 +227,47 @@ mod tests {
         }
         assert!(shows(None, "burn") && !shows(Some("off,kiln=info"), "burn"));
         assert!(!shows(Some("kiln::data=off"), "data") && shows(Some("warn,kiln::data=off"), "place"));
+    }
+
+    fn line(level: &str) -> String {
+        let mut line = String::new();
+        let world = FakeCommunicator::new(70, 71);
+        world.recorder().set_activity("data loading");
+        let present = Present::new(Path::new("run"), world.view(), Box::new(Vec::new));
+        present.begin_step(3);
+        write_now(&mut line).unwrap();
+        line.push_str(" host=node7");
+        write_place(&mut line, position::of(Some(70)).as_deref(), Some(70)).unwrap();
+        line + &format!(" {level} kiln::run: a step begins\n")
+    }
+
+    #[test]
+    fn lines_show_the_position() {
+        let line = line("DEBUG");
+        let (_, place) = line.split_once(' ').unwrap();
+        let expected = "host=node7 rank=70 step=3 phase=data_loading unit=- DEBUG kiln::run: a step begins\n";
+        assert_eq!(place, expected);
+        let mut nowhere = String::new();
+        write_place(&mut nowhere, None, Some(4)).unwrap();
+        assert_eq!(nowhere, " rank=4 step=- phase=- unit=-");
+    }
+
+    #[test]
+    fn details_are_recognised() {
+        for level in QUIET {
+            assert!(is_detail(line(level).as_bytes()), "{level}");
+        }
+        assert!(is_detail(b" INFO device: CPU\n"));
+        for other in [
+            &line("WARN"),
+            &line("ERROR"),
+            " WARN slow",
+            "error: no such file",
+            "",
+            "INFO of a program",
+            "step 3",
+        ] {
+            assert!(!is_detail(other.as_bytes()), "{other}");
+        }
     }
 }

@@ -49,9 +49,9 @@ impl Array {
         let wrong = |problem: &str| io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
         let mut file = files::open(path)?;
         let mut start = [0; 8];
-        file.read_exact(&mut start).map_err(|_| wrong("it is no .npy file"))?;
+        file.read_exact(&mut start).map_err(|_| wrong("it is not a .npy file"))?;
         if start[..6] != *MAGIC {
-            return Err(wrong("it is no .npy file"));
+            return Err(wrong("it is not a .npy file"));
         }
         let mut length = [0; 4];
         let bytes = if start[6] == 1 { 2 } else { 4 };
@@ -167,7 +167,7 @@ mod tests {
         fs::write(&path, &content).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("as many values"));
         fs::write(&path, "no array").unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("no .npy file"));
+        assert!(read(&path).unwrap_err().to_string().contains("not a .npy file"));
     }
 
     /// A sparse file takes no space, and can have any length.
@@ -206,7 +206,7 @@ mod tests {
 
         fs::write(&other, "[model]").unwrap();
         let error = write(&other, &[1, 2], &[1.0, 2.0]).unwrap_err();
-        assert!(error.to_string().contains("is no .npy file"), "{error}");
+        assert!(error.to_string().contains("is not a .npy file"), "{error}");
         assert_eq!(fs::read(&other).unwrap(), b"[model]");
 
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());

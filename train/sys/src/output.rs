@@ -5,32 +5,117 @@
 //! A run must not wait for a reader that has stopped reading, such as `less` or a terminal under Ctrl-S: see
 //! [`never_block`]. Commands whose purpose is their output do wait.
 
-mod bar;
-mod lines;
-mod one_line;
-mod progress_line;
-mod silence;
+mod progress;
 mod stream;
-mod streams;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::borrow::Cow;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::panic;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::launcher::{self, Word};
-use lines::put;
-use streams::{STDERR, STDOUT};
+use unicode_width::UnicodeWidthChar;
 
-pub use bar::{Bar, columns, gauge};
-pub use lines::{complain, printable, say};
-pub use one_line::one_line;
-pub use progress_line::ProgressLine;
-pub use silence::{Silence, silence};
+use super::launcher::{self, Word};
+use stream::Stream;
+
+pub use progress::{Bar, Meter, ProgressLine, columns, gauge};
+
+static STDOUT: Stream = Stream::new("standard output", |bytes| {
+    let mut console = io::stdout();
+    // Output printed by other code comes first.
+    let _ = console.flush();
+    // Not locked: threads that panic or print must not wait for a write that does not end.
+    rustix::io::write(console.as_fd(), bytes)
+});
+
+static STDERR: Stream = Stream::new("standard error", |bytes| rustix::io::write(io::stderr().as_fd(), bytes));
 
 /// Maximum time to wait, at the end, for a stream that accepts nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Maximum time that a line waits for earlier lines on the other stream: both may go to the same terminal.
+const ORDER: Duration = Duration::from_millis(100);
+
+/// Writes a line to standard output, [`printable`]. A line that cannot be written is counted.
+pub fn say(text: &str) {
+    if !is_silent() {
+        put(&STDOUT, &STDERR, format!("{}\n", printable(text)).as_bytes());
+    }
+}
+
+/// Writes a line to standard error, [`printable`]. A line that cannot be written is counted.
+pub fn complain(text: &str) {
+    put(&STDERR, &STDOUT, format!("{}\n", printable(text)).as_bytes());
+}
+
+/// Writes after the lines that wait for the other stream. While there is a bar, all lines go to its stream,
+/// above it: both streams are then the same terminal, and the order is preserved.
+fn put(stream: &Stream, other: &Stream, bytes: &[u8]) {
+    if !progress::put_above_bar(bytes) {
+        other.let_go_first(ORDER);
+        stream.put(bytes);
+    }
+}
+
+/// Standard output or standard error as a writer that never fails, for log events and long texts.
+#[derive(Clone, Copy, Debug)]
+pub enum Console {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+impl Write for Console {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Console::Stdout => put(&STDOUT, &STDERR, bytes),
+            Console::Stderr => put(&STDERR, &STDOUT, bytes),
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Replaces characters in `text` that a terminal would interpret: names come from other people's files.
+/// Control characters other than the end of a line and the tab are escaped as in JSON, `\u001b`, so that JSON
+/// remains valid.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let is_obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(is_obeyed) {
+        return text.into();
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if is_obeyed(c) { shown.push_str(&format!("\\u{:04x}", u32::from(c))) } else { shown.push(c) }
+    }
+    shown.into()
+}
+
+/// Returns `text` on one line of at most `columns` columns, [`printable`]: runs of white space become a
+/// space, and an ellipsis replaces the omitted part.
+pub fn one_line(text: &str, columns: usize) -> String {
+    let words: Vec<_> = text.split_whitespace().map(printable).collect();
+    let line = words.join(" ");
+    let width = |c: char| c.width().unwrap_or(0);
+    if line.chars().map(width).sum::<usize>() <= columns {
+        return line;
+    }
+    let mut used = 1;
+    let fits = |c: &char| {
+        used += width(*c);
+        used <= columns
+    };
+    let cut: String = line.chars().take_while(fits).collect();
+    cut.trim_end().to_owned() + "…"
+}
 
 /// While a value of this type lives, writing to standard output and standard error does not wait for any
 /// reader.
@@ -86,29 +171,58 @@ pub fn tell_panics() {
 }
 
 /// Returns true if lines for standard error wait to be written. May be called in a signal handler.
-pub(super) fn complaints_wait() -> bool {
+pub(super) fn has_waiting_errors() -> bool {
     STDERR.waiting() > 0
 }
 
-/// Standard output or standard error as a writer that never fails, for log events and long texts.
-#[derive(Clone, Copy, Debug)]
-pub enum Console {
-    /// Standard output.
-    Stdout,
-    /// Standard error.
-    Stderr,
+/// Number of live [`Silence`] guards.
+static SILENT: AtomicUsize = AtomicUsize::new(0);
+
+/// While a value of this type lives, [`say`] writes nothing, and there is no bar: for runs that are part of a
+/// command with different output. Errors and warnings are still shown.
+#[derive(Debug)]
+#[must_use]
+pub struct Silence(());
+
+/// Suppresses output from now on.
+pub fn silence() -> Silence {
+    SILENT.fetch_add(1, Ordering::Relaxed);
+    Silence(())
 }
 
-impl Write for Console {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Console::Stdout => put(&STDOUT, &STDERR, bytes),
-            Console::Stderr => put(&STDERR, &STDOUT, bytes),
-        }
-        Ok(bytes.len())
+impl Drop for Silence {
+    fn drop(&mut self) {
+        SILENT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn is_silent() -> bool {
+    SILENT.load(Ordering::Relaxed) > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        let plain = "a \u{e4}\u{4e2d}\n\tb \u{1f642}";
+        assert!(matches!(printable(plain), Cow::Borrowed(text) if text == plain));
+        let evil = "\u{1b}[2J\r\u{9b}31m\u{7}\u{7f}";
+        assert_eq!(printable(evil), r"\u001b[2J\u000d\u009b31m\u0007\u007f");
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    #[test]
+    fn text_is_cut_to_one_line() {
+        assert_eq!(one_line(" a\n\tb  c ", 80), "a b c");
+        assert_eq!(one_line("\u{1b}[2J", 80), r"\u001b[2J");
+        assert_eq!(one_line("abcdef", 6), "abcdef");
+        assert_eq!(one_line("abcdefg", 6), "abcde…");
+        assert_eq!(one_line("abcd efg", 6), "abcd…");
+        // Two columns each.
+        assert_eq!(one_line("漢字漢字", 8), "漢字漢字");
+        assert_eq!(one_line("漢字漢字", 7), "漢字漢…");
+        assert_eq!(one_line(&"x ".repeat(10_000), 5), "x x…");
+        assert_eq!((one_line("", 5), one_line("ab", 0)), (String::new(), "…".to_owned()));
     }
 }

@@ -5,18 +5,21 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kiln_collectives::RankView;
 
 use super::facts;
-use super::launcher::{self, Word};
-use super::page::{self, Progress};
+use super::launcher::{self, Progress, Word};
 
 /// Folder of crashes inside a run folder.
 pub const CRASHES: &str = "crash";
 
 static RANKS: Mutex<Vec<Arc<Position>>> = Mutex::new(Vec::new());
+
+fn ranks() -> MutexGuard<'static, Vec<Arc<Position>>> {
+    RANKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Returns the contents of a rank's flight recorder file.
 pub type MakeFlight = Box<dyn Fn() -> Vec<u8> + Send + Sync>;
@@ -28,24 +31,36 @@ pub(super) struct Position {
     shared: Option<&'static Progress>,
     own: Progress,
     peak_bytes: AtomicU64,
-    view: RankView,
-    settled: Settled,
+    pub(super) view: RankView,
+    /// The last step whose outcome is known.
+    settled: Mutex<Option<StepOutcome>>,
     /// The folder of crashes of its run.
     pub(super) crashes: Vec<u8>,
-    /// The number of its own folder there; 0 if it has none yet.
+    /// The number of its folder there; 0 before its first crash.
     pub(super) crash: AtomicU64,
     pub(super) flight: MakeFlight,
 }
 
-/// The last step whose outcome is known. Each value is independent: they may be from two steps.
-#[derive(Default)]
-struct Settled {
-    /// The step; 0 before the first.
-    step: AtomicU64,
-    /// Bits of floating-point numbers.
-    loss: AtomicU64,
-    tokens_per_s: AtomicU64,
-    longest_s: AtomicU64,
+impl Position {
+    pub(super) fn progress(&self) -> &Progress {
+        self.shared.unwrap_or(&self.own)
+    }
+
+    /// Returns the current optimizer step; 0 before the first one.
+    pub(super) fn step(&self) -> u64 {
+        self.progress().step.load(Ordering::Relaxed)
+    }
+
+    /// Returns the activity besides communication, such as `"forward"`. Waits for no lock and allocates
+    /// nothing.
+    pub(super) fn phase(&self) -> &'static str {
+        self.view.recorder().activity_now().unwrap_or("unknown")
+    }
+
+    /// Writes the module that the rank is in, or was in last. Waits for no lock and allocates nothing.
+    pub(super) fn write_module(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        (facts().write_module_of)(self.rank, out)
+    }
 }
 
 /// The outcome of a step, as reported by a trainer.
@@ -71,11 +86,11 @@ pub struct Whereabouts {
     pub rank: usize,
     /// The current optimizer step; 0 before the first one.
     pub step: u64,
-    /// The last step saved in a complete checkpoint; 0 if there is none.
+    /// The last step saved in a complete checkpoint; 0 if nothing was saved.
     pub saved: u64,
     /// The most bytes that it has held, of the memory that it computes with; 0 before the first step.
     pub peak_bytes: u64,
-    /// The last step whose outcome is known, if there is one.
+    /// The last step whose outcome is known, if any.
     pub settled: Option<StepOutcome>,
     /// The view of its activities.
     pub view: RankView,
@@ -83,32 +98,17 @@ pub struct Whereabouts {
 
 /// Returns the positions of the ranks of this process, in rank order.
 pub fn all() -> Vec<Whereabouts> {
-    let ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut all: Vec<_> = ranks.iter().map(|position| position.whereabouts()).collect();
+    let whereabouts = |position: &Arc<Position>| Whereabouts {
+        rank: position.rank,
+        step: position.step(),
+        saved: position.progress().saved.load(Ordering::Relaxed),
+        peak_bytes: position.peak_bytes.load(Ordering::Relaxed),
+        settled: *position.settled.lock().unwrap_or_else(PoisonError::into_inner),
+        view: position.view.clone(),
+    };
+    let mut all: Vec<_> = ranks().iter().map(whereabouts).collect();
     all.sort_by_key(|whereabouts| whereabouts.rank);
     all
-}
-
-impl Position {
-    fn whereabouts(&self) -> Whereabouts {
-        let Settled { step, loss, tokens_per_s, longest_s } = &self.settled;
-        let number = |value: &AtomicU64| f64::from_bits(value.load(Ordering::Relaxed));
-        let step = step.load(Ordering::Acquire);
-        let settled = (step > 0).then(|| StepOutcome {
-            step,
-            loss: number(loss),
-            tokens_per_s: number(tokens_per_s),
-            step_s: number(longest_s),
-        });
-        Whereabouts {
-            rank: self.rank,
-            step: self.step(),
-            saved: self.progress().saved.load(Ordering::Relaxed),
-            peak_bytes: self.peak_bytes.load(Ordering::Relaxed),
-            settled,
-            view: self.view.clone(),
-        }
-    }
 }
 
 /// A rank that can be found for as long as this lives.
@@ -122,16 +122,16 @@ impl Present {
         let crashes = crashes.as_os_str().as_bytes().to_vec();
         let position = Arc::new(Position {
             rank: view.rank(),
-            shared: page::take(),
+            shared: launcher::take_shared(),
             own: Progress::default(),
             peak_bytes: AtomicU64::new(0),
             view,
-            settled: Settled::default(),
+            settled: Mutex::default(),
             crashes,
             crash: AtomicU64::new(0),
             flight,
         });
-        RANKS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&position));
+        ranks().push(Arc::clone(&position));
         Present(position)
     }
 
@@ -150,12 +150,9 @@ impl Present {
 
     /// Records the outcome of a step.
     pub fn settled(&self, outcome: StepOutcome) {
-        let Settled { step, loss, tokens_per_s, longest_s } = &self.0.settled;
-        let longest = REMEMBERED * f64::from_bits(longest_s.load(Ordering::Relaxed));
-        loss.store(outcome.loss.to_bits(), Ordering::Relaxed);
-        tokens_per_s.store(outcome.tokens_per_s.to_bits(), Ordering::Relaxed);
-        longest_s.store(outcome.step_s.max(longest).to_bits(), Ordering::Relaxed);
-        step.store(outcome.step, Ordering::Release);
+        let mut settled = self.0.settled.lock().unwrap_or_else(PoisonError::into_inner);
+        let longest = settled.map_or(0.0, |before| REMEMBERED * before.step_s);
+        *settled = Some(StepOutcome { step_s: outcome.step_s.max(longest), ..outcome });
     }
 
     /// Records the most bytes that the rank has held, of the memory that it computes with.
@@ -175,48 +172,7 @@ impl Drop for Present {
         if step > 0 {
             launcher::tell(Word::Step, &step.to_string());
         }
-        let mut ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
-        ranks.retain(|position| !Arc::ptr_eq(position, &self.0));
-    }
-}
-
-impl Position {
-    fn progress(&self) -> &Progress {
-        self.shared.unwrap_or(&self.own)
-    }
-
-    /// Returns the current optimizer step; 0 before the first one.
-    pub(super) fn step(&self) -> u64 {
-        self.progress().step.load(Ordering::Relaxed)
-    }
-
-    /// Returns the activity besides communication, such as `"forward"`. Waits for no lock and allocates
-    /// nothing.
-    pub(super) fn phase(&self) -> &'static str {
-        self.view.recorder().activity_now().unwrap_or("unknown")
-    }
-
-    /// Writes the module that the rank is in, or was in last. Waits for no lock and allocates nothing.
-    pub(super) fn write_unit(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        facts::write_module_of(self.rank, out)
-    }
-
-    /// Writes the rank's activity and its last call. Waits for no lock and allocates nothing.
-    pub(super) fn write_doing(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        self.view.recorder().write_now(out)
-    }
-
-    /// Writes the last collective that the rank has called. Waits for no lock and allocates nothing.
-    pub(super) fn write_call(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        self.view.recorder().write_last_call(out)
-    }
-
-    /// Returns the last fetched micro-batch: its number in the step, its first sample in the global order,
-    /// and the number of its samples.
-    pub(super) fn micro_batch(&self) -> Option<(u64, u64, u64)> {
-        let [index, first, samples] =
-            [0, 1, 2].map(|i| self.progress().micro_batch[i].load(Ordering::Relaxed));
-        (samples > 0).then_some((index, first, samples))
+        ranks().retain(|position| !Arc::ptr_eq(position, &self.0));
     }
 }
 
@@ -251,7 +207,7 @@ pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Re
             0 => out.write_str(", before its first step")?,
             step => write!(out, ", step {step}")?,
         }
-        position.write_doing(out)?;
+        position.view.recorder().write_now(out)?;
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! Signals that ask a run to stop. A signal that the parent process had ignored (`nohup`, `trap ''`) stays
 //! ignored.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,7 +12,6 @@ use nix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
 use signal_hook::low_level;
 
-use super::action::action_of;
 use super::{crash, launcher};
 
 /// Signals that arrive sooner than this after the first belong to the same request. `timeout` sends its
@@ -22,17 +22,11 @@ const SAME_REQUEST: Duration = Duration::from_secs(1);
 /// from the kernel and from schedulers that limit CPU time.
 pub const PREEMPTIONS: [c_int; 3] = [SIGUSR1, SIGUSR2, SIGXCPU];
 
-/// The requests made by signals.
-#[derive(Default)]
-struct Asked {
-    stop: Arc<AtomicBool>,
-    /// True if the signal was Ctrl-C.
-    interrupted: Arc<AtomicBool>,
-    /// The first signal; 0 before it.
-    first: Arc<AtomicI32>,
-}
+/// The flag of [`stop_on_signals`].
+static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-static ASKED: OnceLock<Asked> = OnceLock::new();
+/// The first signal that has requested a stop; 0 before it.
+static FIRST: AtomicI32 = AtomicI32::new(0);
 
 /// Returns a flag that becomes true on SIGINT, SIGTERM, SIGHUP or one of [`PREEMPTIONS`]; every call returns
 /// the same one. If one of the first three arrives again, a second or more after the first of its kind, the
@@ -40,41 +34,32 @@ static ASKED: OnceLock<Asked> = OnceLock::new();
 /// the signals it receives, and systems that stop all processes of a machine's job, as Slurm and systemd do,
 /// have sent them to the rank as well.
 pub fn stop_on_signals() -> Arc<AtomicBool> {
-    ASKED.get_or_init(register).stop.clone()
+    let register = || {
+        let stop = Arc::default();
+        if let Err(error) = register(&stop) {
+            tracing::warn!(%error, "signals end this run without a checkpoint");
+        }
+        stop
+    };
+    STOP.get_or_init(register).clone()
 }
 
 /// Returns true if [`stop_on_signals`] has been called.
 pub(super) fn are_handled() -> bool {
-    ASKED.get().is_some()
+    STOP.get().is_some()
 }
 
 /// Returns true if someone at a terminal has requested the stop.
 pub fn was_interrupted() -> bool {
-    ASKED.get().is_some_and(|asked| asked.interrupted.load(Ordering::Relaxed))
+    FIRST.load(Ordering::Relaxed) == SIGINT
 }
 
 /// Returns the name of the signal that has requested the stop, if any.
 pub fn stop_signal() -> Option<&'static str> {
-    match ASKED.get()?.first.load(Ordering::Relaxed) {
-        SIGINT => Some("SIGINT"),
-        SIGTERM => Some("SIGTERM"),
-        SIGHUP => Some("SIGHUP"),
-        SIGUSR1 => Some("SIGUSR1"),
-        SIGUSR2 => Some("SIGUSR2"),
-        SIGXCPU => Some("SIGXCPU"),
-        _ => None,
-    }
+    low_level::signal_name(FIRST.load(Ordering::Relaxed))
 }
 
-fn register() -> Asked {
-    let asked = Asked::default();
-    if let Err(error) = set_on_signals(&asked) {
-        tracing::warn!(%error, "signals end this run without a checkpoint");
-    }
-    asked
-}
-
-fn set_on_signals(asked: &Asked) -> io::Result<()> {
+fn register(stop: &Arc<AtomicBool>) -> io::Result<()> {
     // A launcher ends its ranks itself when their time is up.
     let may_end = !launcher::is_set();
     // Each kind counts separately: on Ctrl-C a launcher may send SIGTERM to processes to which the terminal
@@ -83,15 +68,10 @@ fn set_on_signals(asked: &Asked) -> io::Result<()> {
         if is_ignored(signal) {
             continue;
         }
-        let (stop, first) = (Arc::clone(&asked.stop), Arc::clone(&asked.first));
-        let interrupted = (signal == SIGINT).then(|| Arc::clone(&asked.interrupted));
-        let requests = Requests::default();
+        let (stop, requests) = (Arc::clone(stop), Requests::default());
         let on_signal = move || {
-            let _ = first.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = FIRST.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
             stop.store(true, Ordering::Relaxed);
-            if let Some(interrupted) = &interrupted {
-                interrupted.store(true, Ordering::Relaxed);
-            }
             if may_end && !PREEMPTIONS.contains(&signal) && requests.is_another(now()) {
                 crash::end_at_once(signal);
             }
@@ -126,6 +106,50 @@ fn now() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1)
 }
 
+/// Returns the action for `signal`; `None` if there is no such signal.
+pub(super) fn action_of(signal: c_int) -> Option<libc::sigaction> {
+    // SAFETY: all fields of the plain C structure may be zero.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: without a new action the call only writes the current one to `action`.
+    let status = unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) };
+    (status == 0).then_some(action)
+}
+
+/// Makes `handler` handle `signal`. Returns true if that worked.
+///
+/// # Safety
+///
+/// The handler must be safe to call at any moment.
+pub(super) unsafe fn handle(
+    signal: c_int,
+    handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void),
+    flags: c_int,
+) -> bool {
+    // SAFETY: all fields of the plain C structure may be zero.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_SIGINFO | flags;
+    // SAFETY: the handler has the signature of SA_SIGINFO; the caller vouches for its content.
+    unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) == 0 }
+}
+
+/// Returns the address of the instruction that a signal has interrupted, from the context of its handler; 0
+/// if unknown.
+pub(super) fn interrupted_at(context: *mut c_void) -> usize {
+    // SAFETY: the system gives a handler with SA_SIGINFO a structure of this type.
+    let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_ref() }) else { return 0 };
+    #[cfg(target_arch = "x86_64")]
+    let address = context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
+    #[cfg(target_arch = "aarch64")]
+    let address = context.uc_mcontext.pc as usize;
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let address = {
+        let _ = context;
+        0
+    };
+    address
+}
+
 /// Returns true if `signal` is ignored.
 pub fn is_ignored(signal: c_int) -> bool {
     action_of(signal).is_some_and(|action| action.sa_sigaction == libc::SIG_IGN)
@@ -155,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_of_less_than_a_second_are_one_request() {
+    fn signals_within_a_second_are_one_request() {
         let requests = Requests::default();
         assert!([5_000, 5_000, 5_020, 5_999].iter().all(|now| !requests.is_another(*now)));
         assert!(requests.is_another(6_000));
@@ -165,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn actions_can_be_asked_for() {
+    fn actions_are_found() {
         // Rust ignores it in every process.
         assert!(is_ignored(libc::SIGPIPE));
         assert!(!is_ignored(libc::SIGSEGV));

@@ -5,7 +5,6 @@
 
 use std::ffi::{c_int, c_void};
 use std::fs;
-use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, TryLockError};
 use std::thread;
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::gettid;
 
-use super::action::action_of;
+use super::signals::{action_of, handle, interrupted_at};
 
 /// Maximum number of calls recorded per thread, from the innermost one.
 const MOST_CALLS: usize = 128;
@@ -24,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// Maximum time for all threads together.
 const PATIENCE_FOR_ALL: Duration = Duration::from_millis(700);
 
-/// The thread being asked, or one of the constants below.
+/// The id of the thread being asked, or one of the constants below.
 static ASKED: AtomicI32 = AtomicI32::new(NOBODY);
 const NOBODY: i32 = 0;
 /// A handler is writing.
@@ -62,19 +61,19 @@ pub fn of_all_threads() -> Vec<ThreadStack> {
     let mut ids: Vec<i32> = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
     ids.sort_unstable();
     let taken = match TAKING.try_lock() {
-        Ok(guard) => Ok(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => Err("somebody else is asking the threads"),
+        Err(TryLockError::WouldBlock) => Err("another request for call stacks is in progress"),
+        // Poisoning is harmless: it protects no data.
+        taken => Ok(taken),
     };
-    let signal = match taken {
-        Ok(_) => signal().ok_or("no signal is free to ask the threads with"),
-        Err(why) => Err(why),
+    let signal = match &taken {
+        Ok(_) => signal().ok_or("no signal is free to interrupt the threads with"),
+        Err(why) => Err(*why),
     };
     let others = ids.into_iter().filter(|id| *id != own);
     let ask = |id| {
         let name = fs::read_to_string(format!("/proc/self/task/{id}/comm")).unwrap_or_default();
         let calls = match signal {
-            Ok(_) if Instant::now() >= end => Err("there was no time left to ask it"),
+            Ok(_) if Instant::now() >= end => Err("no time was left for it"),
             Ok(signal) => ask(id, signal),
             Err(why) => Err(why),
         };
@@ -92,15 +91,9 @@ fn signal() -> Option<c_int> {
         let is_free =
             |signal: &c_int| action_of(*signal).is_some_and(|action| action.sa_sigaction == libc::SIG_DFL);
         let signal = (libc::SIGRTMIN()..=libc::SIGRTMAX()).rev().find(is_free)?;
-        let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_signal;
-        // SAFETY: all fields of the plain C structure may be zero.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = handler as usize;
         // On the thread's own stack: the one for handlers may be too small to unwind on.
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-        // SAFETY: `on_signal` has the signature of SA_SIGINFO, and is made for handlers, see there.
-        let status = unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
-        (status == 0).then_some(signal)
+        // SAFETY: `on_signal` is made for handlers, see there.
+        unsafe { handle(signal, on_signal, libc::SA_RESTART) }.then_some(signal)
     })
 }
 
@@ -109,7 +102,7 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     let begun = Instant::now();
     while ASKED.compare_exchange(NOBODY, PREPARING, Ordering::AcqRel, Ordering::Relaxed).is_err() {
         if begun.elapsed() >= PATIENCE {
-            return Err("a thread that was asked before is still answering");
+            return Err("an earlier thread is still answering");
         }
         thread::yield_now();
     }
@@ -126,7 +119,7 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     while !ANSWERED.load(Ordering::Acquire) {
         let is_late = begun.elapsed() >= PATIENCE;
         if is_late && ASKED.compare_exchange(id, NOBODY, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return Err("it does not answer: it blocks signals, or sleeps where the system cannot wake it");
+            return Err("it does not answer: it blocks signals, or is in an uninterruptible sleep");
         }
         if begun.elapsed() >= 4 * PATIENCE {
             return Err("it has not finished its answer");
@@ -171,26 +164,6 @@ extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void)
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Returns the address at which the handler with this context has interrupted its thread; 0 if unknown.
-fn interrupted_at(context: *mut c_void) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the system gives a handler with SA_SIGINFO a valid context.
-    unsafe {
-        let context = context.cast::<libc::ucontext_t>().as_ref();
-        context.map_or(0, |context| context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize)
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        context.cast::<libc::ucontext_t>().as_ref().map_or(0, |context| context.uc_mcontext.pc as usize)
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    {
-        let _ = context;
-        0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -200,12 +173,12 @@ mod tests {
     use super::*;
 
     #[inline(never)]
-    fn waits_for_a_word(word: &mpsc::Receiver<()>) {
-        let _ = std::hint::black_box(word.recv());
+    fn waits_for_message(message: &mpsc::Receiver<()>) {
+        let _ = std::hint::black_box(message.recv());
     }
 
     #[inline(never)]
-    fn turns_in_circles(until: &AtomicBool) {
+    fn spins_until_stopped(until: &AtomicBool) {
         while !until.load(Ordering::Relaxed) {
             std::hint::spin_loop();
         }
@@ -218,12 +191,12 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_wait_and_threads_that_work_say_where_they_are() {
-        let (sender, word) = mpsc::channel();
+    fn waiting_and_working_threads_show_their_calls() {
+        let (sender, message) = mpsc::channel();
         static UNTIL: AtomicBool = AtomicBool::new(false);
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
-        let waiting = named("waiting").spawn(move || waits_for_a_word(&word)).unwrap();
-        let turning = named("turning").spawn(|| turns_in_circles(&UNTIL)).unwrap();
+        let waiting = named("waiting").spawn(move || waits_for_message(&message)).unwrap();
+        let turning = named("turning").spawn(|| spins_until_stopped(&UNTIL)).unwrap();
         // A thread exists before it reaches the expected function.
         let find = |name: &str, function: &str| {
             wait_for(function, || {
@@ -236,14 +209,11 @@ mod tests {
             })
         };
         // Functions called by the expected one may come before it, but none of the handler's.
-        for (name, function) in [("turning", "turns_in_circles"), ("waiting", "waits_for_a_word")] {
+        for (name, function) in [("turning", "spins_until_stopped"), ("waiting", "waits_for_message")] {
             let calls = find(name, function);
             let is_of_the_handler =
                 |call: &String| call.contains("on_signal") || call.contains("backtrace::trace");
-            assert!(
-                !calls.iter().any(is_of_the_handler),
-                "the frames of the handler are left out: {calls:?}"
-            );
+            assert!(!calls.iter().any(is_of_the_handler), "the frames of the handler are omitted: {calls:?}");
         }
         sender.send(()).unwrap();
         UNTIL.store(true, Ordering::Relaxed);

@@ -189,7 +189,7 @@ fn prepared_data_that_is_no_file_is_not_waited_for() {
                 _ => name != "inputs.json",
             };
             let ended = ends(&workspace, command);
-            let (code, says) = if is_read { (1, "it is no regular file") } else { (0, "") };
+            let (code, says) = if is_read { (1, "it is not a regular file") } else { (0, "") };
             assert_eq!(ended.code, Some(code), "{file} {command:?}: {ended:?}");
             assert!(ended.stderr.contains(says), "{file} {command:?}: {ended:?}");
             assert_eq!(ended.stderr.contains(&file), is_read, "{file} {command:?}: {ended:?}");
@@ -205,7 +205,7 @@ fn prepared_data_that_is_no_file_is_not_waited_for() {
     let socket = UnixListener::bind(workspace.path("own/train.bin")).expect("a socket");
     let ended = ends(&workspace, &train);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("own/train.bin: it is no regular file"), "{ended:?}");
+    assert!(ended.stderr.contains("own/train.bin: it is not a regular file"), "{ended:?}");
     drop(socket);
 }
 

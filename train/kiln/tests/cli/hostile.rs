@@ -123,7 +123,7 @@ fn what_is_no_file_is_not_waited_for() {
     ] {
         let kept = fifo(path);
         let ended = ends(&workspace, command);
-        assert_fails(path, &ended, code, "is no regular file");
+        assert_fails(path, &ended, code, "is not a regular file");
         workspace.remove(path);
         workspace.write(path, kept);
     }
@@ -131,7 +131,7 @@ fn what_is_no_file_is_not_waited_for() {
     fifo("run/flight/rank_0.json");
     let ended = ends(&workspace, &["inspect", "flight", "run"]);
     let said = [ended.stdout, ended.stderr].concat();
-    assert!(said.contains("rank_0.json: it is no regular file"), "{said}");
+    assert!(said.contains("rank_0.json: it is not a regular file"), "{said}");
     // The newest checkpoint is still found.
     fifo("run/checkpoints/latest");
     assert_eq!(ends(&workspace, &["inspect", "run"]).code, Some(0));

@@ -126,7 +126,7 @@ fn a_rank_that_is_killed_has_a_folder_too() {
     assert_eq!(names(&run.out().join("crash")), ["rank_1"], "{ended:?}");
     assert!(ended.stderr.contains(&format!("what is known of it: {}", folder.display())), "{ended:?}");
     let text = fs::read_to_string(folder.join("crash.txt")).expect("a report");
-    assert!(text.starts_with("what     SIGKILL (9), told by its launcher"), "{text}");
+    assert!(text.starts_with("what     SIGKILL (9), reported by its launcher"), "{text}");
     for line in ["rank     1", "step     3"] {
         assert!(text.lines().any(|found| found == line), "{line}: {text}");
     }

@@ -34,13 +34,13 @@ fn alone() {
     assert_eq!(
         sources,
         [
-            "flags     passed over: no --rank",
-            "torchrun  passed over: RANK is not set",
-            "PET_*     passed over: no PET_ variable about nodes",
-            "Slurm     passed over: SLURM_PROCID is not set",
-            "Open MPI  passed over: OMPI_COMM_WORLD_RANK is not set",
-            "PMI       passed over: neither PMI_RANK nor PMIX_RANK is set",
-            "JobSet    passed over: JOB_COMPLETION_INDEX is not set",
+            "flags     skipped: no --rank",
+            "torchrun  skipped: RANK is not set",
+            "PET_*     skipped: no PET_ variable about nodes",
+            "Slurm     skipped: SLURM_PROCID is not set",
+            "Open MPI  skipped: OMPI_COMM_WORLD_RANK is not set",
+            "PMI       skipped: neither PMI_RANK nor PMIX_RANK is set",
+            "JobSet    skipped: JOB_COMPLETION_INDEX is not set",
         ]
     );
     assert!(part(&ended, "place")[0].starts_with("alone; "), "{ended:?}");

@@ -88,7 +88,7 @@ fn several_nodes_without_a_secret_are_warned() {
     let flags = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost"];
     let ended = job.launch(&flags, &[]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stderr.contains("whoever reaches port 29500 of localhost could take"), "{ended:?}");
+    assert!(ended.stderr.contains("anyone who reaches port 29500 of localhost could take"), "{ended:?}");
     assert!(ended.stderr.contains("openssl rand -hex 32"), "{ended:?}");
     assert!(!told(&job, 0).contains_key("KILN_JOB_SECRET"));
 }

@@ -58,7 +58,7 @@ fn nothing_is_lost() {
     }
 }
 
-/// So does the launcher's own output, up to 1 MiB per stream, however slow its reader is.
+/// So does the launcher's own output, up to 1024 writes per stream, however slow its reader is.
 #[test]
 fn a_slow_reader_of_a_mebibyte_gets_all_of_it() {
     // 868,895 bytes; a pipe takes 65,536.
@@ -82,7 +82,7 @@ fn a_second_launch_leaves_the_logs_of_one_that_lives_alone() {
     for (name, folder) in [("second", "runs/logs/job"), ("third", "runs/logs/job")] {
         let ended = job.launch(&id, &[("WHO", name)]);
         assert_eq!((ended.code, ended.stdout), (Some(0), format!("out of {name}\nthe end\n")));
-        let says = format!("writes its logs to run/logs right now; those of this one are in {folder}\n");
+        let says = format!("is writing its logs to run/logs; the logs of this launch are in {folder}\n");
         assert!(ended.stderr.ends_with(&says), "{}", ended.stderr);
     }
     assert!(job.text("runs/logs/job/rank_0.restart_0.stdout.log").contains("out of third"));

@@ -8,29 +8,167 @@
 //! Everything here is a function of a lookup, so that it can be tested without touching the process's
 //! environment; only [`find_here`] reads it.
 
-mod error;
-mod flags;
-mod hostlist;
-mod job;
-mod jobset;
-mod mpi;
 mod node;
-mod pet;
 mod ranks;
 mod role;
 mod slurm;
-mod stray;
-mod survey;
 #[cfg(test)]
 mod tests;
-mod torchrun;
 mod vars;
 
-pub use error::EnvError;
-pub use flags::Flags;
-pub use hostlist::HostList;
-pub use job::Job;
+use std::io::IsTerminal;
+use std::sync::Once;
+
+use role::{Finding, shortened};
+use vars::Vars;
+
 pub use node::{NodeFlags, node};
-pub use role::{Master, Node, PerGpu, RankEnv, Role, Source};
-pub use survey::{Considered, environment, find, find_here, survey};
+pub use ranks::Flags;
+pub use role::{EnvError, Job, Master, Node, PerGpu, RankEnv, Role, Source};
 pub use vars::{DEFAULT_PORT, JobSecret, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};
+
+/// A function that reads the place of this process from flags and variables.
+type Read = fn(&Flags, &Vars) -> Result<Finding, EnvError>;
+
+/// The sources in the order in which they are asked, and the variables that each reads, without the secret.
+const SOURCES: [(Source, &[&str], Read); 7] = [
+    (Source::Flags, &[], Flags::read),
+    (Source::Torchrun, ranks::TORCHRUN, |_, vars| ranks::read_torchrun(vars)),
+    (Source::Pet, node::PET, |_, vars| node::read_pet(vars)),
+    (Source::Slurm, slurm::NAMES, |_, vars| slurm::read(vars)),
+    (Source::OpenMpi, ranks::OPEN_MPI, |_, vars| ranks::read_open_mpi(vars)),
+    (Source::Pmi, ranks::PMI, |_, vars| ranks::read_pmi(vars)),
+    (Source::JobSet, node::JOBSET, |_, vars| node::read_jobset(vars)),
+];
+
+/// A source's answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Considered {
+    /// The source.
+    pub source: Source,
+    /// Its variables that are set, with values shortened.
+    pub found: Vec<(String, String)>,
+    /// Reason why it was used or skipped.
+    pub verdict: String,
+}
+
+/// Finds the role of a process without flags. Never panics, and its memory use is proportional to the size of
+/// the values, regardless of their contents.
+pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), EnvError> {
+    let (role, considered) = survey(&Flags::default(), lookup);
+    Ok((role?, considered))
+}
+
+/// Returns the role of this process. Warns once if it is alone though variables describe several ranks, or if it may
+/// wait in vain for other ranks.
+pub fn find_here(flags: &Flags) -> Result<Role, EnvError> {
+    static WARNED: Once = Once::new();
+    let role = survey(flags, &environment).0?;
+    let remark = match &role {
+        Role::Alone(_) => remark_alone(&environment),
+        role => remark_waiting(role, &environment, std::io::stdin().is_terminal()),
+    };
+    if let Some(remark) = remark {
+        WARNED.call_once(|| tracing::warn!("{remark}"));
+    }
+    Ok(role)
+}
+
+/// Returns a variable of this process, or its host name if a shell has not exported it.
+pub fn environment(name: &str) -> Option<String> {
+    let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    if name == "HOSTNAME" && value.is_none() {
+        return Some(rustix::system::uname().nodename().to_string_lossy().into_owned());
+    }
+    value
+}
+
+/// Asks every source, and returns the answer of each, even if one of them is invalid.
+pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Considered>) {
+    // Flags may set the address where the ranks meet, whichever source provides the rest.
+    let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
+    let vars = Vars(&overlaid);
+    let mut considered = Vec::new();
+    let mut outcome = None;
+    for (source, names, read) in SOURCES {
+        let named = names.iter().filter_map(|name| Some(((*name).to_owned(), shortened(&lookup(name)?))));
+        let found = if source == Source::Flags { flags.found() } else { named.collect() };
+        let verdict = match &outcome {
+            Some((winner, Ok(_))) => format!("not asked: {winner} comes first"),
+            Some((winner, Err(_))) => format!("not asked: {winner} is wrong"),
+            None => match read(flags, &vars) {
+                Ok(Finding::Taken(role, why)) => {
+                    outcome = Some((source, Ok(role)));
+                    format!("taken: {why}")
+                }
+                Ok(Finding::Skipped(why)) => format!("skipped: {why}"),
+                Err(error) => {
+                    let verdict = format!("wrong: {error}");
+                    outcome = Some((source, Err(error)));
+                    verdict
+                }
+            },
+        };
+        considered.push(Considered { source, found, verdict });
+    }
+    let role = match outcome {
+        Some((_, role)) => role,
+        // The flags show that this process is meant to be one of several.
+        None if !flags.found().is_empty() => Err(EnvError::missing(
+            "--rank",
+            "the address is given, but not the ranks that meet there; add --rank and --world-size",
+        )),
+        None => Ok(Role::Alone(Job::from_scheduler(&vars))),
+    };
+    (role, considered)
+}
+
+/// Variables with a number of ranks, the variables without which they mean nothing, and the launchers that
+/// set both.
+const SIZES: [(&str, &str, &str); 4] = [
+    ("WORLD_SIZE", "RANK", "kiln launch or torchrun"),
+    ("SLURM_NTASKS", "SLURM_PROCID", "srun"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "mpirun"),
+    ("PMI_SIZE", "PMI_RANK", "mpiexec"),
+];
+
+/// Returns a remark about a process that runs alone although its environment implies several ranks.
+fn remark_alone(lookup: &Lookup) -> Option<String> {
+    SIZES.iter().find_map(|(size, rank, launcher)| {
+        let ranks: usize = lookup(size)?.trim().parse().ok()?;
+        let is_stray = (2..=MAX_RANKS).contains(&ranks) && lookup(rank).is_none();
+        is_stray.then(|| {
+            format!(
+                "{size}={ranks} is set, but {rank} is not: this process runs by itself, not as one of \
+                 {ranks}. Start it with {launcher}, which sets both, or unset {size}"
+            )
+        })
+    })
+}
+
+/// The warning about a process that may wait in vain for other ranks, because a shell has inherited its place: a shell
+/// inside `salloc`, or one opened in a container. `None` for any but the first rank or node, and where nothing points to a
+/// shell. `has_terminal`: whether a person types the input of this process.
+fn remark_waiting(role: &Role, lookup: &Lookup, has_terminal: bool) -> Option<String> {
+    let (source, (0, count), unit) = (match role {
+        Role::Rank(place) => (place.source, (place.rank, place.world_size), "rank"),
+        Role::Node(node) => (node.source, (node.node_rank, node.nodes), "node"),
+        Role::Alone(_) => return None,
+    }) else {
+        return None;
+    };
+    let (variable, starts_all) = match source {
+        Source::Slurm => ("SLURM_PROCID", "put srun before the command"),
+        Source::JobSet => ("JOB_COMPLETION_INDEX", "start the job's pods with this command"),
+        _ => return None,
+    };
+    // The name that salloc gives a job by default.
+    let is_interactive = lookup("SLURM_JOB_NAME").is_some_and(|name| name == "interactive");
+    if count < 2 || !(has_terminal || (source == Source::Slurm && is_interactive)) {
+        return None;
+    }
+    Some(format!(
+        "this process is {unit} 0 of {count} because {source} has set {variable}=0 in this shell, and it waits for the \
+         other {unit}s. To start them all, {starts_all}; to run alone: env -u {variable} kiln …"
+    ))
+}

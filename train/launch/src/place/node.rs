@@ -5,12 +5,38 @@ use std::num::NonZero;
 
 use clap::Args;
 
-use super::error::EnvError;
-use super::job::Job;
-use super::ranks::below;
-use super::role::{Finding, Master, Node, PerGpu, Role, Source};
-use super::vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, Named, Vars};
-use super::{jobset, slurm};
+use super::role::{EnvError, Finding, Job, Master, Node, PerGpu, Role, Source};
+use super::slurm;
+use super::vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, Named, Vars, below};
+
+/// torchrun's arguments as variables, as set by Kubeflow.
+pub(super) const PET: &[&str] = &[
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+    "PET_RDZV_ENDPOINT",
+    "PET_RDZV_ID",
+    "PET_STANDALONE",
+    "PET_MAX_RESTARTS",
+];
+
+/// Variables that Kubernetes and manifests set. Kubernetes itself sets only `JOB_COMPLETION_INDEX`. A JobSet has the rest as
+/// annotations of its pods (<https://jobset.sigs.k8s.io/docs/concepts/>), which a manifest passes on as variables;
+/// see `configs/k8s/`.
+pub(super) const JOBSET: &[&str] = &[
+    "JOB_COMPLETION_INDEX",
+    "WORLD_SIZE",
+    "NNODES",
+    "JOBSET_NAME",
+    "REPLICATED_JOB_NAME",
+    "JOBSET_COORDINATOR",
+    "JOBSET_RESTART_ATTEMPT",
+    "PET_NPROC_PER_NODE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+];
 
 /// torchrun's flags. Each may also come as a variable, `PET_` and its name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -131,7 +157,7 @@ pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, EnvError> {
         nproc_per_node,
         per_gpu,
         master: master(vars, nodes.1, standalone.is_some())?,
-        job: Job::of_scheduler(vars).with_id(id.map(|named| named.value)),
+        job: Job::from_scheduler(vars).with_id(id.map(|named| named.value)),
         secret: vars.secret()?,
         max_restarts,
     })
@@ -168,8 +194,8 @@ fn nodes(vars: &Vars) -> Result<(&'static str, usize), EnvError> {
     }
     // WORLD_SIZE counts nodes if RANK does.
     let counts_nodes = vars.has("RANK") && !vars.has("LOCAL_RANK");
-    if counts_nodes || jobset::applies(vars) {
-        let names: &[&str] = if counts_nodes { &["WORLD_SIZE"] } else { jobset::NODES };
+    if counts_nodes || is_pod_of_group(vars) {
+        let names: &[&str] = if counts_nodes { &["WORLD_SIZE"] } else { &["WORLD_SIZE", "NNODES"] };
         return match vars.first(names)? {
             Some(named) => Ok((named.name, at_least_1(&named, MAX_RANKS)?)),
             None => {
@@ -223,13 +249,9 @@ fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
 /// Returns this node's number, and its source.
 fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), EnvError> {
     let mut names = vec!["--node-rank", "PET_NODE_RANK"];
-    if !vars.has("LOCAL_RANK") {
-        names.push("RANK");
-    }
+    names.extend((!vars.has("LOCAL_RANK")).then_some("RANK"));
     // With one node, a scheduler's numbers may describe another group of processes.
-    if nodes > 1 {
-        names.extend(["SLURM_NODEID", "JOB_COMPLETION_INDEX"]);
-    }
+    names.extend((nodes > 1).then_some(["SLURM_NODEID", "JOB_COMPLETION_INDEX"]).into_iter().flatten());
     match vars.first(&names)? {
         Some(named) => Ok((named.name, named.number(MAX_RANKS)?)),
         None if nodes == 1 => Ok(("--node-rank", 0)),
@@ -260,21 +282,14 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvErro
     if nodes == 1 {
         return Ok(at(host.unwrap_or_else(|| "127.0.0.1".to_owned()), port.unwrap_or(0)));
     }
-    let port = match port {
-        Some(port) => port,
-        None => vars.port(&["MASTER_PORT"])?.unwrap_or(DEFAULT_PORT),
-    };
-    let host = match host {
-        Some(host) => Some(host),
-        None => vars.host(&["MASTER_ADDR"])?,
-    };
-    let host = match host {
-        Some(host) => Some(host),
-        None => match slurm::first_host(vars)? {
-            Some(host) => Some(host),
-            None => jobset::coordinator(vars)?,
-        },
-    };
+    let port =
+        port.map_or_else(|| vars.port(&["MASTER_PORT"]), |port| Ok(Some(port)))?.unwrap_or(DEFAULT_PORT);
+    let sources: [fn(&Vars) -> Result<Option<String>, EnvError>; 3] =
+        [|vars| vars.host(&["MASTER_ADDR"]), slurm::first_host, coordinator];
+    let host = sources.iter().try_fold(host, |host, source| match host {
+        None => source(vars),
+        found => Ok(found),
+    })?;
     match host {
         Some(host) => Ok(at(host, port)),
         None => Err(EnvError::missing(
@@ -326,17 +341,62 @@ fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, EnvError> {
     }
 }
 
+/// Returns the node that `PET_*` variables describe.
+pub(super) fn read_pet(vars: &Vars) -> Result<Finding, EnvError> {
+    /// Variables that describe the nodes of the job.
+    const ABOUT_NODES: [&str; 5] =
+        ["PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_STANDALONE"];
+    /// A variable of every other source that has not been asked yet.
+    const OTHERS: [&str; 5] =
+        ["SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
+    let set = |names: [&'static str; 5]| names.into_iter().find(|name| vars.has(name));
+    let why = if let Some(name) = set(ABOUT_NODES) {
+        format!("{name} describes the nodes; this process starts its node's ranks")
+    } else if vars.has("PET_NPROC_PER_NODE") {
+        let jobset = is_pod_of_group(vars).then_some("JOB_COMPLETION_INDEX");
+        if let Some(other) = set(OTHERS).or(jobset) {
+            let why = format!("PET_NPROC_PER_NODE alone does not describe the nodes, and {other} is set");
+            return Ok(Finding::Skipped(why));
+        }
+        "PET_NPROC_PER_NODE is set; this process starts as many ranks".to_owned()
+    } else {
+        return Ok(Finding::Skipped("no PET_ variable about nodes".to_owned()));
+    };
+    Ok(Finding::Taken(Role::Node(node_of(Source::Pet, vars)?), why))
+}
+
 /// Returns the place of a pod of a JobSet, or of an indexed Job.
 pub(super) fn read_jobset(vars: &Vars) -> Result<Finding, EnvError> {
     if !vars.has("JOB_COMPLETION_INDEX") {
-        return Ok(Finding::Passed("JOB_COMPLETION_INDEX is not set".to_owned()));
+        return Ok(Finding::Skipped("JOB_COMPLETION_INDEX is not set".to_owned()));
     }
-    if !jobset::applies(vars) {
+    if !is_pod_of_group(vars) {
         let why = "an indexed Job without a sign that its pods belong together; set WORLD_SIZE to \
                    their number if they do";
-        return Ok(Finding::Passed(why.to_owned()));
+        return Ok(Finding::Skipped(why.to_owned()));
     }
     let node = node_of(Source::JobSet, vars)?;
     let why = "JOB_COMPLETION_INDEX is the rank of a node, which starts its own ranks";
     Ok(Finding::Taken(Role::Node(node), why.to_owned()))
+}
+
+/// Returns whether this is a pod of a group. An indexed Job may also be many single runs.
+fn is_pod_of_group(vars: &Vars) -> bool {
+    let signs = ["WORLD_SIZE", "NNODES", "MASTER_ADDR", "JOBSET_NAME", "JOBSET_COORDINATOR"];
+    vars.has("JOB_COMPLETION_INDEX") && signs.iter().any(|name| vars.has(name))
+}
+
+/// Returns the host name of the first pod: the JobSet's coordinator, or the first pod's name according to the
+/// JobSet's rules: `<jobset>-<replicated job>-<job>-<pod>.<jobset>`.
+fn coordinator(vars: &Vars) -> Result<Option<String>, EnvError> {
+    if let Some(host) = vars.host(&["JOBSET_COORDINATOR"])? {
+        return Ok(Some(host));
+    }
+    match (vars.text("JOBSET_NAME")?, vars.text("REPLICATED_JOB_NAME")?) {
+        (Some(set), Some(job)) => {
+            let value = format!("{set}-{job}-0-0.{set}");
+            Named { name: "JOBSET_NAME", value }.host().map(Some)
+        }
+        _ => Ok(None),
+    }
 }

@@ -1,9 +1,8 @@
-//! The roles of a process, and their sources.
+//! The roles of a process, their sources, and the errors of finding them.
 
 use std::fmt;
 
-use super::job::Job;
-use super::vars::JobSecret;
+use super::vars::{JobSecret, Vars, is_name};
 
 /// The source of this process's place, in the order in which sources are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,5 +127,112 @@ pub(super) enum Finding {
     /// The source has the answer, for the given reason.
     Taken(Role, String),
     /// The source does not apply, for the given reason.
-    Passed(String),
+    Skipped(String),
+}
+
+/// A job, as known to the scheduler or launcher that restarts it. A process that trains by itself has a job
+/// if a scheduler started it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Job {
+    /// Its name, which is the same for all of its processes and after a restart; `None` if it has none.
+    pub name: Option<String>,
+    /// Number of restarts, after a failure or from a queue.
+    pub restarts: u64,
+}
+
+impl Job {
+    /// Returns the scheduler's job. Its name is the same after a requeue, which no launcher inside the job
+    /// can guarantee for its own names.
+    pub(super) fn from_scheduler(vars: &Vars) -> Self {
+        let named = |name| (vars.0)(name).filter(|name| is_name(name)).map(|name| name.trim().to_owned());
+        Job {
+            name: named("SLURM_JOB_ID").or_else(|| named("JOBSET_NAME")),
+            restarts: vars.restarts("SLURM_RESTART_COUNT").max(vars.restarts("JOBSET_RESTART_ATTEMPT")),
+        }
+    }
+
+    /// Returns this job for a launch that the user has named `id`: one job of a scheduler may contain several
+    /// launches, and each continues its own run.
+    pub(super) fn with_id(self, id: Option<String>) -> Self {
+        let name = match (&self.name, id) {
+            (Some(job), Some(id)) if *job == id || is_inside(job, &id) => Some(id),
+            (Some(job), Some(id)) => Some(format!("{job}{INSIDE}{id}")),
+            (None, id) => id,
+            (Some(job), None) => Some(job.clone()),
+        };
+        Job { name, ..self }
+    }
+
+    /// Returns this job for a launcher that calls it `name` and has restarted it `restarts` times. The result
+    /// is the same whether or not the launcher's count includes the scheduler's restarts. Other launchers'
+    /// names are often random, and differ after a requeue; Kiln's launcher marks its name as part of the
+    /// scheduler's.
+    pub(super) fn launched(self, name: Option<&str>, restarts: u64) -> Self {
+        let name = name.map(str::to_owned);
+        let name = match &self.name {
+            Some(job) => name.filter(|name| is_inside(job, name)).or(self.name),
+            None => name,
+        };
+        Job { name, restarts: self.restarts.max(restarts) }
+    }
+}
+
+/// Separator between the name of a scheduler's job and that of a launch inside it.
+const INSIDE: char = '/';
+
+/// Returns whether `name` is that of a launch inside the scheduler's job `job`.
+fn is_inside(job: &str, name: &str) -> bool {
+    name.strip_prefix(job).is_some_and(|rest| rest.starts_with(INSIDE))
+}
+
+/// The reason why the place of this process cannot be found. Messages name the variable or flag, its value,
+/// and the fix.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvError {
+    /// A value is invalid. `value`: shortened; `problem`: the fault and the fix.
+    #[error("{name}={value}: {problem}")]
+    Value { name: String, value: String, problem: String },
+    /// A required value is missing. `problem`: why it is required and the fix.
+    #[error("{name} is not set: {problem}")]
+    Missing { name: String, problem: String },
+    /// Values contradict each other. `values`: the values, as `NAME=value`; `problem`: why, and the fix.
+    #[error("{values} contradict each other: {problem}")]
+    Contradiction { values: String, problem: String },
+}
+
+impl EnvError {
+    pub(super) fn value(name: &str, value: &str, problem: impl Into<String>) -> Self {
+        EnvError::Value { name: name.into(), value: shortened(value), problem: problem.into() }
+    }
+
+    pub(super) fn missing(name: &str, problem: impl Into<String>) -> Self {
+        EnvError::Missing { name: name.into(), problem: problem.into() }
+    }
+
+    /// Creates an error for two contradicting texts.
+    pub(super) fn contradicting(values: [(&str, &str); 2], problem: &str) -> Self {
+        let values = values.map(|(name, value)| format!("{name}={}", shortened(value)));
+        EnvError::Contradiction { values: values.join(" and "), problem: problem.to_owned() }
+    }
+
+    pub(super) fn contradiction(values: &[(&str, usize)], problem: impl Into<String>) -> Self {
+        let values: Vec<_> = values.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        EnvError::Contradiction { values: values.join(" and "), problem: problem.into() }
+    }
+}
+
+/// Maximum characters of a value in messages and reports.
+const SHOWN: usize = 120;
+
+/// Formats a value for messages: one line of limited length.
+pub(super) fn shortened(value: &str) -> String {
+    let mut text: String = value
+        .chars()
+        .take(SHOWN)
+        .map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c })
+        .collect();
+    if value.chars().nth(SHOWN).is_some() {
+        text.push('…');
+    }
+    text
 }

@@ -1,10 +1,8 @@
 //! Tasks of Slurm's `srun`: <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
 
-use super::error::EnvError;
-use super::hostlist;
-use super::ranks::{Ranks, Start, below, master};
-use super::role::{Finding, Master, Role, Source};
-use super::vars::{DEFAULT_PORT, Vars, port_of_job};
+use super::ranks::Ranks;
+use super::role::{EnvError, Finding, Role, Source};
+use super::vars::{MAX_RANKS, Vars};
 
 pub(super) const NAMES: &[&str] = &[
     "SLURM_JOB_ID",
@@ -33,78 +31,50 @@ const NODE_LISTS: &[&str] = &["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLUR
 const FIRST_SPECIAL_STEP: u64 = 0xFFFF_FFF0;
 
 pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
-    let passed = |why: &str| Ok(Finding::Passed(why.to_owned()));
+    let skipped = |why: &str| Ok(Finding::Skipped(why.to_owned()));
     if !vars.has("SLURM_PROCID") {
-        return passed("SLURM_PROCID is not set");
+        return skipped("SLURM_PROCID is not set");
     }
     let step = vars.first(&["SLURM_STEP_ID", "SLURM_STEPID"])?.map(|named| named.value);
     let is_step = |step: &String| step.parse::<u64>().is_ok_and(|step| step < FIRST_SPECIAL_STEP);
     let Some(step) = step.filter(is_step) else {
-        return passed("this is the batch script, not a task; put srun before the command");
+        return skipped("this is the batch script, not a task; put srun before the command");
     };
     // The daemons of mpirun are tasks of a step, and the processes they start inherit their variables.
     if vars.has("OMPI_COMM_WORLD_RANK") {
-        return passed("mpirun started this process inside the Slurm job");
+        return skipped("mpirun started this process inside the Slurm job");
     }
-    let Some(rank) = vars.number("SLURM_PROCID")? else {
-        return passed("SLURM_PROCID is not set");
+    let rank = vars.number("SLURM_PROCID")?.unwrap_or_default();
+    let Some(size) = vars.first(&["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])? else {
+        return Err(EnvError::missing("SLURM_NTASKS", "SLURM_PROCID needs it; give --ntasks to srun"));
     };
-    let (size_name, world_size) = match vars.number("SLURM_STEP_NUM_TASKS")? {
-        Some(size) => ("SLURM_STEP_NUM_TASKS", size),
-        None => match vars.number("SLURM_NTASKS")? {
-            Some(size) => ("SLURM_NTASKS", size),
-            None => {
-                let problem = "SLURM_PROCID needs it; give --ntasks to srun";
-                return Err(EnvError::missing("SLURM_NTASKS", problem));
-            }
-        },
-    };
+    let (size_name, world_size) = (size.name, size.number(MAX_RANKS)?);
     if let (Some(pmi), Some(pmi_size)) = (vars.number("PMI_RANK")?, vars.number("PMI_SIZE")?)
         && (pmi, pmi_size) != (rank, world_size)
     {
-        return passed("PMI_RANK and PMI_SIZE differ: mpiexec started this process inside the job");
+        return skipped("PMI_RANK and PMI_SIZE differ: mpiexec started this process inside the job");
     }
     if (rank, world_size) == (0, 1) {
-        return passed("a single task; its ranks are threads");
+        return skipped("a single task; its ranks are threads");
     }
     let node_rank = vars.number("SLURM_NODEID")?;
     let local_world_size = local_world_size(vars, node_rank, world_size)?;
-    let local_rank = match vars.number("SLURM_LOCALID")? {
-        Some(local) => local,
-        None if local_world_size.1 == world_size => rank,
-        None => {
-            let problem = "SLURM_PROCID needs it when there are several nodes; start with srun";
-            return Err(EnvError::missing("SLURM_LOCALID", problem));
-        }
-    };
     let ranks = Ranks {
+        source: Source::Slurm,
         rank: ("SLURM_PROCID", rank),
         world_size: (size_name, world_size),
-        local_rank: ("SLURM_LOCALID", local_rank),
-        local_world_size,
+        local_rank: ("SLURM_LOCALID", vars.number("SLURM_LOCALID")?),
+        local_world_size: (local_world_size.0, Some(local_world_size.1)),
+        node_rank: Some(("SLURM_NODEID", node_rank)),
+        nodes: None,
+        node: None,
+        host: first_host(vars)?,
+        // Steps of one job may run concurrently.
+        name: vars.text("SLURM_JOB_ID")?.map(|id| format!("{id}.{step}")),
+        restarts: 0,
     };
-    ranks.check()?;
-    let Some(node_rank) = node_rank.or_else(|| ranks.node_by_block()) else {
-        let problem = "tasks are not dealt out node by node, so it is needed; start with srun";
-        return Err(EnvError::missing("SLURM_NODEID", problem));
-    };
-    below(("SLURM_NODEID", node_rank), ranks.world_size, "a node has at least one task")?;
-    let id = vars.text("SLURM_JOB_ID")?;
-    // Steps of one job may run concurrently.
-    let meeting = id.map(|id| format!("{id}.{step}"));
-    let port = meeting.as_deref().map(port_of_job);
-    let master = match (vars.has("MASTER_ADDR"), first_host(vars)?) {
-        (false, Some(host)) if !ranks.one_node() => Master {
-            host,
-            port: vars.port(&["MASTER_PORT"])?.or(port).unwrap_or(DEFAULT_PORT),
-            shared_port: false,
-        },
-        _ => master(vars, ranks.one_node(), port)?,
-    };
-    let start = Start { name: meeting, restarts: 0 };
-    let place = ranks.place(Source::Slurm, node_rank, None, master, start, vars)?;
     let why = format!("a task of srun; SLURM_PROCID and {size_name} are set");
-    Ok(Finding::Taken(Role::Rank(place), why))
+    Ok(Finding::Taken(Role::Rank(ranks.place(vars)?), why))
 }
 
 /// Returns the number of tasks of this node, and its source.
@@ -115,28 +85,21 @@ fn local_world_size(
 ) -> Result<(&'static str, usize), EnvError> {
     let lists = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"];
     if let (Some(node), Some(list)) = (node, vars.first(&lists)?) {
-        let bad = |problem: String| {
-            let problem = format!("{problem}; it should read like 2(x3),1");
-            EnvError::value(list.name, &list.value, problem)
-        };
-        let tasks = hostlist::tasks_of_node(&list.value, node).map_err(bad)?;
-        return match tasks {
-            Some(tasks) => Ok((list.name, tasks)),
-            None => Err(bad(format!("it has no node {node}, which SLURM_NODEID names"))),
-        };
+        let wrong = |problem: &str| list.wrong(format!("{problem}; it should read like 2(x3),1"));
+        let tasks = tasks_of_node(&list.value, node).map_err(wrong)?;
+        let no_node = || wrong(&format!("it has no node {node}, which SLURM_NODEID names"));
+        return tasks.map(|tasks| (list.name, tasks)).ok_or_else(no_node);
     }
     if let Some(tasks) = vars.number("SLURM_NTASKS_PER_NODE")? {
         return Ok(("SLURM_NTASKS_PER_NODE", tasks));
     }
-    let nodes = match vars.number("SLURM_STEP_NUM_NODES")? {
-        None => vars.number("SLURM_NNODES")?.unwrap_or(1),
-        Some(nodes) => nodes,
-    };
+    let nodes = vars.first(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?;
+    let nodes = nodes.map_or(Ok(1), |nodes| nodes.number(MAX_RANKS))?;
     match nodes {
         0 => Err(EnvError::value("SLURM_NNODES", "0", "a job has a node; start with srun")),
         nodes if world_size.is_multiple_of(nodes) => Ok(("SLURM_NTASKS", world_size / nodes)),
         _ => {
-            let problem = "tasks are not spread evenly, so it is needed; give --ntasks-per-node to srun";
+            let problem = "tasks are not distributed evenly, so it is needed; give --ntasks-per-node to srun";
             Err(EnvError::missing("SLURM_TASKS_PER_NODE", problem))
         }
     }
@@ -145,11 +108,46 @@ fn local_world_size(
 /// Returns the first host of the step or job, if Slurm lists hosts.
 pub(super) fn first_host(vars: &Vars) -> Result<Option<String>, EnvError> {
     let Some(list) = vars.first(NODE_LISTS)? else { return Ok(None) };
-    match hostlist::parse(&list.value) {
-        Ok(hosts) => Ok(Some(hosts.first)),
-        Err(problem) => {
-            let problem = format!("{problem}; it should read like gpu[01-03,7],login-2");
-            Err(EnvError::value(list.name, &list.value, problem))
+    let wrong = |problem| list.wrong(format!("{problem}; it should read like gpu[01-03,7],login-2"));
+    first_of(&list.value).map(Some).map_err(wrong)
+}
+
+/// Returns the first host of a list such as `rack[1-2]n[01-16],login-2`: `rack1n01`. The list is never
+/// expanded: a few bytes can stand for more hosts than fit in memory.
+pub(super) fn first_of(list: &str) -> Result<String, &'static str> {
+    let (mut host, mut rest) = (String::new(), list.trim());
+    while let Some((literal, after)) = rest.split_once('[').filter(|(literal, _)| !literal.contains(',')) {
+        let (ranges, after) = after.split_once(']').ok_or("a bracket that is not closed")?;
+        let index = ranges.split([',', '-']).next().unwrap_or_default();
+        if index.is_empty() || !index.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err("an index in brackets that is not a number");
         }
+        host.push_str(literal);
+        host.push_str(index);
+        rest = after;
     }
+    host.push_str(rest.split(',').next().unwrap_or_default());
+    let is_legal = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    if host.is_empty() || host.len() > 253 || !is_legal { Err("an invalid host name") } else { Ok(host) }
+}
+
+/// Returns the count for `node` in a list of counts per node, such as `2(x3),1`; `None` past its end.
+pub(super) fn tasks_of_node(list: &str, node: usize) -> Result<Option<usize>, &'static str> {
+    let number = |text: &str| text.parse::<usize>().map_err(|_| "a count that is not a number");
+    let mut left = node;
+    for entry in list.split(',') {
+        let entry = entry.trim();
+        let (tasks, times) = match entry.split_once("(x") {
+            Some((tasks, times)) => {
+                (tasks, number(times.strip_suffix(')').ok_or("a bracket that is not closed")?)?)
+            }
+            None => (entry, 1),
+        };
+        let tasks = number(tasks)?;
+        if left < times {
+            return Ok(Some(tasks));
+        }
+        left -= times;
+    }
+    Ok(None)
 }

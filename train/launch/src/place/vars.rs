@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::error::EnvError;
+use super::role::EnvError;
 
 /// Looks up a variable, like `std::env::var`.
 pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
@@ -38,9 +38,14 @@ impl Vars<'_> {
     /// Returns the first of `names` that is set; an empty variable is an error.
     pub(super) fn first(&self, names: &[&'static str]) -> Result<Option<Named>, EnvError> {
         for &name in names {
-            if let Some(value) = (self.0)(name) {
-                return checked(name, value).map(Some);
+            let Some(value) = (self.0)(name) else { continue };
+            if value.len() > MAX_VALUE {
+                return Err(EnvError::value(name, &value, "longer than 64 KiB; set it to a real value"));
             }
+            return match value.trim() {
+                "" => Err(EnvError::value(name, "", "empty; give it a value, or unset it")),
+                value => Ok(Some(Named { name, value: value.to_owned() })),
+            };
         }
         Ok(None)
     }
@@ -52,6 +57,11 @@ impl Vars<'_> {
     /// Parses a rank, a size or an index.
     pub(super) fn number(&self, name: &'static str) -> Result<Option<usize>, EnvError> {
         self.first(&[name])?.map(|named| named.number(MAX_RANKS)).transpose()
+    }
+
+    /// Parses a number that must be set; `problem` is the reason and the fix.
+    pub(super) fn needed(&self, name: &'static str, problem: &str) -> Result<usize, EnvError> {
+        self.number(name)?.ok_or_else(|| EnvError::missing(name, problem))
     }
 
     /// Returns how often the job was restarted. A missing or invalid variable counts as never: these counters
@@ -95,18 +105,6 @@ impl fmt::Debug for JobSecret {
 /// The variable with the job's secret.
 pub const SECRET: &str = "KILN_JOB_SECRET";
 
-/// Accepts a value unless it is empty or absurdly long.
-pub(super) fn checked(name: &'static str, value: String) -> Result<Named, EnvError> {
-    if value.len() > MAX_VALUE {
-        return Err(EnvError::value(name, &value, "longer than 64 KiB; set it to a real value"));
-    }
-    let value = value.trim();
-    if value.is_empty() {
-        return Err(EnvError::value(name, "", "empty; give it a value, or unset it"));
-    }
-    Ok(Named { name, value: value.to_owned() })
-}
-
 impl Named {
     /// Returns the error for a problem with the value.
     pub(super) fn wrong(&self, problem: impl Into<String>) -> EnvError {
@@ -143,24 +141,19 @@ impl Named {
     }
 }
 
-/// Returns whether a host means the local machine on every machine.
-pub(super) fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-/// Returns a port for a job that sets none: the same on every node, different from that of most other jobs,
-/// and below the ports that systems assign automatically.
-pub(super) fn port_of_job(job: &str) -> u16 {
-    const FIRST: u16 = 15_000;
-    const COUNT: u64 = 16_384;
-    // FNV-1a.
-    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    FIRST + (hash % COUNT) as u16
-}
-
 /// Returns whether a scheduler's name of a job is valid.
 pub(super) fn is_name(text: &str) -> bool {
     !text.trim().is_empty() && text.len() <= 253
+}
+
+/// A number and the variable or flag that contains it.
+pub(super) type Number = (&'static str, usize);
+
+/// Fails unless an index is less than its size.
+pub(super) fn below(index: Number, size: Number, why: &str) -> Result<(), EnvError> {
+    if index.1 < size.1 {
+        return Ok(());
+    }
+    let problem = format!("{why}, so {} must be below {}", index.0, size.0);
+    Err(EnvError::contradiction(&[index, size], problem))
 }

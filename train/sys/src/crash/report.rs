@@ -1,16 +1,35 @@
-//! The part of a crash report in the run folder that a signal handler can write: nothing here allocates or
-//! waits for a lock.
+//! A crash report in the run folder: the folder, the part that a signal handler can write, and a thread that
+//! adds the information that the handler cannot find out.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, PipeReader, PipeWriter, Read, Write as _};
+use std::mem;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
 
-use super::text::Text;
-use super::words::{self, BATCH, TEXT};
-use crate::clock;
+use rustix::fs::{Mode, OFlags, mkdir, open};
+use rustix::io::Errno;
+
+use super::Reporting;
 use crate::facts;
+use crate::launcher::Seen;
 use crate::position::{self, Position};
+use crate::words::{time_now, write_now};
+
+/// Name of the file with the text of a crash, for people.
+const TEXT: &str = "crash.txt";
+
+/// Name of the file with the samples that a rank was working on.
+const BATCH: &str = "batch.json";
+
+/// Name of the file with the rank's flight recorder.
+const FLIGHT: &str = "flight.json";
 
 /// Maximum length of a path in bytes.
 const PATH: usize = libc::PATH_MAX as usize + 256;
@@ -25,8 +44,69 @@ const MOST: u64 = 1000;
 /// addresses in its file, which is 0 if it is linked for a fixed address.
 static PROGRAM: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 
+/// Text in preallocated memory, for signal handlers, which may not allocate: up to `N - 1` bytes. Further bytes are
+/// dropped.
+pub(super) struct Text<const N: usize> {
+    bytes: [u8; N],
+    len: usize,
+}
+
+impl<const N: usize> Text<N> {
+    pub(super) const fn new() -> Self {
+        Text { bytes: [0; N], len: 0 }
+    }
+
+    /// Keeps only the first `len` bytes.
+    fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Appends as many of `bytes` as there is room for; returns true if there was room for all.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
+        // Room for a last byte.
+        let taken = bytes.len().min(N - 1 - self.len);
+        self.bytes[self.len..self.len + taken].copy_from_slice(&bytes[..taken]);
+        self.len += taken;
+        taken == bytes.len()
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// Returns the text followed by `last`, for which there is always room.
+    pub(super) fn ended_by(&mut self, last: u8) -> &[u8] {
+        self.bytes[self.len] = last;
+        &self.bytes[..=self.len]
+    }
+
+    /// Ends the text with a line break, replacing its last byte if there is no room.
+    pub(super) fn end_line(&mut self) {
+        self.truncate(N - 2);
+        self.push(b"\n");
+    }
+
+    /// Returns the text as a C string, which ends at the first zero.
+    fn as_c_str(&mut self) -> &CStr {
+        CStr::from_bytes_until_nul(self.ended_by(0)).unwrap_or_default()
+    }
+}
+
+impl<const N: usize> Write for Text<N> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.push(text.as_bytes()) { Ok(()) } else { Err(fmt::Error) }
+    }
+}
+
 /// The crash that is being written.
-pub(super) static REPORT: Mutex<Report> = Mutex::new(Report::new());
+pub(super) static REPORT: Mutex<Report> = Mutex::new(Report {
+    folder: Text::new(),
+    text: Text::new(),
+    frames: [0; FRAMES],
+    count: 0,
+    is_at_fault: false,
+    position: None,
+});
 
 /// The contents of a crash report, and its place.
 pub(super) struct Report {
@@ -40,46 +120,35 @@ pub(super) struct Report {
     position: Option<Arc<Position>>,
 }
 
+/// Nothing here allocates or waits for a lock.
 impl Report {
-    const fn new() -> Self {
-        Report {
-            folder: Text::new(),
-            text: Text::new(),
-            frames: [0; FRAMES],
-            count: 0,
-            is_at_fault: false,
-            position: None,
-        }
-    }
-
     /// Begins the report of a crash of a thread of `rank`: creates its folder, and writes the facts available
     /// at once. Adds the lines `more`. Returns `false` if there is no such folder, as outside of a run.
-    pub(super) fn begin(&mut self, rank: Option<usize>, what: fmt::Arguments<'_>, more: &[u8]) -> bool {
+    pub(super) fn begin(&mut self, rank: Option<usize>, what: &dyn fmt::Display, more: &[u8]) -> bool {
         let position = position::of(rank);
+        let place = position.clone().or_else(position::any);
+        let is_made = place.as_ref().is_some_and(|place| self.make_folder(place, position.is_some()));
         self.count = 0;
-        let made = position.clone().or_else(position::any).is_some_and(|place| {
-            let is_made = self.make_folder(&place, position.is_some());
-            std::mem::forget(place);
-            is_made
-        });
-        // Dropping it could make the signal handler free memory.
-        std::mem::forget(std::mem::replace(&mut self.position, position));
-        if !made {
+        // Dropping either could make the signal handler free memory.
+        mem::forget(place);
+        mem::forget(mem::replace(&mut self.position, position));
+        if !is_made {
             return false;
         }
         self.text.truncate(0);
         // The only possible error is lack of room.
         let _ = self.write_header(rank, what);
-        self.append(TEXT);
+        self.append_text();
         if !more.is_empty() {
-            self.append_bytes(TEXT, more.trim_ascii_end());
-            self.append_bytes(TEXT, b"\n");
+            write_file(&mut self.folder, TEXT, OFlags::APPEND, more.trim_ascii_end());
+            write_file(&mut self.folder, TEXT, OFlags::APPEND, b"\n");
         }
         self.text.truncate(0);
-        if self.write_batch().is_ok() {
+        if let Some(position) = &self.position
+            && write_batch(&mut self.text, position.rank, position.progress().seen()).is_ok()
+        {
             // A later panic may come in a later micro-batch.
-            let descriptor = self.open(BATCH, libc::O_TRUNC);
-            write_and_close(descriptor, self.text.bytes());
+            write_file(&mut self.folder, BATCH, OFlags::TRUNC, self.text.bytes());
         }
         true
     }
@@ -87,13 +156,6 @@ impl Report {
     /// The folder of the crash.
     pub(super) fn folder(&self) -> &[u8] {
         self.folder.bytes()
-    }
-
-    /// Takes the calls of the thread, whether the first of them is the place of the fault, and the rank.
-    pub(super) fn take(&mut self) -> (Vec<usize>, bool, Option<Arc<Position>>) {
-        let frames = self.frames[..self.count].to_vec();
-        self.count = 0;
-        (frames, self.is_at_fault, self.position.take())
     }
 
     /// Records the calls of the calling thread, from the one at the address `fault` outwards, if that is one
@@ -106,7 +168,7 @@ impl Report {
         if self.is_at_fault {
             let _ = self.write_frame(0);
         }
-        self.append(TEXT);
+        self.append_text();
         let (frames, mut count, mut is_found) = (&mut self.frames, 0, false);
         let next = |frame: &backtrace::Frame| {
             let address = frame.ip() as usize;
@@ -126,7 +188,7 @@ impl Report {
         for index in usize::from(is_found)..count {
             self.text.truncate(0);
             let _ = self.write_frame(index);
-            self.append(TEXT);
+            self.append_text();
         }
     }
 
@@ -149,21 +211,20 @@ impl Report {
         let _ = self.make();
         let named = match is_known {
             true => write!(self.folder, "/rank_{}", place.rank),
-            // SAFETY: has no preconditions.
-            false => write!(self.folder, "/process_{}", unsafe { libc::getpid() }),
+            false => write!(self.folder, "/process_{}", std::process::id()),
         };
-        let (end, own) = (self.folder.len(), place.crash.load(Ordering::Relaxed));
-        let is_again = is_known && own > 0;
-        for number in if is_again { own..=own } else { 1..=MOST } {
+        let end = self.folder.len;
+        // The folder of an earlier crash of this life; 0 if there is none.
+        let own = if is_known { place.crash.load(Ordering::Relaxed) } else { 0 };
+        for number in own.max(1)..=MOST {
             self.folder.truncate(end);
             let numbered = if number > 1 { write!(self.folder, "-{number}") } else { named };
             if numbered.is_err() {
                 return false;
             }
             match self.make() {
-                Ok(()) => {}
-                Err(libc::EEXIST) if is_again => {}
-                Err(libc::EEXIST) => continue,
+                Err(Errno::EXIST) if number != own => continue,
+                Err(Errno::EXIST) | Ok(()) => {}
                 Err(_) => return false,
             }
             if is_known {
@@ -175,20 +236,15 @@ impl Report {
     }
 
     /// Creates `folder`.
-    fn make(&mut self) -> Result<(), c_int> {
-        // SAFETY: the path ends with a zero.
-        match unsafe { libc::mkdir(self.folder.as_c_string(), 0o777) } {
-            0 => Ok(()),
-            // SAFETY: every thread has an error number.
-            _ => Err(unsafe { *libc::__errno_location() }),
-        }
+    fn make(&mut self) -> rustix::io::Result<()> {
+        mkdir(self.folder.as_c_str(), Mode::from_raw_mode(0o777))
     }
 
-    fn write_header(&mut self, rank: Option<usize>, what: fmt::Arguments<'_>) -> fmt::Result {
+    fn write_header(&mut self, rank: Option<usize>, what: &dyn fmt::Display) -> fmt::Result {
         let text = &mut self.text;
         writeln!(text, "what     {what}")?;
         match &self.position {
-            Some(position) => write_place(text, position)?,
+            Some(position) => write_position(text, position)?,
             None => {
                 text.write_str("rank     a thread of no rank; this process has been")?;
                 position::write_to(text, rank)?;
@@ -199,85 +255,217 @@ impl Report {
         // SAFETY: the call writes up to 16 bytes, with a zero at their end.
         unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
         let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-        writeln!(text, "host     {}", facts::host())?;
-        // SAFETY: has no preconditions.
-        write!(text, "process  {}, thread ", unsafe { libc::getpid() })?;
+        let system = rustix::system::uname();
+        writeln!(text, "host     {}", system.nodename().to_str().unwrap_or("unknown"))?;
+        write!(text, "process  {}, thread ", std::process::id())?;
         text.push(name);
         text.write_str("\ntime     ")?;
-        clock::write_now(text)?;
-        writeln!(text, "\nversion  {}", facts::version())
+        write_now(text)?;
+        writeln!(text, "\nversion  {}", facts().version)
     }
 
-    /// Writes the samples that the rank was working on, in machine-readable form.
-    fn write_batch(&mut self) -> fmt::Result {
-        let position = self.position.as_ref().ok_or(fmt::Error)?;
-        let batch = position.micro_batch().ok_or(fmt::Error)?;
-        words::write_batch(&mut self.text, position.rank, position.step(), batch)
-    }
-
-    /// Appends the text to a file of the folder.
-    fn append(&mut self, name: &str) {
-        let descriptor = self.open(name, libc::O_APPEND);
-        write_and_close(descriptor, self.text.bytes());
-    }
-
-    fn append_bytes(&mut self, name: &str, bytes: &[u8]) {
-        write_and_close(self.open(name, libc::O_APPEND), bytes);
-    }
-
-    fn open(&mut self, name: &str, how: c_int) -> c_int {
-        let end = self.folder.len();
-        self.folder.push(b"/");
-        self.folder.push(name.as_bytes());
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_CLOEXEC | how;
-        // SAFETY: the path ends with a zero.
-        let descriptor = unsafe { libc::open(self.folder.as_c_string(), flags, 0o666) };
-        self.folder.truncate(end);
-        descriptor
+    /// Appends `text` to the text of the crash.
+    fn append_text(&mut self) {
+        write_file(&mut self.folder, TEXT, OFlags::APPEND, self.text.bytes());
     }
 }
 
-fn write_place<const N: usize>(text: &mut Text<N>, position: &Position) -> fmt::Result {
-    let phase = position.phase();
-    words::write_step(text, position.rank, position.step())?;
+/// Writes to the file `name` of a folder.
+fn write_file(folder: &mut Text<PATH>, name: &str, how: OFlags, bytes: &[u8]) {
+    let end = folder.len;
+    folder.push(b"/");
+    folder.push(name.as_bytes());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | how;
+    let file = open(folder.as_c_str(), flags, Mode::from_raw_mode(0o666));
+    folder.truncate(end);
+    // If it cannot be written, nothing can be done.
+    let _ = file.map(|file| File::from(file).write_all(bytes));
+}
+
+fn write_position<const N: usize>(text: &mut Text<N>, position: &Position) -> fmt::Result {
+    let (phase, seen) = (position.phase(), position.progress().seen());
+    write_step(text, position.rank, seen.step)?;
     write!(text, "phase    {phase}\nunit     ")?;
-    let before = text.len();
-    position.write_unit(text)?;
-    match (text.len() == before, phase) {
+    let before = text.len;
+    position.write_module(text)?;
+    match (text.len == before, phase) {
         (true, _) => text.write_str("none was entered yet")?,
         (false, "forward" | "backward") => {}
         (false, _) => text.write_str(", the last one that was entered")?,
     }
     text.write_str("\ncall     ")?;
-    let before = text.len();
-    position.write_call(text)?;
-    if text.len() == before {
+    let before = text.len;
+    position.view.recorder().write_last_call(text)?;
+    if text.len == before {
         text.write_str("no collective yet")?;
     }
     text.write_str("\n")?;
-    words::write_samples(text, position.micro_batch())
+    write_samples(text, seen)
 }
 
-/// Writes to a descriptor and closes it; does nothing if it is negative.
-fn write_and_close(descriptor: c_int, mut bytes: &[u8]) {
-    if descriptor < 0 {
-        return;
-    }
-    while !bytes.is_empty() {
-        // SAFETY: the bytes outlive the call. If they cannot be written, nothing can be done.
-        let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
-        match usize::try_from(written) {
-            Ok(written) if written > 0 => bytes = &bytes[written..],
-            _ => break,
+/// Writes the lines with rank and step; step 0 is before the first one.
+fn write_step(out: &mut dyn Write, rank: usize, step: u64) -> fmt::Result {
+    let note = if step == 0 { ", before the first one of this start" } else { "" };
+    writeln!(out, "rank     {rank}\nstep     {step}{note}")
+}
+
+/// Writes the line with the samples of a micro-batch.
+fn write_samples(out: &mut dyn Write, seen: Seen) -> fmt::Result {
+    match seen.micro_batch {
+        None => writeln!(out, "batch    none was fetched yet"),
+        Some((index, first, 1)) => {
+            writeln!(out, "batch    micro-batch {index}, sample {first} of the global order")
+        }
+        Some((index, first, samples)) => {
+            let last = first + samples - 1;
+            writeln!(out, "batch    micro-batch {index}, samples {first} to {last} of the global order")
         }
     }
-    // SAFETY: it was opened for this, and no one else has it.
-    unsafe { libc::close(descriptor) };
 }
 
-/// Finds the location of the program in memory, and lets the system load what unwinding needs. Not for
-/// handlers.
-pub(super) fn prepare() {
+/// Writes the samples of a micro-batch in machine-readable form. Fails if there are none.
+fn write_batch(out: &mut dyn Write, rank: usize, seen: Seen) -> fmt::Result {
+    let (index, first, samples) = seen.micro_batch.ok_or(fmt::Error)?;
+    write!(out, "{{\"rank\":{rank},\"step\":{},\"micro_batch\":{index},", seen.step)?;
+    writeln!(out, "\"first_sample\":{first},\"last_sample\":{}}}", first + samples - 1)
+}
+
+/// Writes the report of a rank that was killed, which its launcher does because the rank could not: to a new
+/// folder in `crashes`, which is returned. `log` has all lines of standard error, `last_lines` the last ones.
+///
+/// # Errors
+///
+/// Those of the file system.
+pub fn report_killed(
+    crashes: &Path,
+    (rank, pid): (usize, i32),
+    seen: Seen,
+    log: &Path,
+    last_lines: &[String],
+) -> io::Result<PathBuf> {
+    fs::create_dir_all(crashes)?;
+    let mut number = 1;
+    let folder = loop {
+        let name = if number == 1 { format!("rank_{rank}") } else { format!("rank_{rank}-{number}") };
+        let folder = crashes.join(name);
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            made => break made.map(|()| folder)?,
+        }
+    };
+    let mut text =
+        "what     SIGKILL (9), reported by its launcher: a killed rank cannot write a report\n".to_owned();
+    // Writing into a String cannot fail.
+    let _ = write_step(&mut text, rank, seen.step);
+    text.push_str("phase    unknown; see what the others were waiting for: kiln inspect flight RUN\n");
+    text.push_str("unit     unknown\n");
+    let _ = write_samples(&mut text, seen);
+    let _ = writeln!(text, "host     {}", rustix::system::uname().nodename().to_string_lossy());
+    let _ = writeln!(text, "process  {pid}\ntime     {}", time_now());
+    let _ = writeln!(text, "\nthe last lines of its standard error, which is in {}:", log.display());
+    last_lines.iter().for_each(|line| _ = writeln!(text, "  {line}"));
+    fs::write(folder.join(TEXT), text)?;
+    let mut batch = String::new();
+    if write_batch(&mut batch, rank, seen).is_ok() {
+        fs::write(folder.join(BATCH), batch)?;
+    }
+    Ok(folder)
+}
+
+/// The name of the helper: a thread that waits for a crash, and then does what a signal handler cannot: it
+/// names the calls and requests the flight recorder. The crashed thread waits for it, but not forever: it may
+/// hold a lock that the helper needs.
+const HELPER: &str = "kiln-crash";
+
+/// Interval between checks whether the helper is done.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Wakes the helper.
+static WAKE: OnceLock<PipeWriter> = OnceLock::new();
+
+/// Number of requests to the helper, and of the last one it has answered.
+static ASKED: AtomicU64 = AtomicU64::new(0);
+static DONE: AtomicU64 = AtomicU64::new(0);
+
+/// Starts the helper. Without it, reports have addresses instead of names, and no flight recorder. To be called once, and
+/// not by handlers.
+pub(super) fn start_helper() {
+    find_program();
+    // Lets the system load what unwinding needs.
+    backtrace::trace(|_| false);
+    if let Ok((wake, writer)) = io::pipe()
+        && thread::Builder::new().name(HELPER.to_owned()).spawn(move || help(wake)).is_ok()
+    {
+        let _ = WAKE.set(writer);
+    }
+}
+
+/// Returns true if the calling thread is the helper.
+pub(super) fn is_helper() -> bool {
+    thread::current().name() == Some(HELPER)
+}
+
+/// Lets the helper finish the report, and waits for it, but no longer than `limit`. May be called in a signal
+/// handler.
+pub(super) fn ask_helper(limit: Duration) {
+    let Some(wake) = WAKE.get() else { return };
+    let asked = ASKED.fetch_add(1, Ordering::Relaxed) + 1;
+    let _ = rustix::io::write(wake, b"!");
+    for _ in 0..limit.as_millis() / LOOK.as_millis() {
+        if DONE.load(Ordering::Acquire) >= asked {
+            return;
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+fn help(mut wake: PipeReader) {
+    while wake.read_exact(&mut [0]).is_ok() {
+        let asked = ASKED.load(Ordering::Relaxed);
+        let reporting = Reporting::begin();
+        let (folder, frames, is_at_fault, position) = {
+            let mut report = REPORT.lock().unwrap_or_else(PoisonError::into_inner);
+            let folder = PathBuf::from(OsStr::from_bytes(report.folder()));
+            let count = mem::take(&mut report.count);
+            let frames = report.frames[..count].to_vec();
+            (folder, frames, report.is_at_fault, report.position.take())
+        };
+        // If it cannot be written, nothing can be done.
+        if !frames.is_empty() {
+            let _ = append(&folder, &names_of(&frames, is_at_fault));
+        }
+        if let Some(position) = position {
+            let _ = fs::write(folder.join(FLIGHT), (position.flight)());
+        }
+        drop(reporting);
+        DONE.store(asked, Ordering::Release);
+    }
+}
+
+/// Appends `text` to the report of the crash in `folder`.
+pub(super) fn append(folder: &Path, text: &str) -> io::Result<()> {
+    OpenOptions::new().append(true).open(folder.join(TEXT))?.write_all(text.as_bytes())
+}
+
+fn names_of(frames: &[usize], is_at_fault: bool) -> String {
+    let mut text = String::from("\nbacktrace, the innermost call first:\n");
+    for (index, address) in frames.iter().enumerate() {
+        // A return address may belong to the next function.
+        let within = if index == 0 && is_at_fault { *address } else { address.saturating_sub(1) };
+        let mut names = Vec::new();
+        backtrace::resolve(within as *mut _, |symbol| {
+            names.push(symbol.name().map_or_else(|| format!("{address:#x}"), |name| format!("{name:#}")));
+        });
+        if names.is_empty() {
+            names.push(format!("{address:#x}"));
+        }
+        names.iter().for_each(|name| text.push_str(&format!("{index:>4}: {name}\n")));
+    }
+    text
+}
+
+/// Finds the location of the program in memory.
+fn find_program() {
     extern "C" fn first(info: *mut libc::dl_phdr_info, _size: usize, _data: *mut c_void) -> c_int {
         // SAFETY: the system passes a valid structure, with as many headers as it states.
         let (info, headers) = unsafe {
@@ -295,5 +483,4 @@ pub(super) fn prepare() {
     }
     // SAFETY: `first` has the required signature and keeps nothing.
     unsafe { libc::dl_iterate_phdr(Some(first), std::ptr::null_mut()) };
-    backtrace::trace(|_| false);
 }

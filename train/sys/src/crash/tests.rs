@@ -5,8 +5,8 @@ use std::process::Command;
 use kiln_collectives::{Communicator, FakeCommunicator};
 
 use super::*;
+use crate::Facts;
 use crate::drills;
-use crate::facts::Facts;
 use crate::position::Present;
 
 const WAY: &str = "KILN_TEST_CRASH";
@@ -60,7 +60,7 @@ fn crashes() {
         Some("hook") => panic!("on purpose"),
         Some("old") => {
             allocation_failed(77);
-            refusal::age();
+            REFUSED_AT.store(now() - FOLLOWS - 1, Ordering::Relaxed);
             panic!("for another reason");
         }
         _ => unreachable!("{way:?}"),
@@ -76,7 +76,7 @@ fn crash(way: &str, out: &Path) -> (Option<c_int>, String) {
 }
 
 #[test]
-fn every_crash_leaves_what_is_known_in_the_folder_of_its_run() {
+fn crashes_leave_reports_in_the_run_folder() {
     for (way, signal, what, call) in [
         ("segv", Some(libc::SIGSEGV), "SIGSEGV\n", "crash::tests::crashes"),
         ("bus", Some(libc::SIGBUS), "SIGBUS (address 0x", "drills::read_beyond_a_file"),
@@ -108,7 +108,7 @@ fn every_crash_leaves_what_is_known_in_the_folder_of_its_run() {
 
 /// The report of a failed allocation is written without memory: it has no backtrace.
 #[test]
-fn a_failed_allocation_ends_the_process_with_who_holds_how_much() {
+fn failed_allocations_report_memory_by_owner() {
     for (way, signal, what) in [
         ("failed", None, "a panic at "),
         ("hook", None, "no memory to report a crash, after an allocation of 77 bytes failed\n"),
@@ -132,7 +132,7 @@ fn a_failed_allocation_ends_the_process_with_who_holds_how_much() {
 }
 
 #[test]
-fn a_stack_that_overflows_is_told_as_rust_does() {
+fn stack_overflows_keep_rusts_message() {
     let out = tempfile::tempdir().unwrap();
     let (ended_by, said) = crash("overflow", out.path());
     assert_eq!(ended_by, Some(libc::SIGABRT), "{said}");
@@ -143,7 +143,7 @@ fn a_stack_that_overflows_is_told_as_rust_does() {
 
 /// The first panic is the cause; the second may add information.
 #[test]
-fn later_panics_of_a_life_are_added() {
+fn later_panics_are_added() {
     let out = tempfile::tempdir().unwrap();
     let (_, said) = crash("panic", out.path());
     let text = fs::read_to_string(out.path().join("crash/rank_3/crash.txt")).unwrap();

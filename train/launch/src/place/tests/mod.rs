@@ -6,7 +6,7 @@ mod ranks;
 
 use std::collections::BTreeMap;
 
-use super::{Considered, EnvError, Flags, Job, Node, RankEnv, Role, Source, survey};
+use super::{Considered, EnvError, Flags, Job, Node, RankEnv, Role, SOURCES, Source, survey};
 
 /// An environment, written as `A=1 B=2`.
 struct Env(BTreeMap<String, String>);
@@ -71,15 +71,15 @@ fn master(place: &RankEnv) -> (&str, u16) {
 }
 
 #[test]
-fn the_first_source_wins_and_all_are_reported() {
+fn the_first_source_wins() {
     let torchrun = "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=1234";
     let slurm = "SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=3 SLURM_NODEID=0 SLURM_STEP_ID=0";
     let (role, considered) = Env::new(&format!("{torchrun} {slurm} PET_NNODES=2")).survey();
     let Ok(Role::Rank(place)) = role else { panic!("{role:?}") };
     assert_eq!(place.source, Source::Torchrun);
     let sources: Vec<_> = considered.iter().map(|considered| considered.source).collect();
-    assert_eq!(sources, survey::SOURCES.map(|(source, ..)| source));
-    assert_eq!(considered[0].verdict, "passed over: no --rank");
+    assert_eq!(sources, SOURCES.map(|(source, ..)| source));
+    assert_eq!(considered[0].verdict, "skipped: no --rank");
     assert!(considered[1].verdict.starts_with("taken: RANK"), "{considered:?}");
     assert_eq!(considered[2].verdict, "not asked: torchrun comes first");
     assert_eq!(considered[2].found, [("PET_NNODES".to_owned(), "2".to_owned())]);
@@ -93,10 +93,10 @@ fn nothing_set_is_alone() {
 }
 
 #[test]
-fn ranks_that_nobody_counts_are_remarked_on() {
+fn stray_sizes_are_remarked_on() {
     let remark = |env: &str| {
         let env = Env::new(env);
-        super::stray::remark(&|name| env.0.get(name).cloned())
+        super::remark_alone(&|name| env.0.get(name).cloned())
     };
     for (env, says) in [
         ("WORLD_SIZE=2", "WORLD_SIZE=2 is set, but RANK is not: this process runs by itself"),
@@ -111,12 +111,12 @@ fn ranks_that_nobody_counts_are_remarked_on() {
 }
 
 #[test]
-fn a_shell_that_has_inherited_a_place_is_told_how_to_run_alone() {
+fn waiting_shells_are_remarked_on() {
     let slurm = "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_JOB_NAME=interactive";
     let remark = |env: &str, has_terminal| {
         let env = Env::new(env);
         let lookup = |name: &str| env.0.get(name).cloned();
-        super::stray::inherited(&env.survey().0.unwrap(), &lookup, has_terminal)
+        super::remark_waiting(&env.survey().0.unwrap(), &lookup, has_terminal)
     };
     let told = remark(slurm, false).expect("a remark");
     for part in ["rank 0 of 4", "Slurm has set SLURM_PROCID=0", "srun", "env -u SLURM_PROCID kiln"] {
@@ -133,7 +133,7 @@ fn a_shell_that_has_inherited_a_place_is_told_how_to_run_alone() {
 }
 
 #[test]
-fn the_secret_is_carried_and_never_shown() {
+fn the_secret_is_never_shown() {
     let env = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 KILN_JOB_SECRET=hunter2";
     let place = rank(env);
     assert_eq!(place.secret.as_ref().map(|secret| secret.0.as_str()), Some("hunter2"));
@@ -146,7 +146,7 @@ fn the_secret_is_carried_and_never_shown() {
 }
 
 #[test]
-fn long_and_odd_values_are_shortened_in_messages() {
+fn long_values_are_shortened() {
     let long = "x".repeat(10_000);
     let message = error(&format!("RANK={long}"));
     assert!(message.len() < 400, "{message}");

@@ -4,7 +4,7 @@ use super::*;
 use crate::place::{NodeFlags, PerGpu, node as launched};
 
 #[test]
-fn a_rank_without_a_local_rank_is_a_node() {
+fn rank_without_local_rank_is_a_node() {
     let env = "RANK=1 WORLD_SIZE=2 MASTER_ADDR=a PET_NPROC_PER_NODE=4";
     let found = node(env);
     assert_eq!((found.source, found.node_rank, found.nodes), (Source::Torchrun, 1, 2));
@@ -52,7 +52,7 @@ fn pet() {
 }
 
 #[test]
-fn ranks_per_node_alone_leave_the_nodes_to_others() {
+fn ranks_per_node_alone() {
     let found = node("PET_NPROC_PER_NODE=4");
     assert_eq!((found.source, found.nodes, found.nproc_per_node), (Source::Pet, 1, 4));
     let jobset = "JOB_COMPLETION_INDEX=1 WORLD_SIZE=2 MASTER_ADDR=a PET_NPROC_PER_NODE=4";
@@ -81,7 +81,7 @@ fn jobset() {
 }
 
 #[test]
-fn launch_flags_go_before_the_environment() {
+fn flags_override_the_environment() {
     let env = Env::new("PET_NNODES=4 PET_NODE_RANK=3 PET_MASTER_ADDR=a PET_NPROC_PER_NODE=8");
     let lookup = |name: &str| env.0.get(name).cloned();
     let flags = NodeFlags { nnodes: Some("2".into()), node_rank: Some("1".into()), ..NodeFlags::default() };
@@ -98,7 +98,7 @@ fn launch_flags_go_before_the_environment() {
 }
 
 #[test]
-fn a_launcher_finds_its_node_in_slurm() {
+fn nodes_come_from_slurm() {
     let env = Env::new("SLURM_NODEID=1 SLURM_JOB_NODELIST=n[3-4] SLURM_JOB_ID=12");
     let flags = NodeFlags { nnodes: Some("2".into()), ..NodeFlags::default() };
     let found = launched(&flags, &|name| env.0.get(name).cloned()).unwrap();
@@ -108,7 +108,7 @@ fn a_launcher_finds_its_node_in_slurm() {
 
 /// Two launches in one job of a scheduler are distinguished only by the names they were given.
 #[test]
-fn a_launch_inside_a_scheduled_job_has_a_name_of_its_own() {
+fn launches_in_a_job_have_separate_names() {
     let named = |env: &str, id: Option<&str>| {
         let env = Env::new(env);
         let flags = NodeFlags { rdzv_id: id.map(str::to_owned), ..NodeFlags::default() };
@@ -124,7 +124,7 @@ fn a_launch_inside_a_scheduled_job_has_a_name_of_its_own() {
 }
 
 #[test]
-fn flags_that_contradict_each_other() {
+fn contradicting_flags() {
     let node = |flags: &NodeFlags, env: &str| {
         let env = Env::new(env);
         launched(flags, &|name| env.0.get(name).cloned()).map_err(|error| error.to_string())

@@ -33,7 +33,7 @@ fn torchrun_set_by_hand() {
 }
 
 #[test]
-fn torchrun_that_cannot_be() {
+fn invalid_torchrun() {
     for (env, says) in [
         ("RANK=x", "RANK=x: not a whole number"),
         ("RANK=-1", "RANK=-1: not a whole number"),
@@ -135,7 +135,7 @@ fn slurm() {
 }
 
 #[test]
-fn slurm_that_does_not_apply() {
+fn inapplicable_slurm() {
     // The batch script has the numbers of its only process and those of the whole job.
     assert_eq!(alone(&SLURM.replace("SLURM_STEP_ID=0", "X=0")), job("4711", 0));
     let batch = SLURM.replace("SLURM_STEP_ID=0", "SLURM_STEPID=4294967291");
@@ -153,7 +153,7 @@ fn slurm_that_does_not_apply() {
 /// When a job is requeued as a whole, its launchers start afresh: they count no restart, and may use other
 /// names for their ranks.
 #[test]
-fn launchers_inside_a_job_that_was_requeued() {
+fn launchers_in_requeued_jobs() {
     let torchrun = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 TORCHELASTIC_RESTART_COUNT=0";
     let one_node = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
                     OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=88";
@@ -178,14 +178,12 @@ fn launchers_inside_a_job_that_was_requeued() {
 }
 
 #[test]
-fn slurm_that_cannot_be() {
+fn invalid_slurm() {
     for (from, to, says) in [
         ("PROCID=5", "PROCID=6", "SLURM_PROCID=6 and SLURM_NTASKS=6 contradict"),
         ("gpu[07-09]", "gpu[07-", "SLURM_STEP_NODELIST=gpu[07-: a bracket that is not closed"),
-        ("gpu[07-09]", "a[1-99999999999]", "more than 1048576 hosts"),
-        ("gpu[07-09]", "a[1-999999999999999999999999]", "no number"),
-        ("gpu[07-09]", "a[9-1]", "runs backwards"),
-        ("gpu[07-09]", "a;b", "a host name that is none"),
+        ("gpu[07-09]", "a;b", "an invalid host name"),
+        ("gpu[07-09]", "a[x]", "not a number"),
         ("2(x3)", "2(x2)", "it has no node 2"),
         ("2(x3)", "two", "SLURM_TASKS_PER_NODE=two"),
         ("SLURM_LOCALID=1", "X=1", "SLURM_LOCALID is not set"),
@@ -197,22 +195,19 @@ fn slurm_that_cannot_be() {
 
 #[test]
 fn host_lists() {
-    use crate::place::hostlist::{parse, tasks_of_node};
-    for (list, first, count) in [
-        ("a", "a", 1),
-        ("gpu[01-03,7],login-2", "gpu01", 5),
-        ("login-2,gpu[01-03,7]", "login-2", 5),
-        ("rack[1-2]n[01-16]-ib", "rack1n01-ib", 32),
-        ("n[08,10-12].cluster.org", "n08.cluster.org", 4),
+    use crate::place::slurm::{first_of, tasks_of_node};
+    for (list, first) in [
+        ("a", "a"),
+        ("gpu[01-03,7],login-2", "gpu01"),
+        ("login-2,gpu[01-03,7]", "login-2"),
+        ("rack[1-2]n[01-16]-ib", "rack1n01-ib"),
+        ("n[08,10-12].cluster.org", "n08.cluster.org"),
     ] {
-        let hosts = parse(list).unwrap_or_else(|problem| panic!("{list}: {problem}"));
-        assert_eq!((hosts.first.as_str(), hosts.count), (first, count), "{list}");
+        assert_eq!(first_of(list).as_deref(), Ok(first), "{list}");
     }
-    for list in ["", ",", "a,,b", "[", "]", "a[1", "a]1", "a[[1]]", "a[]", "a[-]", "a[x]", "a b", "ä"] {
-        assert!(parse(list).is_err(), "{list}");
+    for list in ["", ",", "[", "]", "a[1", "a]1", "a[[1]]", "a[]", "a[-]", "a[x]", "a b", "ä"] {
+        assert!(first_of(list).is_err(), "{list}");
     }
-    assert!(parse(&"a[1-1000]".repeat(2)).is_ok());
-    assert!(parse(&"a[1-1000]".repeat(20)).is_err());
     assert_eq!(tasks_of_node("2(x3),1", 2), Ok(Some(2)));
     assert_eq!(tasks_of_node("2(x3),1", 3), Ok(Some(1)));
     assert_eq!(tasks_of_node("2(x3),1", 4), Ok(None));

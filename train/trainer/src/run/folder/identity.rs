@@ -145,7 +145,7 @@ impl Identity {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                let problem = "is no regular file: choose another folder with --out";
+                let problem = "is not a regular file: choose another folder with --out";
                 return Err(wrong(problem.to_owned()));
             }
             // No run writes that much.

@@ -1,9 +1,36 @@
-//! Periodic work in the background of a process.
+//! Threads for work outside of ranks.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+/// The threads of [`in_pool`].
+static POOL: Mutex<Option<&'static ThreadPool>> = Mutex::new(None);
+
+/// Runs `work`, such as reading many files, on one thread per core: its parallel parts use them. The threads are
+/// started by the first call. Without this, such work panics if the system starts no more threads.
+///
+/// # Errors
+///
+/// If the system cannot start them.
+pub fn in_pool<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let pool = {
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        match *pool {
+            Some(pool) => pool,
+            None => {
+                let threads = ThreadPoolBuilder::new().thread_name(|index| format!("kiln-{index}"));
+                let built = threads.build().map_err(io::Error::other)?;
+                *pool.insert(Box::leak(Box::new(built)))
+            }
+        }
+    };
+    Ok(pool.install(work))
+}
 
 /// Repeats work in a separate thread until it is dropped; dropping waits for the thread.
 #[derive(Debug)]

@@ -1,0 +1,247 @@
+//! The ends of ranks: what each rank reports, the outcome of the job, and its description for people.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use kiln_sys::launcher::Word;
+use signal_hook::consts::SIGKILL;
+
+use super::child::Job;
+use super::{print, signal_name};
+
+/// Exit code of ranks that were preempted and have saved their state.
+pub const PREEMPTED: u8 = 75;
+
+/// Exit code of a failure.
+const FAILED: u8 = 1;
+
+/// Exit code for wrong arguments or configuration.
+const USAGE: u8 = 2;
+
+/// Number of characters of a text that are searched for in a log.
+const COMPARED: usize = 200;
+
+/// The end of a rank.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) rank: usize,
+    pub(super) pid: i32,
+    /// Exit code; `None` if a signal ended it.
+    pub(super) code: Option<i32>,
+    /// The signal that ended it.
+    pub(super) signal: Option<i32>,
+    /// Time of its end since its start.
+    pub(super) after: Duration,
+    /// Time of its end, for the order of events.
+    pub(super) at: Instant,
+    /// True if the launcher had asked it to end.
+    pub(super) asked_to_end: bool,
+    /// Reason why the launcher has killed it, if it has.
+    pub(super) killed: Option<String>,
+    /// Messages that it has sent to the launcher.
+    pub(super) words: Vec<(Word, String)>,
+    /// The crash report, if the launcher had to write it.
+    pub(super) crash: Option<PathBuf>,
+    /// Its last lines on stderr.
+    pub(super) last_lines: Vec<String>,
+    /// The file with all lines.
+    pub(super) stderr: PathBuf,
+}
+
+impl End {
+    /// Returns whether this end is a failure.
+    pub(super) fn failed(&self) -> bool {
+        self.code != Some(0) && self.code != Some(PREEMPTED.into())
+    }
+
+    /// Returns the text of its last message of a kind.
+    pub(super) fn last(&self, kind: Word) -> Option<&str> {
+        self.words.iter().rfind(|(word, _)| *word == kind).map(|(_, text)| text.as_str())
+    }
+
+    /// Returns the optimizer step that it was in, if it had reached one and reported it.
+    pub(super) fn step(&self) -> Option<u64> {
+        self.last(Word::Step)?.parse().ok()
+    }
+
+    /// Returns the ranks of the job that it has waited for in vain.
+    pub(super) fn absent(&self) -> impl Iterator<Item = usize> {
+        self.last(Word::Absent).unwrap_or_default().split(',').flat_map(str::parse)
+    }
+
+    /// Returns its reasons for ending.
+    fn reasons(&self) -> impl DoubleEndedIterator<Item = &(Word, String)> {
+        let is_reason = |word| matches!(word, Word::Failure | Word::Consequence | Word::Stopped);
+        self.words.iter().filter(move |(word, _)| is_reason(*word))
+    }
+
+    /// Returns whether the rank reports that it, or a rank that it has met, received a stop request before
+    /// there was anything to save.
+    pub(super) fn was_stopped(&self) -> bool {
+        self.last(Word::Stopped).is_some()
+    }
+
+    /// Returns whether it reports that another rank is the cause.
+    pub(super) fn is_consequence(&self) -> bool {
+        self.reasons().next_back().is_some_and(|(word, _)| *word == Word::Consequence)
+    }
+
+    /// Describes the exit code or signal, and its time.
+    fn describe(&self) -> String {
+        let what = match (self.code, self.signal) {
+            (Some(code), _) => format!("exit code {code}"),
+            (None, Some(signal)) => format!("killed by {}", signal_name(signal)),
+            (None, None) => "ended in an unknown way".to_owned(),
+        };
+        let hint = match (self.signal, &self.killed) {
+            (Some(SIGKILL), Some(why)) => format!(", by this launcher: {why}"),
+            (Some(SIGKILL), None) if !self.asked_to_end => {
+                "; if nobody did that by hand, it was probably out of memory: see `dmesg` and `kiln explain \
+                 out-of-memory`"
+                    .to_owned()
+            }
+            _ => String::new(),
+        };
+        format!("{what} after {:.1} s{hint}", self.after.as_secs_f64())
+    }
+
+    /// Prints the reasons that it gives for its failure, unless its log shows them too.
+    fn print_reasons(&self) {
+        for (_, text) in self.reasons() {
+            let first = text.lines().next().unwrap_or_default();
+            let first: String = first.chars().take(COMPARED).collect();
+            if !self.last_lines.iter().any(|line| line.contains(&first)) {
+                text.lines().for_each(|line| print(&format!("  it says: {line}")));
+            }
+        }
+    }
+
+    fn print_last_lines(&self) {
+        let path = self.stderr.display();
+        if !self.last_lines.is_empty() {
+            print(&format!("  its last lines on stderr, all of which are in {path}:"));
+            self.last_lines.iter().for_each(|line| print(&format!("  | {line}")));
+        } else if self.reasons().next().is_none() {
+            print(&format!("  it wrote nothing to stderr ({path})"));
+        }
+    }
+}
+
+/// The ends of all ranks, and signals to the launcher meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    /// In the order of their ends.
+    pub(super) ranks: Vec<End>,
+    /// The first signal that requested the end of the launcher.
+    pub(super) signal: Option<i32>,
+    /// Other nodes whose ranks did not meet those of this one.
+    pub(super) absent: Vec<usize>,
+    /// True if the ranks were informed that they are about to be preempted.
+    pub(super) preempted: bool,
+}
+
+/// The outcome of one life of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Every rank ended well.
+    Done,
+    /// Ranks were asked to end, and have saved their state, if any.
+    Preempted,
+    /// The configuration is invalid; another attempt would end the same way.
+    Usage,
+    /// This signal requested the end of the launcher, and ranks did not save.
+    Signalled(i32),
+    /// The ranks were informed of a preemption and did not save.
+    NotSaved,
+    /// A rank failed.
+    Failed,
+}
+
+impl Verdict {
+    /// Returns the launcher's exit code.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Verdict::Done => 0,
+            Verdict::Preempted => PREEMPTED,
+            Verdict::Usage => USAGE,
+            Verdict::Signalled(signal) => u8::try_from(128 + signal).unwrap_or(FAILED),
+            Verdict::NotSaved | Verdict::Failed => FAILED,
+        }
+    }
+}
+
+impl Ends {
+    /// Returns the outcome.
+    pub(super) fn verdict(&self) -> Verdict {
+        let failed = || self.ranks.iter().filter(|end| end.failed());
+        let saved = self.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
+        // Ranks that the launcher has ended say nothing about the cause, and neither do ranks that blame
+        // another, unless the fault applies to all.
+        let is_usage = |end: &End| end.code == Some(USAGE.into());
+        let is_cause = |end: &&End| !end.asked_to_end && (is_usage(end) || !end.is_consequence());
+        let mut causes = failed().filter(is_cause).peekable();
+        // A rank that received a stop request does not meet the others, which fail because of that.
+        let stopped = self.ranks.iter().find(|end| end.was_stopped());
+        let follows = |end: &End| end.asked_to_end || stopped.is_some_and(|first| end.at >= first.at);
+        match (failed().next(), self.signal) {
+            (None, _) if saved => Verdict::Preempted,
+            (None, _) => Verdict::Done,
+            (Some(_), Some(signal)) => Verdict::Signalled(signal),
+            _ if stopped.is_some() && failed().all(follows) => Verdict::Preempted,
+            _ if self.preempted => Verdict::NotSaved,
+            _ if causes.peek().is_some() && causes.all(is_usage) => Verdict::Usage,
+            _ => Verdict::Failed,
+        }
+    }
+
+    /// Prints how the ranks ended, unless all ended well: the root cause first, then its consequences.
+    pub(super) fn print(&self, job: &Job, verdict: Verdict) {
+        for end in &self.ranks {
+            for (_, note) in end.words.iter().filter(|(word, _)| *word == Word::Note) {
+                print(&format!("rank {}: {note}", end.rank));
+            }
+        }
+        match verdict {
+            Verdict::Done => return,
+            Verdict::Preempted if self.ranks.iter().any(End::was_stopped) => {
+                return print("a rank was asked to stop before there was anything to save; start it again");
+            }
+            Verdict::Preempted => return print("preempted; the ranks have saved their state"),
+            _ => {}
+        }
+        let mut failed: Vec<&End> = self.ranks.iter().filter(|end| end.failed()).collect();
+        // The earliest of the ranks that were not asked to end and that blame no other; the others follow from
+        // it.
+        failed.sort_by_key(|end| (end.asked_to_end, end.is_consequence(), end.at));
+        let Some((cause, others)) = failed.split_first() else { return };
+        let first = if cause.asked_to_end { "did not end well when told to" } else { "failed first" };
+        print(&format!("rank {} (pid {}) {first}: {}", cause.rank, cause.pid, cause.describe()));
+        cause.print_reasons();
+        if let Some(folder) = &cause.crash {
+            print(&format!("  what is known of it: {}", folder.display()));
+        }
+        cause.print_last_lines();
+        for end in others {
+            let why = match end.asked_to_end {
+                // The launcher also ended the rank that is named first, so these are no different.
+                true if cause.asked_to_end => first,
+                true => "told to end by the launcher",
+                false => "failed after it",
+            };
+            print(&format!("rank {} (pid {}) {why}: {}", end.rank, end.pid, end.describe()));
+            if end.asked_to_end {
+                continue;
+            }
+            if end.last_lines.is_empty() {
+                end.print_reasons();
+            }
+            match end.last_lines == cause.last_lines && !end.last_lines.is_empty() {
+                true => print(&format!("  it says the same ({})", end.stderr.display())),
+                false => end.print_last_lines(),
+            }
+        }
+        if verdict == Verdict::Failed && job.node.nodes > 1 && cause.code == Some(1) {
+            print("the cause may lie on another node: compare with what their launchers say");
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Progress of long work, for people: a line at the bottom of a terminal that changes, and a line every few
+//! seconds elsewhere. Nothing here ever waits for the terminal.
+
+use std::io::{self, IsTerminal};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{ORDER, STDERR, STDOUT, is_silent, printable, say};
+use crate::Repeat;
+use crate::words::size;
+
+/// Columns if the terminal does not report them.
+const COLUMNS: u16 = 80;
+
+/// Minimum time between two frames of a bar.
+const BETWEEN_FRAMES: Duration = Duration::from_millis(50);
+
+/// Time between two frames of a [`ProgressLine`] on a terminal, so that the clock advances between reports.
+const FRAME: Duration = Duration::from_millis(200);
+
+/// Time between two lines of a [`ProgressLine`] without a terminal.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Columns of the gauge of a [`ProgressLine`].
+const GAUGE: usize = 24;
+
+/// Erases the line that the cursor is in.
+const CLEAR: &str = "\r\x1b[2K";
+
+/// The frame that is on the terminal, and its time. There is one bar at a time.
+static SHOWN: Mutex<Option<(String, Option<Instant>)>> = Mutex::new(None);
+
+fn shown() -> MutexGuard<'static, Option<(String, Option<Instant>)>> {
+    // Any text may be drawn.
+    SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A line at the bottom of the terminal, on standard error. Lines of [`say`] and
+/// [`complain`](super::complain) appear above it. Dropping it removes the line.
+#[derive(Debug)]
+pub struct Bar(());
+
+impl Bar {
+    /// Creates a bar if someone watches: both streams are terminals that can draw one, and silence is off.
+    pub fn watched() -> Option<Self> {
+        Self::is_watched().then(|| {
+            // From here on, all lines go to the stream of the bar.
+            STDOUT.let_go_first(ORDER);
+            *shown() = Some((String::new(), None));
+            Bar(())
+        })
+    }
+
+    fn is_watched() -> bool {
+        let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
+        !is_silent() && !is_dumb && io::stdout().is_terminal() && io::stderr().is_terminal()
+    }
+
+    /// Draws `line`, which has at most [`Bar::width`] columns, unless a frame was drawn a moment ago.
+    pub fn draw(&self, line: String) {
+        if let Some((frame, drawn)) = &mut *shown()
+            && drawn.is_none_or(|drawn| drawn.elapsed() >= BETWEEN_FRAMES)
+        {
+            STDERR.draw(format!("{CLEAR}{line}").as_bytes());
+            (*frame, *drawn) = (line, Some(Instant::now()));
+        }
+    }
+
+    /// Returns the number of available columns.
+    pub fn width(&self) -> usize {
+        columns()
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        *shown() = None;
+        STDERR.draw(CLEAR.as_bytes());
+    }
+}
+
+/// Writes `bytes` above the bar. Returns false if there is no bar.
+pub(super) fn put_above_bar(bytes: &[u8]) -> bool {
+    let shown = shown();
+    let Some((frame, _)) = &*shown else { return false };
+    STDERR.put(&[CLEAR.as_bytes(), bytes].concat());
+    STDERR.draw(frame.as_bytes());
+    true
+}
+
+/// Draws `done` of `of` as a bar of `columns` columns; an empty one if `of` is 0.
+pub fn gauge(done: u64, of: u64, columns: usize) -> String {
+    let share = if of == 0 { 0.0 } else { done.min(of) as f64 / of as f64 };
+    let full = (share * columns as f64) as usize;
+    "\u{2588}".repeat(full) + &"\u{2591}".repeat(columns - full)
+}
+
+/// Returns the columns of the terminal that lines are shown on; 80 without a terminal.
+pub fn columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(io::stderr()).map(|size| size.ws_col);
+    usize::from(size.ok().filter(|columns| *columns > 0).unwrap_or(COLUMNS))
+}
+
+/// Counts the finished parts of a piece of work, for a thread that shows them. Counting never waits.
+#[derive(Debug, Default)]
+pub struct Meter {
+    done: AtomicU64,
+    of: AtomicU64,
+}
+
+impl Meter {
+    /// Begins work of `of` parts, such as bytes; 0 if their number is unknown.
+    pub fn begin(&self, of: u64) {
+        self.done.store(0, Ordering::Relaxed);
+        self.of.store(of, Ordering::Relaxed);
+    }
+
+    /// Adds `count` finished parts.
+    pub fn add(&self, count: u64) {
+        self.done.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Returns the number of finished parts, and the total number of parts.
+    pub fn read(&self) -> (u64, u64) {
+        (self.done.load(Ordering::Relaxed), self.of.load(Ordering::Relaxed))
+    }
+}
+
+/// Shows the current work until it is dropped.
+#[derive(Debug)]
+pub struct ProgressLine {
+    work: Arc<Mutex<Work>>,
+    /// `None` if the system has no thread left: nothing depends on the display.
+    _repeat: Option<Repeat>,
+}
+
+/// A piece of work at one moment.
+#[derive(Clone, Debug, Default)]
+struct Work {
+    what: String,
+    done: u64,
+    /// 0 if unknown.
+    of: u64,
+}
+
+impl ProgressLine {
+    /// Starts work of the kind `topic`; without a terminal, its lines begin with `topic`. Work that ends
+    /// before the first line is due prints none.
+    pub fn start(topic: &str, what: &str) -> Self {
+        let work = Arc::new(Mutex::new(Work { what: what.to_owned(), done: 0, of: 0 }));
+        let seen = work.clone();
+        // Work does not wait for a reader.
+        let look = move || seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        ProgressLine { work, _repeat: repeat(topic, look) }
+    }
+
+    /// Shows work whose bytes `meter` counts.
+    pub fn of_bytes(topic: &str, meter: Arc<Meter>) -> Self {
+        let look = move || {
+            let (done, of) = meter.read();
+            let what = if of == 0 { size(done) } else { format!("{} of {}", size(done.min(of)), size(of)) };
+            Work { what, done, of }
+        };
+        ProgressLine { work: Arc::default(), _repeat: repeat(topic, look) }
+    }
+
+    /// Shows work whose bytes `meter` counts, in a command whose output has a purpose: shows nothing without
+    /// a terminal.
+    pub fn on_terminal(topic: &str, meter: Arc<Meter>) -> Self {
+        match Bar::is_watched() {
+            true => Self::of_bytes(topic, meter),
+            false => ProgressLine { work: Arc::default(), _repeat: None },
+        }
+    }
+
+    /// Sets the current work to `what`, of which `done` of `of` is done; `of` is 0 if unknown.
+    pub fn set(&self, what: String, done: u64, of: u64) {
+        // Any text may be shown.
+        *self.work.lock().unwrap_or_else(PoisonError::into_inner) = Work { what, done, of };
+    }
+}
+
+/// Shows the result of `look` repeatedly.
+fn repeat(topic: &str, look: impl Fn() -> Work + Send + 'static) -> Option<Repeat> {
+    let (topic, start) = (topic.to_owned(), Instant::now());
+    match Bar::watched() {
+        Some(bar) => {
+            let draw = move || bar.draw(frame(&topic, &look(), start.elapsed(), bar.width()));
+            draw();
+            every(FRAME, draw)
+        }
+        None => every(PAUSE, move || say(&line(&topic, &look(), start.elapsed()))),
+    }
+    .ok()
+}
+
+/// Calls `show` after every `pause`.
+fn every(pause: Duration, show: impl Fn() + Send + 'static) -> io::Result<Repeat> {
+    Repeat::every(pause, "kiln-progress", move |is_last| {
+        if !is_last {
+            show();
+        }
+    })
+}
+
+/// Returns the line without a terminal.
+fn line(topic: &str, work: &Work, elapsed: Duration) -> String {
+    format!("{topic}: {} ({} s so far)", work.what, elapsed.as_secs())
+}
+
+/// Returns the line on a terminal of `columns` columns. Names in it come from other people's files.
+fn frame(topic: &str, work: &Work, elapsed: Duration, columns: usize) -> String {
+    let text = format!("{topic}: {} | {} s", work.what, elapsed.as_secs());
+    let text = printable(&text);
+    let room = columns.saturating_sub(text.chars().count() + 1);
+    match room {
+        0..8 => text.chars().take(columns).collect(),
+        _ => format!("{} {text}", gauge(work.done, work.of, room.min(GAUGE))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use kiln_testkit::receive;
+
+    use super::*;
+
+    fn work(what: &str) -> Work {
+        Work { what: what.to_owned(), done: 1, of: 4 }
+    }
+
+    #[test]
+    fn a_gauge_shows_the_share_done() {
+        let count = |done, of| gauge(done, of, 10).chars().filter(|c| *c == '\u{2588}').count();
+        assert_eq!([count(0, 4), count(1, 4), count(4, 4), count(9, 4), count(3, 0)], [0, 2, 10, 10, 0]);
+        assert_eq!(gauge(1, 3, 10).chars().count(), 10);
+    }
+
+    #[test]
+    fn current_work_is_repeated_until_it_ends() {
+        let (sender, lines) = mpsc::channel();
+        // Waits for the reader at every line.
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        let current = Arc::new(Mutex::new(work("reading")));
+        let seen = current.clone();
+        let repeat = every(Duration::ZERO, move || {
+            let _ = sender.send(line("data", &seen.lock().unwrap().clone(), Duration::from_secs(7)));
+            let _ = may_go_on.recv();
+        });
+        assert_eq!(receive("a line", &lines), "data: reading (7 s so far)");
+        *current.lock().unwrap() = work("encoded 3 MB");
+        for _ in 0..3 {
+            go_on.send(()).unwrap();
+            assert_eq!(receive("a line", &lines), "data: encoded 3 MB (7 s so far)");
+        }
+        drop(go_on);
+        drop(repeat.unwrap());
+        // The thread has ended, and its end of the channel with it.
+        for line in lines.iter() {
+            assert!(line.starts_with("data: encoded"), "{line}");
+        }
+    }
+
+    #[test]
+    fn short_work_prints_nothing() {
+        let (sender, lines) = mpsc::channel();
+        let repeat = every(Duration::from_secs(1 << 20), move || {
+            let _ = sender.send(());
+        });
+        drop(repeat.unwrap());
+        assert!(lines.recv().is_err());
+    }
+
+    #[test]
+    fn a_frame_fits_the_terminal() {
+        let long = work("encoded 3 of 12 MB, 800000 tokens");
+        for columns in [1, 20, 48, 60, 80, 200] {
+            let frame = frame("data", &long, Duration::from_secs(61), columns);
+            assert!(frame.chars().count() <= columns, "{columns}: {frame}");
+        }
+        let wide = frame("data", &work("\u{1b}[2J"), Duration::ZERO, 80);
+        assert_eq!(wide, format!("{} data: \\u001b[2J | 0 s", gauge(1, 4, 24)));
+    }
+}
