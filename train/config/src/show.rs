@@ -19,15 +19,15 @@ pub fn json_schema() -> Json {
 /// `kiln config`.
 #[derive(Args)]
 pub struct ConfigArgs {
-    /// Configuration whose values are shown [default: what holds if every key is left out].
+    /// Configuration file [default: all default values].
     config: Option<PathBuf>,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "config")]
     overrides: Vec<String>,
-    /// Print all keys, with their meaning and values. This is what happens without flags.
+    /// Print all keys with their meaning and values (default).
     #[arg(long)]
     show: bool,
-    /// Print the JSON schema of a configuration instead, for editors.
+    /// Print the JSON schema of a configuration, for editors.
     #[arg(long, conflicts_with_all = ["config", "show"])]
     schema: bool,
 }

@@ -34,25 +34,23 @@ use kiln_train::world::{self, Ranks};
 /// Arguments of `kiln warmup`.
 #[derive(Args)]
 pub struct WarmupArgs {
-    /// Configuration file of the run whose kernels are compiled.
+    /// Configuration file of the run.
     #[arg(required_unless_present_any = ["pack", "unpack"])]
     config: Option<PathBuf>,
-    /// Ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts
-    /// them as processes.
+    /// Number of ranks, as threads of this process [default: train.ranks]. A launcher sets it for processes.
     #[arg(long)]
     ranks: Option<usize>,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
-    /// Measure as well which of the algorithms that cuBLASLt names for each matrix product is the fastest,
-    /// and keep it for runs to come on such GPUs; their bits are those of these algorithms, then.
+    /// Also measure the fastest cuBLASLt algorithm of each matrix product, and use it in later runs on such GPUs. This
+    /// changes their bits.
     #[arg(long, requires = "config")]
     products: bool,
-    /// Write all compiled kernels of this user to FILE, a tar archive, with the algorithms of --products.
+    /// Pack all compiled kernels of this user, and the algorithms of --products, into a tar archive.
     #[arg(long, value_name = "FILE")]
     pack: Option<PathBuf>,
-    /// First take over the compiled kernels in FILE, which --pack has written, on this machine or another
-    /// one.
+    /// Install the compiled kernels of a --pack archive first.
     #[arg(long, value_name = "FILE")]
     unpack: Option<PathBuf>,
 }

@@ -13,7 +13,7 @@ use kiln_launch::place::RankEnv;
 /// The flag.
 #[derive(Args, Clone, Debug)]
 pub struct DeviceFlag {
-    /// What computes: a GPU if there is one that can be used, the CPU, or an NVIDIA GPU.
+    /// Device to compute on: a usable GPU if there is one, the CPU, or an NVIDIA GPU.
     #[arg(long = "device", value_name = "auto|cpu|cuda", value_parser = parse_backend, default_value = "auto")]
     backend: Backend,
 }

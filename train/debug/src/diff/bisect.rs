@@ -29,17 +29,17 @@ const STEPS: u64 = 3;
 /// Arguments of `kiln bisect`.
 #[derive(Args)]
 pub struct BisectArgs {
-    /// Run folder, checkpoint or configuration that does what it should.
+    /// Run folder, checkpoint or configuration with the expected result.
     good: PathBuf,
-    /// The one that does not.
+    /// Run folder, checkpoint or configuration with the wrong result.
     bad: PathBuf,
-    /// Steps of a trial at most [default: up to where two runs are known to part, else 3].
+    /// Maximum number of steps of a trial [default: up to the first difference of two runs, else 3].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
-    /// Change one value of the good configuration; may be given several times.
+    /// Override a value of the good configuration; may be repeated.
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set_good: Vec<String>,
-    /// Change one value of the bad configuration.
+    /// Override a value of the bad configuration; may be repeated.
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set_bad: Vec<String>,
     /// Print JSON instead of text.

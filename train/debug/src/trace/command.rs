@@ -15,12 +15,12 @@ pub struct TraceArgs {
     command: TraceCommand,
 }
 
-/// What is done with a trace.
+/// A command on a trace.
 #[derive(Subcommand, Clone, Debug)]
 pub enum TraceCommand {
-    /// Tell where the time of each step went: the critical path, waits, the slowest rank and why.
+    /// Summarize each step: critical path, waits, and the slowest rank with its cause.
     Summary {
-        /// The file that `kiln train --trace` has written.
+        /// File written by `kiln train --trace`.
         file: PathBuf,
         /// Print JSON.
         #[arg(long)]

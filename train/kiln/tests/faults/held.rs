@@ -103,7 +103,7 @@ fn a_person_at_a_terminal_looks_into_threads_and_changes_no_bit() {
     config();
     let run = Run::new();
     let file = run.folder().join("w.npy").display().to_string();
-    let place = ["--ranks", "4", "--break", "backward:layers.1@3", "--rank", "1"];
+    let place = ["--ranks", "4", "--break", "backward:layers.1@3", "--break-rank", "1"];
     let mut terminal = Terminal::start(&mut kiln(run.train_arguments(&place)));
     look_around(&mut terminal, &file);
     terminal.expect("rank 1 is held at step 3");
@@ -121,7 +121,7 @@ fn a_person_at_the_launchers_terminal_looks_into_processes_and_changes_no_bit() 
     config();
     let run = Run::new();
     let file = run.folder().join("w.npy").display().to_string();
-    let place = ["--break", "backward:layers.1@3", "--rank", "1"];
+    let place = ["--break", "backward:layers.1@3", "--break-rank", "1"];
     let mut terminal = Terminal::start(&mut run.launcher(4, &[], &place));
     look_around(&mut terminal, &file);
     // The prompt of all ranks was rank 0's; rank 1 has its own.

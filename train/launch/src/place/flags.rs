@@ -11,22 +11,22 @@ use super::vars::Vars;
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "Process flags, for starting every rank by hand")]
 pub struct Flags {
-    /// This process is this rank, from 0; needs --world-size.
+    /// Rank of this process, from 0; requires --world-size.
     #[arg(long, value_name = "R", hide_short_help = true)]
     pub rank: Option<String>,
-    /// Ranks of the whole job.
+    /// Number of ranks of the job.
     #[arg(long, alias = "world_size", value_name = "N", hide_short_help = true)]
     pub world_size: Option<String>,
-    /// This rank among those of its machine [default: --rank if all ranks are here].
+    /// Rank on this machine, from 0 [default: --rank if all ranks are on this machine].
     #[arg(long, alias = "local_rank", value_name = "R", hide_short_help = true)]
     pub local_rank: Option<String>,
-    /// Ranks of this machine [default: --world-size if all ranks are here].
+    /// Number of ranks on this machine [default: --world-size if all ranks are on this machine].
     #[arg(long, alias = "local_world_size", value_name = "N", hide_short_help = true)]
     pub local_world_size: Option<String>,
-    /// Machine of rank 0, where the ranks meet.
+    /// Host name or address of rank 0.
     #[arg(long, alias = "master_addr", value_name = "HOST", hide_short_help = true)]
     pub master_addr: Option<String>,
-    /// Port there.
+    /// Port of the rendezvous on rank 0.
     #[arg(long, alias = "master_port", value_name = "PORT", hide_short_help = true)]
     pub master_port: Option<String>,
 }

@@ -38,13 +38,13 @@ const CALLS: usize = 9;
 /// Arguments of `kiln bench network`.
 #[derive(Args)]
 pub struct NetworkArgs {
-    /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
+    /// Number of ranks, as threads of this process. A launcher sets it for processes.
     #[arg(long)]
     ranks: Option<usize>,
-    /// Configuration whose [comm] and [device] to use.
+    /// Configuration to take [comm] and [device] from.
     #[arg(long)]
     config: Option<PathBuf>,
-    /// File to put the fitted lines into, beside those of other ranks that it has already.
+    /// File to add the fitted lines to; lines for other numbers of ranks are kept.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

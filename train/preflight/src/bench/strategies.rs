@@ -26,22 +26,22 @@ use kiln_train::world::Ranks;
 /// Arguments of `kiln bench strategies`.
 #[derive(Args)]
 pub struct StrategiesArgs {
-    /// Configuration whose model and batch to use [default: preset 10m].
+    /// Configuration to take model and batch from [default: preset 10m].
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
+    /// Number of ranks, as threads of this process. A launcher sets it for processes.
     #[arg(long)]
     ranks: Option<usize>,
-    /// Steps measured per strategy and round.
+    /// Steps to measure per strategy and round.
     #[arg(long, default_value_t = 3)]
     steps: usize,
-    /// Rounds; the strategies alternate, and medians are shown.
+    /// Number of rounds. Strategies alternate, and medians are shown.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Also write the page report.html into this folder, which is new or empty.
+    /// Also write report.html to this new or empty folder.
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
 }

@@ -46,29 +46,28 @@ pub fn share_of_percent(percent: f64) -> Result<f64> {
 pub struct TuneArgs {
     /// Configuration file.
     config: PathBuf,
-    /// Where to write the configuration that runs fastest [default: CONFIG with the ending .tuned.toml].
+    /// Output file for the fastest configuration [default: CONFIG with extension .tuned.toml].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Overwrite that file.
+    /// Overwrite the output file.
     #[arg(long)]
     force: bool,
-    /// Ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts them
-    /// as processes.
+    /// Number of ranks, as threads of this process [default: train.ranks]. A launcher sets it for processes.
     #[arg(long)]
     ranks: Option<usize>,
-    /// The most ways to try: the configuration as it is, and those that the plan expects to be the fastest.
+    /// Maximum number of candidates: the unchanged configuration, and those that the plan expects to be fastest.
     #[arg(long, value_name = "N", default_value_t = 6)]
     candidates: usize,
-    /// Steps measured per way and round.
+    /// Steps to measure per candidate and round.
     #[arg(long, default_value_t = 3)]
     steps: usize,
-    /// Rounds; the ways alternate, and medians are shown.
+    /// Number of rounds. Candidates alternate, and medians are shown.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Percent of the free memory that the largest micro-batches to try have to leave free.
+    /// Percentage of free memory that the largest micro-batches must leave free.
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MARGIN)]
     margin: f64,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
     /// Print JSON instead of a table.

@@ -17,33 +17,33 @@ use kiln_train::run::{PositionKey, Resume, RunFolder, RunOptions};
 pub struct CheckArgs {
     /// Configuration file of the run.
     pub(super) config: PathBuf,
-    /// Look at this part alone, and at what it needs; may be given several times.
+    /// Run only this check and the checks it depends on; may be repeated.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) stage: Vec<Stage>,
-    /// Ranks, as threads of this process [default: train.ranks of the configuration].
+    /// Number of ranks, as threads of this process [default: train.ranks].
     #[arg(long)]
     pub(super) ranks: Option<usize>,
-    /// Run folder [default: runs/<name of the configuration>].
+    /// Run folder [default: runs/<configuration name>].
     #[arg(long)]
     pub(super) out: Option<PathBuf>,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(super) overrides: Vec<String>,
-    /// The run would go on from the newest checkpoint of the run folder ("latest"), or from this folder.
+    /// Check a resume from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
     #[arg(long, value_name = "latest|PATH")]
     pub(super) resume: Option<String>,
-    /// As for `kiln train`: weights that the checkpoint to start from may lack.
+    /// Weights that may be missing from the checkpoint, as for `kiln train`.
     #[arg(long, value_name = "PATTERN")]
     pub(super) allow_missing: Vec<String>,
-    /// As for `kiln train`: the checkpoint to start from may be of other parts.
+    /// Accept a checkpoint with different layers, loss or optimizer, as for `kiln train`.
     #[arg(long)]
     pub(super) allow_other_parts: bool,
-    /// As for `kiln train`: what may differ from the checkpoint to go on from.
+    /// Settings that may have changed since the checkpoint, as for `kiln train`.
     #[arg(long, value_name = "KEY", value_enum)]
     pub(super) allow_changed: Vec<PositionKey>,
     #[command(flatten)]
     pub(super) place: place::Flags,
-    /// Fire drill: let one rank fail, once; clock=SECONDS is for this command.
+    /// Fail one rank on purpose, once; clock=SECONDS is for this command.
     #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
     pub(super) fault: Option<Fault>,
 }

@@ -26,11 +26,10 @@ pub struct DoctorArgs {
     json: bool,
     #[command(flatten)]
     place: Flags,
-    /// Check whether these ports are free for ranks to listen on, as comm.ports names them.
+    /// Check that these ports are free to listen on, as for comm.ports.
     #[arg(long, value_name = "FIRST-LAST")]
     comm_ports: Option<Ports>,
-    /// Hold every fused kernel of a GPU against its plain form: of an NVIDIA GPU if there is one, or of what
-    /// wgpu finds.
+    /// Compare every fused GPU kernel with its reference, on an NVIDIA GPU or, without one, through wgpu.
     #[arg(long, value_name = "auto|cuda|wgpu", num_args = 0..=1, default_missing_value = "auto")]
     #[arg(value_parser = parse_backend)]
     gpu: Option<Backend>,
