@@ -53,7 +53,7 @@ impl Debugger {
     /// Waits for the next line for this rank. With `asks_others`, returns [`ASK`] at regular intervals.
     fn wait_for_line(&self, engine: &Engine, asks_others: bool) -> Result<String> {
         if !self.desk.is_open() {
-            tracing::warn!("a breakpoint holds nothing: this process has no socket for kiln attach");
+            tracing::warn!("a breakpoint was skipped: this process has no socket for kiln attach");
             return Ok(UNREACHABLE.to_owned());
         }
         let begun = Instant::now();

@@ -76,7 +76,7 @@ fn a_step_that_comes_to_something_else_is_said() {
     for (arguments, problem) in [
         (&["--step", "9"][..], "the run has 8 steps"),
         (&["--step", "0"], "0 is not in 1.."),
-        (&["--step", "3", "--break", "sideways"], "nothing that a run comes to"),
+        (&["--step", "3", "--break", "sideways"], "is not a breakpoint"),
     ] {
         let ended = replay(&run, arguments);
         assert_eq!(ended.code, Some(2), "{ended:?}");
