@@ -1,4 +1,4 @@
-//! The observer that profiles memory.
+//! `kiln train --memory-profile`: the memory of one step, by owner and over time.
 
 use std::path::{Path, PathBuf};
 
