@@ -68,9 +68,9 @@ impl Outcome {
 
     fn describe(&self) -> String {
         match self {
-            Outcome::Same => "the same as the good one".to_owned(),
-            Outcome::PartsAt(Some(at)) => format!("parts at {at}"),
-            Outcome::PartsAt(None) => "has other tensors".to_owned(),
+            Outcome::Same => "equal to the good configuration".to_owned(),
+            Outcome::PartsAt(Some(at)) => format!("diverges at {at}"),
+            Outcome::PartsAt(None) => "has different tensors".to_owned(),
             Outcome::Fails(why) => format!("fails: {why}"),
             Outcome::Impossible(why) => format!("cannot be run: {why}"),
         }
@@ -245,7 +245,7 @@ fn text(culprits: &[Culprit], keys: &[KeyDifference], steps: u64, builds: Option
             [name] => lines.push(format!("the key that makes the difference: {name}")),
             names => lines.push(format!("keys that make the difference together: {}", names.join(", "))),
         }
-        lines.push(format!("  with it, the good one {}", outcome.describe()));
+        lines.push(format!("  with it, the good configuration {}", outcome.describe()));
     }
     let others = keys.len() - culprits.iter().map(|culprit| culprit.keys.len()).sum::<usize>();
     let steps = number_of(steps, "step");
@@ -257,7 +257,7 @@ fn text(culprits: &[Culprit], keys: &[KeyDifference], steps: u64, builds: Option
         }
     }
     if let Some(builds) = builds {
-        lines.push(format!("the runs were made by other builds, which was not tried: {builds}"));
+        lines.push(format!("the runs used different builds, which bisect cannot try: {builds}"));
     }
     lines.join("\n")
 }

@@ -5,15 +5,14 @@
 //! rank that is held alone reads its lines itself and sees only its own shard.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kiln_collectives::Phase;
-use kiln_shard::Engine;
+use kiln_shard::{Engine, ShardError};
 
 use super::breakpoint::{Breakpoint, Others};
 use super::command::{Command, HELP, Name};
 use super::debugger::{Debugger, Going};
-use super::line::{STOP, UNREACHABLE};
 use super::point::Point;
 use super::show::Shown;
 use crate::share::share;
@@ -23,6 +22,23 @@ use kiln_train::process::terminal;
 
 /// Number of points listed before and after the current one.
 const AROUND: usize = 6;
+
+/// Interval at which a rank that waits for a line checks that the others are still there.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Interval at which ranks in different processes agree on whether the run should stop.
+const ASK_EVERY: Duration = Duration::from_secs(2);
+
+// Lines that cannot be typed: they contain a byte that no terminal sends.
+
+/// The ranks agree on whether the run should stop.
+const ASK: &str = "\0ask";
+
+/// The run should stop.
+const STOP: &str = "\0stop";
+
+/// No prompt can connect.
+const UNREACHABLE: &str = "\0unreachable";
 
 /// The reply to a request that would make other ranks time out.
 const NO_TIME_WITH_MPI: &str = "with MPI, ranks can only be held together: the others would time out";
@@ -381,6 +397,53 @@ impl Debugger {
         match alone && self.breakpoints.values().any(holds_all) {
             true => format!("{left}\nbreakpoints that hold all ranks can be deleted when all ranks are held"),
             false => left,
+        }
+    }
+
+    /// Reads the next line on `reader` and returns it on all held ranks. Collective unless `alone`.
+    fn read(&mut self, engine: &Engine, reader: usize, alone: bool) -> Result<String> {
+        // A stop request reaches the threads of one process together.
+        let asks_others = !alone && engine.world().backend() != "local";
+        loop {
+            let line = match reader == self.rank {
+                true => self.wait_for_line(engine, asks_others)?,
+                false => String::new(),
+            };
+            let line = match alone {
+                true => line,
+                false => String::from_utf8_lossy(&share(engine, line.into_bytes(), reader)?).into_owned(),
+            };
+            if line != ASK {
+                return Ok(line);
+            }
+            let asked = f64::from(u8::from(self.stop.load(Ordering::Relaxed)));
+            if engine.sum_over_ranks("debugger", &[asked])?[0] > 0.0 {
+                return Ok(STOP.to_owned());
+            }
+        }
+    }
+
+    /// Waits for the next line for this rank. With `asks_others`, returns [`ASK`] at regular intervals.
+    fn wait_for_line(&self, engine: &Engine, asks_others: bool) -> Result<String> {
+        if !self.desk.is_open() {
+            tracing::warn!("a breakpoint was skipped: this process has no socket for kiln attach");
+            return Ok(UNREACHABLE.to_owned());
+        }
+        let begun = Instant::now();
+        loop {
+            if let Some(line) = self.desk.next(self.rank, LOOK) {
+                return Ok(line);
+            }
+            if let Some(error) = engine.world().failure() {
+                return Err(ShardError::from(error).into());
+            }
+            // A stop request means that the run should save and end instead of waiting for a prompt.
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(STOP.to_owned());
+            }
+            if asks_others && begun.elapsed() > ASK_EVERY {
+                return Ok(ASK.to_owned());
+            }
         }
     }
 }
