@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recorded_numbers_have_the_bits_that_were_written() {
+    fn recorded_numbers_keep_their_bits() {
         let run = tempfile::tempdir().unwrap();
         let losses: Vec<f64> =
             (1..400).map(|at| 2.0 + f64::from(at).sqrt().sin()).chain([f64::NAN]).collect();
