@@ -6,16 +6,15 @@ use super::hash::HashOptions;
 use super::prompt::{Breakpoint, Others};
 use super::trace::TraceOptions;
 
-/// Why GPU memory has no profile.
-const ON_GPU: &str = "--memory-profile: who holds the memory of a GPU is not counted; `kiln plan` tells what a rank \
-                      will hold and for what, and `nsys profile --cuda-memory-usage=true` what the GPU holds when";
+/// The error for a memory profile on a GPU.
+const ON_GPU: &str = "--memory-profile: GPU memory cannot be profiled; see `kiln plan` for a prediction, and \
+                      `nsys profile --cuda-memory-usage=true` for a measurement";
 
-/// Why your own program may have no profile.
-const UNCOUNTED: &str = "--memory-profile: this program does not count its memory; it does with \
-                         `#[global_allocator] static ALLOCATOR: kiln_shard::memory::CountingAllocator = \
-                         kiln_shard::memory::CountingAllocator;` in its main file";
+/// The error for a memory profile of a program without the counting allocator.
+const UNCOUNTED: &str =
+    "--memory-profile: this program does not count its memory; add `kiln::allocator!();` to its main file";
 
-/// Largest number of steps in a trace: all of them stay in memory until the last has ended.
+/// Largest number of steps in a trace: they stay in memory until the last one ends.
 const MOST_TRACED: u64 = 200;
 
 /// Debugging options that are set when a run starts.
@@ -43,10 +42,11 @@ impl DebugOptions {
         for Breakpoint { rank, others, .. } in &self.breakpoints {
             match rank {
                 Some(rank) if *rank >= ranks => {
-                    return Err(format!("--break: there is no rank {rank}: there are {ranks}"));
+                    return Err(format!("--break: no rank {rank}: the run has {ranks} ranks"));
                 }
                 Some(_) if with_mpi && *others == Others::Run => {
-                    let problem = "--break: with MPI, the other ranks would time out: hold them as well";
+                    let problem =
+                        "--break: with MPI, all ranks must be held, because the others would time out";
                     return Err(problem.to_owned());
                 }
                 _ => {}
@@ -57,7 +57,7 @@ impl DebugOptions {
         }
         let is_long = |trace: &&TraceOptions| trace.steps.end() - trace.steps.start() >= MOST_TRACED;
         if let Some(trace) = self.trace.as_ref().filter(is_long) {
-            return Err(format!("--trace {trace}: at most {MOST_TRACED} steps fit into a trace; name fewer"));
+            return Err(format!("--trace {trace}: a trace holds at most {MOST_TRACED} steps"));
         }
         match self.memory_profile {
             Some(step) if step > steps => {

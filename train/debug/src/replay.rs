@@ -27,28 +27,28 @@ const TOLERANCE: f64 = 1e-4;
 pub struct ReplayArgs {
     /// Run folder.
     run: PathBuf,
-    /// The step to take again.
+    /// Step to repeat.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     step: u64,
-    /// Ranks, as threads of this process [default: as many as the run has].
+    /// Number of ranks, as threads of this process [default: as in the run].
     #[arg(long)]
     ranks: Option<usize>,
-    /// Hold the ranks there, in that step unless it names another. May be given several times.
+    /// Stop at a breakpoint of the step. May be repeated.
     #[arg(long = "break", value_name = "WHERE")]
     breakpoints: Vec<Breakpoint>,
-    /// The rank that --break holds.
+    /// Hold only this rank at the breakpoints; see --others.
     #[arg(long, value_name = "N", requires = "breakpoints")]
     rank: Option<usize>,
-    /// What the other ranks do when --break holds one, --rank.
+    /// Behaviour of the other ranks while --rank is held.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "hold", requires = "rank")]
     others: Others,
-    /// Write hashes of the tensors of these steps, for `kiln diff`; needs --out.
+    /// Write tensor hashes of these steps for `kiln diff`; requires --out.
     #[arg(long, value_name = "STEPS[,KINDS]", requires = "out")]
     hash: Option<HashOptions>,
-    /// Change one value of the run's configuration, such as data.path; may be given several times.
+    /// Override a configuration value of the run, such as data.path; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
-    /// Where to keep what the replay writes [default: nowhere].
+    /// Folder to keep the files of the replay in [default: a temporary folder].
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -70,9 +70,7 @@ impl ReplayArgs {
         let text = self.run.join("config.toml");
         if !text.is_file() {
             let run = self.run.display();
-            return Err(TrainError::usage(format!(
-                "{run} is not the folder of a run: it has no config.toml"
-            )));
+            return Err(TrainError::usage(format!("{run} is not a run folder: it has no config.toml")));
         }
         let mut config = config::load(&text, &self.overrides)?;
         // Builds without this key reduced gradients once per step.
@@ -84,7 +82,7 @@ impl ReplayArgs {
             let steps = config.train.steps;
             return Err(TrainError::usage(format!("--step {}: the run has {steps} steps", self.step)));
         }
-        let from = before.map_or("its beginning".to_owned(), |step| format!("its checkpoint of step {step}"));
+        let from = before.map_or("the start".to_owned(), |step| format!("the checkpoint of step {step}"));
         say(&format!("replay: step {} of {} from {from}", self.step, self.run.display()));
         let temporary = match &self.out {
             Some(_) => None,
@@ -136,7 +134,7 @@ impl ReplayArgs {
         let step = self.step;
         let Some(before) = before else {
             say(&format!(
-                "replay: step {step}: loss {}, grad norm {}; the run has not logged this step",
+                "replay: step {step}: loss {}, grad norm {}; the run did not log this step",
                 now.loss, now.grad_norm
             ));
             return 0;
@@ -149,12 +147,10 @@ impl ReplayArgs {
         let equal = pairs.iter().all(is_same);
         let near = pairs.iter().all(|(now, before)| (now - before).abs() <= TOLERANCE * before.abs());
         let verdict = match (equal, near, same_ranks) {
-            (true, ..) => "the same bits",
-            (false, true, false) => "the same but for rounding, at another number of ranks",
-            (false, true, true) => {
-                "nearly the same, and not the same bits: another build, machine or setting?"
-            }
-            (false, false, _) => "not the same",
+            (true, ..) => "bit for bit equal",
+            (false, true, false) => "equal up to rounding, with a different number of ranks",
+            (false, true, true) => "close, but not bit for bit equal: check build, machine and settings",
+            (false, false, _) => "different",
         };
         say(&format!(
             "replay: step {step}: loss {} (recorded {}), grad norm {} (recorded {}): {verdict}",
@@ -220,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recorded_numbers_have_the_bits_that_were_written() {
+    fn recorded_numbers_keep_their_bits() {
         let run = tempfile::tempdir().unwrap();
         let losses: Vec<f64> =
             (1..400).map(|at| 2.0 + f64::from(at).sqrt().sin()).chain([f64::NAN]).collect();

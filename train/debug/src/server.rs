@@ -52,7 +52,7 @@ impl Server {
         let desk = about.desk.clone();
         let kept = Kept::start(out, ranks, about).inspect(|_| desk.open()).map_err(|error| {
             let out = out.display();
-            tracing::warn!(%out, %error, "no socket for kiln status, which will know less of this process");
+            tracing::warn!(%out, %error, "cannot create the socket for kiln status: the status of this process will be incomplete");
         });
         Server { out: out.to_owned(), kept: kept.ok() }
     }
@@ -111,10 +111,7 @@ impl Shared {
             Ok(None) => {}
             Ok(Some(user)) => {
                 if !self.refused.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(
-                        user,
-                        "somebody else's process asked for the status of this run, and was refused"
-                    );
+                    tracing::warn!(user, "refused a status request from a process of another user");
                 }
                 return;
             }
@@ -123,8 +120,10 @@ impl Shared {
         if self.clients.fetch_add(1, Ordering::Relaxed) >= MOST_CLIENTS {
             self.clients.fetch_sub(1, Ordering::Relaxed);
             // The reply fits into the empty buffer of a new connection, so this does not block.
-            let _ =
-                send_reply(&stream, &Reply::Refused("too many others are asking this process".to_owned()));
+            let _ = send_reply(
+                &stream,
+                &Reply::Refused("too many clients are connected to this process".to_owned()),
+            );
             return;
         }
         let shared = self.clone();
@@ -156,7 +155,7 @@ impl Shared {
                     Reply::Status(Box::new(self.about.status(&self.ranks, stacks, all)))
                 }
                 Ok(Request::Timeline) => Reply::Timeline(self.about.timelines(&self.ranks)),
-                Err(error) => Reply::Refused(format!("this build does not know what was asked: {error}")),
+                Err(error) => Reply::Refused(format!("this build does not support the request: {error}")),
             };
             send_reply(stream, &reply)?;
             if !line.ends_with('\n') {
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_clients_hold_up_nobody_and_there_are_only_so_many() {
+    fn silent_clients_are_limited_and_block_nobody() {
         let out = tempfile::tempdir().unwrap();
         let server = Server::start(out.path(), vec![0, 1], about());
         let folder = Folder::open(out.path()).unwrap();
@@ -240,19 +239,19 @@ mod tests {
             let said = ask(&folder, owner, status);
             if said.contains("refused") { Ok(said) } else { Err(said) }
         });
-        assert!(refused.contains("too many others"), "{refused}");
+        assert!(refused.contains("too many clients"), "{refused}");
         drop((silent, one_more));
         let nonsense = wait_for("a place among the clients", || {
             let said = ask(&folder, owner, "what?\n");
             if said.contains("too many") { Err(said) } else { Ok(said) }
         });
-        assert!(nonsense.contains("does not know what was asked"), "{nonsense}");
+        assert!(nonsense.contains("does not support the request"), "{nonsense}");
         drop(server);
         assert!(!out.path().join("debug").exists());
     }
 
     #[test]
-    fn a_process_without_a_socket_goes_on() {
+    fn process_without_a_socket_continues() {
         let out = tempfile::tempdir().unwrap();
         std::fs::write(out.path().join("debug"), "in the way").unwrap();
         drop(Server::start(out.path(), vec![0], about()));
@@ -260,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_says_nothing_is_silent_and_one_that_ends_takes_its_files_along() {
+    fn silent_and_ended_processes_are_reported() {
         let out = tempfile::tempdir().unwrap();
         assert!(ask_all(out.path(), false).unwrap().processes.is_empty());
         let desk = std::sync::Arc::default();

@@ -8,11 +8,11 @@ use std::ops::RangeInclusive;
 ///
 /// A description of the problem.
 pub(super) fn parse(part: &str) -> Result<RangeInclusive<u64>, String> {
-    let steps = part.trim().strip_prefix("steps=").ok_or("it does not begin with steps=")?;
+    let steps = part.trim().strip_prefix("steps=").ok_or("expected steps=FIRST-LAST")?;
     let (first, last) = steps.split_once('-').unwrap_or((steps, steps));
     let number = |text: &str| {
         let number = text.trim().parse().ok().filter(|number| *number > 0);
-        number.ok_or_else(|| format!("\"{text}\" is no step: they are counted from 1"))
+        number.ok_or_else(|| format!("\"{text}\" is not a step: steps are numbered from 1"))
     };
     let steps = number(first)?..=number(last)?;
     match steps.is_empty() {

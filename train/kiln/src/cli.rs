@@ -67,7 +67,7 @@ enum Command {
     Warmup(WarmupArgs),
     /// Start the ranks of a run on this node, and restart them if one fails.
     Launch(LaunchArgs),
-    /// Show what every rank of a run is doing, which ranks wait, and what is wrong.
+    /// Show the activity of every rank, which ranks wait, and what is wrong.
     Status(StatusArgs),
     /// Watch runs in the terminal or in a browser: curves, ranks, logs, samples.
     Watch(WatchArgs),
@@ -97,9 +97,9 @@ enum Command {
         #[command(subcommand)]
         command: BenchCommand,
     },
-    /// Debug a running run: hold its ranks, print tensors.
+    /// Debug a live run: hold its ranks, print tensors.
     Attach(AttachArgs),
-    /// Summarize a trace that `kiln train --trace` wrote.
+    /// Summarize a trace of `kiln train --trace`.
     Trace(TraceArgs),
     /// Repeat one step of a run from the checkpoint before it, and compare it with the record.
     Replay(ReplayArgs),
@@ -107,9 +107,9 @@ enum Command {
     Inspect(InspectArgs),
     /// Compare two runs, checkpoints, configurations or datasets, and find the first difference.
     Diff(DiffArgs),
-    /// Write a page about finished or running runs.
+    /// Write an HTML report about runs.
     Report(ReportArgs),
-    /// Find the setting that makes two runs differ, by trying.
+    /// Find the setting that makes two runs differ, by running trials.
     Bisect(BisectArgs),
     /// Convert a checkpoint between its full and its sharded form.
     Convert(ConvertArgs),
@@ -165,7 +165,7 @@ impl Command {
 enum DataCommand {
     /// Tokenize text for training and validation.
     Prepare(PrepareArgs),
-    /// Show prepared data: counts, lengths, and some of it as text.
+    /// Show prepared data: counts, lengths and samples.
     Show(ShowArgs),
     /// Verify the checksums of prepared data.
     Verify(VerifyArgs),
@@ -285,7 +285,7 @@ fn tell_usage(error: &clap::Error) -> u8 {
         }
         _ => {
             if let Some(key) = unknown_flag(error).and_then(|flag| config::key_of_flag(&flag)) {
-                complain(&format!("  tip: that is a key of the configuration: --set {key}=VALUE"));
+                complain(&format!("  tip: this is a configuration key: --set {key}=VALUE"));
             }
             u8::try_from(error.exit_code()).unwrap_or(USAGE)
         }

@@ -29,17 +29,17 @@ const STEPS: u64 = 3;
 /// Arguments of `kiln bisect`.
 #[derive(Args)]
 pub struct BisectArgs {
-    /// Run folder, checkpoint or configuration that does what it should.
+    /// Run folder, checkpoint or configuration with the expected result.
     good: PathBuf,
-    /// The one that does not.
+    /// Run folder, checkpoint or configuration with the wrong result.
     bad: PathBuf,
-    /// Steps of a trial at most [default: up to where two runs are known to part, else 3].
+    /// Maximum number of steps of a trial [default: up to the first difference of two runs, else 3].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
-    /// Change one value of the good configuration; may be given several times.
+    /// Override a value of the good configuration; may be repeated.
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set_good: Vec<String>,
-    /// Change one value of the bad configuration.
+    /// Override a value of the bad configuration; may be repeated.
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set_bad: Vec<String>,
     /// Print JSON instead of text.
@@ -68,9 +68,9 @@ impl Outcome {
 
     fn describe(&self) -> String {
         match self {
-            Outcome::Same => "the same as the good one".to_owned(),
-            Outcome::PartsAt(Some(at)) => format!("parts at {at}"),
-            Outcome::PartsAt(None) => "has other tensors".to_owned(),
+            Outcome::Same => "equal to the good configuration".to_owned(),
+            Outcome::PartsAt(Some(at)) => format!("diverges at {at}"),
+            Outcome::PartsAt(None) => "has different tensors".to_owned(),
             Outcome::Fails(why) => format!("fails: {why}"),
             Outcome::Impossible(why) => format!("cannot be run: {why}"),
         }
@@ -245,7 +245,7 @@ fn text(culprits: &[Culprit], keys: &[KeyDifference], steps: u64, builds: Option
             [name] => lines.push(format!("the key that makes the difference: {name}")),
             names => lines.push(format!("keys that make the difference together: {}", names.join(", "))),
         }
-        lines.push(format!("  with it, the good one {}", outcome.describe()));
+        lines.push(format!("  with it, the good configuration {}", outcome.describe()));
     }
     let others = keys.len() - culprits.iter().map(|culprit| culprit.keys.len()).sum::<usize>();
     let steps = number_of(steps, "step");
@@ -257,7 +257,7 @@ fn text(culprits: &[Culprit], keys: &[KeyDifference], steps: u64, builds: Option
         }
     }
     if let Some(builds) = builds {
-        lines.push(format!("the runs were made by other builds, which was not tried: {builds}"));
+        lines.push(format!("the runs used different builds, which bisect cannot try: {builds}"));
     }
     lines.join("\n")
 }

@@ -17,15 +17,14 @@ use kiln_train::registry::Registry;
 /// Arguments of `kiln diff`.
 #[derive(Args)]
 pub struct DiffArgs {
-    /// Run folder, checkpoint, Hugging Face folder, prepared data, configuration, or metrics or hashes of a
-    /// run.
+    /// Run folder, checkpoint, Hugging Face folder, prepared data, configuration, or metrics or hashes of a run.
     a: PathBuf,
-    /// What to compare it with.
+    /// Path to compare with the first.
     b: PathBuf,
     /// Print JSON instead of text.
     #[arg(long)]
     json: bool,
-    /// End with exit code 0 if no difference is larger than this, relatively.
+    /// Exit with code 0 if no relative difference is larger than this.
     #[arg(long, value_name = "RELATIVE")]
     tolerance: Option<f64>,
     #[command(flatten)]
@@ -35,22 +34,22 @@ pub struct DiffArgs {
 /// Two configurations side by side.
 #[derive(Args)]
 struct Live {
-    /// Train both configurations, or those of both runs, for a few steps, and compare every tensor.
+    /// Train both configurations for a few steps, and compare every tensor.
     #[arg(long)]
     live: bool,
-    /// Steps to train at most.
+    /// Maximum number of steps to train.
     #[arg(long, default_value_t = 4, requires = "live", value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// Ranks of the first, as threads of this process [default: those of the configuration].
+    /// Number of ranks of the first, as threads of this process [default: train.ranks].
     #[arg(long, value_name = "RANKS", requires = "live")]
     ranks_a: Option<usize>,
-    /// Ranks of the second.
+    /// Number of ranks of the second.
     #[arg(long, value_name = "RANKS", requires = "live")]
     ranks_b: Option<usize>,
-    /// Change one value of the first configuration; may be given several times.
+    /// Override a value of the first configuration; may be repeated.
     #[arg(long, value_name = "SECTION.KEY=VALUE", requires = "live")]
     set_a: Vec<String>,
-    /// Change one value of the second configuration.
+    /// Override a value of the second configuration; may be repeated.
     #[arg(long, value_name = "SECTION.KEY=VALUE", requires = "live")]
     set_b: Vec<String>,
 }
@@ -60,7 +59,7 @@ impl DiffArgs {
     pub fn run(self, registry: &Registry) -> Result<u8> {
         if self.tolerance.is_some_and(|tolerance| !(0.0..=1.0).contains(&tolerance)) {
             return Err(DebugError::usage(
-                "--tolerance: name a relative difference from 0 to 1, such as 1e-5",
+                "--tolerance: expected a relative difference from 0 to 1, such as 1e-5",
             ));
         }
         let subjects = (Subject::find(&self.a)?, Subject::find(&self.b)?);
@@ -86,7 +85,7 @@ impl Live {
         let names = [name(&config_a, a, set_a), name(&config_b, b, set_b)];
         complain(&format!("training {} for {steps} steps", names[0]));
         let first = trial::run(&config_a, registry, *steps, None)?;
-        complain(&format!("training {} until they part", names[1]));
+        complain(&format!("training {} until the two diverge", names[1]));
         let expected = keys::expected(&config_a, &config_b, &keys);
         let second = trial::run(&config_b, registry, *steps, Some((&first, expected)))?;
         Ok(compare::steps(names, &first, &second, keys, expected))

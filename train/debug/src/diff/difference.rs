@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_no_rounding() {
+    fn non_finite_values_are_not_rounding() {
         for size in [f64::NAN, f64::INFINITY] {
             assert_eq!(judged(false, &[at("a", size)]).verdict(), Verdict::Different, "{size}");
             let judge = judged(false, &[at("a", f64::INFINITY), at("b", size)]);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn in_bf16_a_jump_is_judged_by_the_noise_before_it() {
+    fn bf16_jumps_are_judged_by_earlier_noise() {
         let parts = |noise: f64, jump: f64, is_known: bool| {
             let mut judge = Judge::new(Expected { is_strict: false, is_half: true });
             let mut add = |relative, is_known| {

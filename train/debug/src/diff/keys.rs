@@ -183,16 +183,16 @@ mod tests {
     }
 
     #[test]
-    fn every_section_has_an_effect() {
+    fn sections_have_an_effect() {
         let table = Table::try_from(Config::default()).expect("TOML");
         for section in table.keys() {
             let known = EFFECTS.iter().any(|(prefix, _)| prefix.starts_with(&format!("{section}.")));
-            assert!(known, "what [{section}] changes is not said");
+            assert!(known, "[{section}] has no effect listed");
         }
     }
 
     #[test]
-    fn keys_are_found_and_carried_over() {
+    fn keys_are_found_and_copied() {
         let a = config("[model]\npreset = \"10m\"\n[train]\nseed = 1\n[optim]\nlr = 1e-3");
         let b = config(
             "[model]\npreset = \"10m\"\nrope_theta = 5.0\n[train]\nranks = 2\n[log]\nevery = 3\n\

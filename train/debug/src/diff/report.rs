@@ -87,38 +87,38 @@ impl Report {
                 0 => format!("{a} and {b} are equal"),
                 keys => format!("{a} and {b} differ in {}", number_of(keys as u64, "key")),
             }),
-            (Verdict::Equal, ..) => lines.push(format!("{a} and {b} are equal, bit by bit")),
+            (Verdict::Equal, ..) => lines.push(format!("{a} and {b} are bit for bit equal")),
             (_, Some(parted), first) => {
-                lines.push(format!("{a} and {b} part at"));
+                lines.push(format!("{a} and {b} diverge at"));
                 lines.push(format!("  {parted}"));
                 if let Some(first) = first.as_ref().filter(|first| first.at != parted.at) {
-                    lines.push(format!("  smaller differences, as of rounding, begin at {first}"));
+                    lines.push(format!("  smaller differences, such as rounding, start at {first}"));
                 }
             }
             (Verdict::Different, None, first) => {
-                lines.push(format!("{a} and {b} have other tensors"));
-                lines.extend(first.as_ref().map(|first| format!("  other bits begin at {first}")));
+                lines.push(format!("{a} and {b} have different tensors"));
+                lines.extend(first.as_ref().map(|first| format!("  bits differ from {first}")));
             }
             (_, None, first) => {
                 let largest = self.largest;
-                lines.push(format!("{a} and {b} differ by rounding: by {largest:.1e} at most"));
-                lines.extend(first.as_ref().map(|first| format!("  other bits begin at {first}")));
+                lines.push(format!("{a} and {b} differ by rounding: by at most {largest:.1e}"));
+                lines.extend(first.as_ref().map(|first| format!("  bits differ from {first}")));
             }
         }
         lines.extend(self.likely_cause.as_ref().map(|cause| format!("likely cause: {cause}")));
-        self.say_keys(&mut lines);
+        self.push_keys(&mut lines);
         if self.places > 0 {
             lines.push(format!("compared: {}", self.compared.join("; ")));
             let places = number_of(self.places as u64, "place");
             lines.push(match self.verdict {
-                Verdict::Equal => format!("equal bit by bit: all of {places}"),
-                _ => format!("equal bit by bit: {} of {places} that were looked at", self.equal),
+                Verdict::Equal => format!("bit for bit equal: all of {places}"),
+                _ => format!("bit for bit equal: {} of {places} compared", self.equal),
             });
         }
         lines.join("\n")
     }
 
-    fn say_keys(&self, lines: &mut Vec<String>) {
+    fn push_keys(&self, lines: &mut Vec<String>) {
         let is_of = |number: bool, rounding: bool| {
             move |key: &&KeyDifference| match key.effect {
                 Effect::Numbers(_) => number,
@@ -128,8 +128,8 @@ impl Report {
         };
         for (title, keys) in [
             ("keys that change numbers", self.keys.iter().filter(is_of(true, false)).collect::<Vec<_>>()),
-            ("keys that change rounding at most", self.keys.iter().filter(is_of(false, true)).collect()),
-            ("keys that change neither", self.keys.iter().filter(is_of(false, false)).collect()),
+            ("keys that change only rounding", self.keys.iter().filter(is_of(false, true)).collect()),
+            ("keys that change nothing", self.keys.iter().filter(is_of(false, false)).collect()),
         ] {
             if keys.is_empty() {
                 continue;

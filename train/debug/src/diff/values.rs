@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_one_bit_apart_are_not_equal_and_the_same_bits_are() {
+    fn losses_one_bit_apart_differ() {
         let losses: Vec<f64> = (1..2000).map(|at| 2.0 + f64::from(at).sqrt().sin()).collect();
         assert_eq!(compared(&losses, &losses).0, Verdict::Equal);
         for at in 0..losses.len() {
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_not_a_number_is_a_difference() {
+    fn non_finite_losses_differ() {
         assert_eq!(compared(&[2.0, f64::NAN], &[2.0, f64::NAN]).0, Verdict::Equal);
         for other in [[2.0, f64::NAN], [2.0, f64::INFINITY]] {
             assert_eq!(compared(&other, &[2.0, 1.5]), (Verdict::Different, f64::INFINITY));

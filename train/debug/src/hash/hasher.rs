@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_are_told_from_what_is_in_them() {
+    fn names_split_into_module_and_tensor() {
         for (name, unit, inner) in [
             ("layers.3.attention.q_proj.weight", "layers.3", "attention.q_proj.weight"),
             ("layers.3", "layers.3", ""),

@@ -12,7 +12,7 @@ use crate::steps;
 /// Kinds of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HashedKind {
-    /// What goes into and comes out of modules and layers in forward.
+    /// Inputs and outputs of modules and layers in the forward pass.
     Activations,
     /// The gradients of activations in backward, and the reduced gradients of parameters.
     Gradients,
@@ -73,7 +73,7 @@ impl FromStr for HashOptions {
                 Ok(kind) if !options.kinds.contains(&kind) => options.kinds.push(kind),
                 Ok(_) => {}
                 Err(_) if part == "units" => options.by_unit = true,
-                Err(_) => return Err(wrong(format!("\"{part}\" is no kind of tensors"))),
+                Err(_) => return Err(wrong(format!("\"{part}\" is not a kind of tensor"))),
             }
         }
         if options.kinds.is_empty() {
@@ -100,19 +100,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_hashed_is_read_as_it_is_written() {
+    fn hash_options_round_trip() {
         let parsed = |text: &str| text.parse::<HashOptions>();
         assert_eq!(parsed("steps=1-20"), Ok(HashOptions::all(1..=20)));
         let one = HashOptions { steps: 5..=5, by_unit: true, kinds: vec![HashedKind::Weights] };
         assert_eq!(parsed("steps=5, units, weights"), Ok(one.clone()));
         assert_eq!(parsed(&one.to_string()), Ok(one));
         for (text, problem) in [
-            ("", "begin with steps="),
-            ("1-20", "begin with steps="),
-            ("steps=0", "counted from 1"),
-            ("steps=1-", "no step"),
+            ("", "expected steps="),
+            ("1-20", "expected steps="),
+            ("steps=0", "numbered from 1"),
+            ("steps=1-", "not a step"),
             ("steps=3-2", "before"),
-            ("steps=1,logits", "no kind"),
+            ("steps=1,logits", "not a kind"),
         ] {
             let error = parsed(text).unwrap_err().to_string();
             assert!(error.contains(problem) && error.contains("write steps=1-20"), "{text}: {error}");

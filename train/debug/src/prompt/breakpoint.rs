@@ -20,7 +20,7 @@ pub struct Breakpoint {
     pub others: Others,
 }
 
-/// What the other ranks do when one stops.
+/// Behaviour of the other ranks when one stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Others {
     /// They are held at the same point, where they help to show what is sharded.
@@ -81,7 +81,7 @@ pub enum Number {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{problem}; write forward:layers.3@12, backward:layers.3.ffn, optimizer@5, step, nan, or \"grad_norm > 10\", \
-     with \" rank 2\" or \" rank 2 run\" behind it for one rank"
+     followed by \"rank 2\" or \"rank 2 run\" for one rank"
 )]
 pub struct BreakpointError {
     problem: String,
@@ -116,11 +116,11 @@ impl Breakpoint {
 pub(super) fn objection(reach: &Reach, breakpoint: &Breakpoint) -> Option<String> {
     let (first, last) = (reach.steps.start(), reach.steps.end());
     if breakpoint.step.is_some_and(|step| !reach.steps.contains(&step)) {
-        return Some(format!("the run takes steps {first} to {last}"));
+        return Some(format!("the run has steps {first} to {last}"));
     }
     let Trigger::Tensor { pass, pattern } = &breakpoint.on else { return None };
     if *pass == Pass::Recompute && !reach.recomputes {
-        return Some("no block runs again in backward: see shard.recompute".to_owned());
+        return Some("no block is recomputed: see shard.recompute".to_owned());
     }
     let blocks = (0..reach.layers).flat_map(|index| {
         ["", ".attention", ".ffn"].map(|inside| (format!("layers.{index}{inside}"), &["input", "output"][..]))
@@ -134,7 +134,7 @@ pub(super) fn objection(reach: &Reach, breakpoint: &Breakpoint) -> Option<String
     let last = reach.layers.saturating_sub(1);
     (!is_known).then(|| {
             format!(
-                "the model has no such place: its places are embed, head, and layers.0 to layers.{last}, each with \
+                "the model has no such place; its places are embed, head, and layers.0 to layers.{last}, each with \
                  .attention and .ffn"
             )
         })
@@ -177,24 +177,24 @@ impl FromStr for Breakpoint {
             _ => return Err(wrong(format!("\"{}\" is not rank N, or rank N run", whose.trim()))),
         };
         let rank = rank.map(str::parse).transpose();
-        let rank = rank.map_err(|_| wrong(format!("there is no number in \"{}\"", whose.trim())))?;
+        let rank = rank.map_err(|_| wrong(format!("missing rank number in \"{}\"", whose.trim())))?;
         let (on, step) = match text.split_once('@') {
             None => (text, None),
             Some((on, step)) => {
                 let step = step.trim();
-                let number = step.parse().map_err(|_| wrong(format!("\"{step}\" is no step")))?;
+                let number = step.parse().map_err(|_| wrong(format!("\"{step}\" is not a step")))?;
                 (on.trim(), Some(number))
             }
         };
         let named = |on: &str| Part::from_str(on, false).ok().map(Trigger::Part);
         let on = match on.split_once([':', '<', '>']) {
             None if on == "nan" => Trigger::Nan,
-            None => named(on).ok_or_else(|| wrong(format!("\"{on}\" is nothing that a run comes to")))?,
+            None => named(on).ok_or_else(|| wrong(format!("\"{on}\" is not a breakpoint")))?,
             Some((pass, pattern)) if on.contains(':') => {
                 let pass = Pass::from_str(pass, false)
                     .map_err(|_| wrong(format!("\"{pass}\" is not forward, recompute or backward")))?;
                 if pattern.is_empty() {
-                    return Err(wrong("there is no place after the colon".to_owned()));
+                    return Err(wrong("missing place after the colon".to_owned()));
                 }
                 Trigger::Tensor { pass, pattern: pattern.to_owned() }
             }
@@ -203,7 +203,7 @@ impl FromStr for Breakpoint {
                 let number = Number::from_str(number, false)
                     .map_err(|_| wrong(format!("\"{number}\" is not loss or grad_norm")))?;
                 let than = than.trim();
-                let than = than.parse().map_err(|_| wrong(format!("\"{than}\" is no number")))?;
+                let than = than.parse().map_err(|_| wrong(format!("\"{than}\" is not a number")))?;
                 Trigger::Number { number, above: on.contains('>'), than }
             }
         };
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn breakpoints_are_written_as_they_are_read() {
+    fn breakpoints_round_trip() {
         for text in [
             "forward:layers.3@12",
             "backward:layers.*.ffn",
@@ -254,14 +254,14 @@ mod tests {
             assert_eq!(parsed(text).to_string(), text);
         }
         for (text, problem) in [
-            ("", "nothing that a run comes to"),
-            ("layers.3", "nothing that a run comes to"),
+            ("", "is not a breakpoint"),
+            ("layers.3", "is not a breakpoint"),
             ("sideways:layers.3", "not forward, recompute or backward"),
-            ("forward:", "no place"),
-            ("forward:layers.3@x", "no step"),
+            ("forward:", "missing place"),
+            ("forward:layers.3@x", "not a step"),
             ("norm > 3", "not loss or grad_norm"),
-            ("loss > much", "no number"),
-            ("step rank x", "no number in \"rank x\""),
+            ("loss > much", "not a number"),
+            ("step rank x", "missing rank number in \"rank x\""),
             ("step rank 1 walk", "is not rank N"),
         ] {
             let error = text.parse::<Breakpoint>().expect_err(text).to_string();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_come_is_known_before_the_run() {
+    fn unreachable_breakpoints_are_detected() {
         let stock = Reach { steps: 3..=8, layers: 2, has_own_places: false, recomputes: false };
         let objection =
             |reach: &Reach, text: &str| super::objection(reach, &parsed(text)).unwrap_or_default();
@@ -287,8 +287,8 @@ mod tests {
             assert_eq!(objection(&stock, text), "", "{text}");
         }
         for (text, why) in [
-            ("step@9", "takes steps 3 to 8"),
-            ("nan@2", "takes steps 3 to 8"),
+            ("step@9", "has steps 3 to 8"),
+            ("nan@2", "has steps 3 to 8"),
             ("forward:layers.2", "layers.0 to layers.1"),
             ("forward:layers.1.fnn", "no such place"),
             ("backward:embed.input", "no such place"),

@@ -75,19 +75,19 @@ pub(super) struct CommandError(String);
 
 /// The list of commands, as text.
 pub(super) const HELP: &str = "\
-where, w             where this rank is          ranks              where all ranks are
-list, l              the points around           rank N             look at another rank
-p [NAME][[0, :8]]    a tensor: shape, statistics, first values; without a name the one here
-hist [NAME]          its histogram               hash [NAME]        its checksum
-save NAME FILE.npy   write it                    diff NAME FILE.npy compare it
-batch                the tokens of the batch     params [PATTERN]   names and shapes
-n                    next point                  s                  next point, also inside
-u                    to the end of this place    c                  to the next breakpoint
+where, w             position of this rank       ranks              positions of all ranks
+list, l              nearby points               rank N             inspect another rank
+p [NAME][[0, :8]]    print a tensor: shape, statistics, first values [default: the tensor here]
+hist [NAME]          print its histogram         hash [NAME]        print its checksum
+save NAME FILE.npy   write it to a file          diff NAME FILE.npy compare it with a file
+batch                print the tokens            params [PATTERN]   list parameter names and shapes
+n                    step over to the next point s                  step into the next point
+u                    run to the end of the place c                  continue to the next breakpoint
 break WHERE [rank N [run]]                       breaks, delete N   list and remove breakpoints
-clear                let the others go           set KEY = VALUE    optim.lr or optim.grad_clip
-checkpoint           save after this step        q                  save, and end the run
+clear                release the other ranks     set KEY = VALUE    change optim.lr or optim.grad_clip
+checkpoint           save after this step        q                  save and end the run
 NAME is `here`, a parameter such as layers.0.ffn.up_proj.weight, or one with .grad or a slot of
-the optimizer behind it, such as .exp_avg. An empty line repeats n, s and u.";
+the optimizer appended, such as .exp_avg. An empty line repeats n, s and u.";
 
 impl FromStr for Name {
     type Err = CommandError;
@@ -108,28 +108,26 @@ impl FromStr for Command {
         let line = line.trim();
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();
-        let number = |what: &str| {
-            rest.parse().map_err(|_| wrong(format!("{word} takes {what}, and \"{rest}\" is none")))
-        };
+        let number =
+            |what: &str| rest.parse().map_err(|_| wrong(format!("{word} takes {what}, found \"{rest}\"")));
         let with_file = || {
             let (name, file) = rest
                 .rsplit_once(char::is_whitespace)
-                .ok_or_else(|| wrong(format!("{word} takes a name and a file, as in {word} here x.npy")))?;
+                .ok_or_else(|| wrong(format!("{word} takes a name and a file, such as {word} here x.npy")))?;
             Ok::<_, CommandError>((name.trim().parse()?, PathBuf::from(file)))
         };
         Ok(match word {
             "h" | "help" | "?" => Command::Help,
             "w" | "where" => Command::Where,
             "ranks" => Command::Ranks,
-            "rank" => Command::Rank(number("the number of a rank")?),
+            "rank" => Command::Rank(number("a rank number")?),
             "l" | "list" => Command::List,
             "p" | "print" => {
                 let (name, slice) = match rest.split_once('[') {
                     None => (rest, None),
                     Some((name, slice)) => {
                         let inside = slice.strip_suffix(']');
-                        let inside =
-                            inside.ok_or_else(|| wrong(format!("the [ of \"{rest}\" is not closed")))?;
+                        let inside = inside.ok_or_else(|| wrong(format!("unclosed [ in \"{rest}\"")))?;
                         (
                             name.trim(),
                             Some(inside.parse::<Slice>().map_err(|error| wrong(error.to_string()))?),
@@ -154,20 +152,20 @@ impl FromStr for Command {
             }
             "breaks" => Command::Breakpoints,
             "delete" if rest == "all" => Command::Delete(0),
-            "delete" => match number("the number of a breakpoint, or all")? {
+            "delete" => match number("a breakpoint number or all")? {
                 0 => return Err(wrong("breakpoints are numbered from 1".to_owned())),
                 number => Command::Delete(number),
             },
             "set" => {
                 let (key, value) = rest
                     .split_once('=')
-                    .ok_or_else(|| wrong("set takes KEY = VALUE, as in set optim.lr = 1e-4".to_owned()))?;
+                    .ok_or_else(|| wrong("set takes KEY = VALUE, such as set optim.lr = 1e-4".to_owned()))?;
                 Command::Set(key.trim().to_owned(), value.trim().to_owned())
             }
             "checkpoint" => Command::Checkpoint,
             "pause" => Command::Pause,
             "q" | "quit" => Command::Quit,
-            word => return Err(wrong(format!("\"{word}\" is no command"))),
+            word => return Err(wrong(format!("\"{word}\" is not a command"))),
         })
     }
 }
@@ -200,13 +198,13 @@ mod tests {
         let Ok(Command::Break(breakpoint)) = parsed("b grad_norm > 10") else { panic!("a breakpoint") };
         assert_eq!(breakpoint.to_string(), "grad_norm > 10");
         for (line, problem) in [
-            ("walk", "\"walk\" is no command"),
-            ("rank two", "\"two\" is none"),
-            ("p here[0", "not closed"),
+            ("walk", "\"walk\" is not a command"),
+            ("rank two", "found \"two\""),
+            ("p here[0", "unclosed ["),
             ("save here", "takes a name and a file"),
             ("set lr", "KEY = VALUE"),
-            ("break", "nothing that a run comes to"),
-            ("break step rank x", "no number"),
+            ("break", "is not a breakpoint"),
+            ("break step rank x", "missing rank number"),
             ("delete 0", "numbered from 1"),
         ] {
             let error = parsed(line).expect_err(line).to_string();

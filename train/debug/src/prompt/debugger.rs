@@ -128,7 +128,7 @@ impl Debugger {
         reach.has_own_places |= BREAKPOINTS_IN_CODE;
         for breakpoint in breakpoints.iter().filter(|_| rank == 0) {
             if let Some(why) = objection(&reach, breakpoint) {
-                tracing::warn!("the breakpoint {breakpoint} cannot come: {why}");
+                tracing::warn!("breakpoint {breakpoint} cannot be hit: {why}");
             }
         }
         Debugger {
@@ -329,7 +329,7 @@ impl Drop for Debugger {
         self.desk.end();
         // Most likely its place does not exist, or the run never takes its step.
         for (_, breakpoint) in self.breakpoints.iter().filter(|(number, _)| !self.reached.contains(number)) {
-            tracing::warn!("the breakpoint {breakpoint} has never come");
+            tracing::warn!("breakpoint {breakpoint} was never hit");
         }
     }
 }

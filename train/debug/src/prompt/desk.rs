@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_go_to_the_rank_that_is_held_and_what_it_says_comes_back() {
+    fn lines_reach_the_held_rank_and_replies_return() {
         let desk = Desk::default();
         let (one, messages) = desk.attach(None);
         assert_eq!(messages.try_recv(), Ok(ToPrompt::Running));

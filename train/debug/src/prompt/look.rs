@@ -65,7 +65,8 @@ impl Debugger {
         let engine = view.engine;
         let name = match name {
             Name::Here => {
-                let nothing = "no tensor is at this point: name a parameter, or go on with s".to_owned();
+                let nothing =
+                    "there is no tensor at this point: name a parameter, or continue with s".to_owned();
                 return Ok(view.tensor.cloned().ok_or(nothing));
             }
             Name::Parameter(name) => name.as_str(),
@@ -91,19 +92,21 @@ impl Debugger {
         };
         let none = || match kind {
             StateKind::Gradient => {
-                format!("{name} is not there: gradients are, from the end of backward to the update")
+                format!("{name} is not available: gradients exist from the end of backward to the update")
             }
             StateKind::Slot(slot) => {
-                format!("{name} is not there: the optimizer keeps no {slot} of it, or has made no step yet")
+                format!(
+                    "{name} is not available: the optimizer has no {slot} for it, or has made no step yet"
+                )
             }
-            StateKind::Weight => format!("{name} is not there"),
+            StateKind::Weight => format!("{name} is not available"),
         };
         if view.alone {
             let part = engine.read_parameter(&found.name, kind, |range, values| (range, values.to_vec()))?;
             return Ok(match part {
                 Some((range, values)) => {
                     let title = format!(
-                        "{name}, elements {}..{} of {}, the shard of this rank (the others run, so it cannot be gathered)",
+                        "{name}, elements {}..{} of {}, the shard of this rank (the other ranks are running, so it cannot be gathered)",
                         range.start,
                         range.end,
                         found.numel()
@@ -111,7 +114,7 @@ impl Debugger {
                     Ok(shown(title, vec![values.len()], values))
                 }
                 None if engine.held(&found.name)?.is_empty() => Err(format!(
-                    "rank {} holds no part of {name} (the others run, so it cannot be gathered)",
+                    "rank {} holds no part of {name} (the other ranks are running, so it cannot be gathered)",
                     self.rank
                 )),
                 None => Err(none()),
@@ -128,12 +131,12 @@ impl Debugger {
             // One rank writes it.
             Ok(_) if !view.alone && self.focus != self.rank => String::new(),
             Ok(tensor) if file.exists() => {
-                format!("{} is there already: name another file for {}", file.display(), tensor.title)
+                format!("{} already exists: name another file for {}", file.display(), tensor.title)
             }
             Ok(tensor) => match npy::write(file, &tensor.shape, &tensor.values) {
                 Ok(()) => {
                     let whole = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-                    format!("{} {:?} is in {}", tensor.title, tensor.shape, whole.display())
+                    format!("{} {:?} saved to {}", tensor.title, tensor.shape, whole.display())
                 }
                 Err(error) => format!("cannot write {}: {error}", file.display()),
             },
@@ -154,13 +157,13 @@ impl Debugger {
 
     /// The tokens of the current micro-batch as text.
     pub(super) fn show_batch(&self) -> String {
-        let Some((at, batch)) = &self.batch else { return "no batch is under way".to_owned() };
+        let Some((at, batch)) = &self.batch else { return "no batch is being processed".to_owned() };
         let tokenizer = match Tokenizer::from_file(self.tokenizer.to_vec(), Path::new("tokenizer.json")) {
             Ok(tokenizer) => tokenizer,
             Err(error) => return error.to_string(),
         };
         let mut lines = vec![format!(
-            "step {}, micro-batch {}: {} tokens in {} samples from number {} of the global order on",
+            "step {}, micro-batch {}: {} tokens in {} samples, from sample {} of the global order",
             at.step,
             at.micro_batch,
             batch.inputs.len(),
@@ -191,11 +194,7 @@ impl Debugger {
                 ));
             }
         }
-        if lines.is_empty() {
-            format!("no parameter has \"{pattern}\" in its name")
-        } else {
-            lines.join("\n")
-        }
+        if lines.is_empty() { format!("no parameter name contains \"{pattern}\"") } else { lines.join("\n") }
     }
 }
 

@@ -4,7 +4,6 @@ mod breakpoint;
 mod command;
 mod debugger;
 mod desk;
-mod line;
 mod look;
 mod point;
 mod session;

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn points_know_how_deep_they_are_and_where_a_place_ends() {
+    fn points_have_a_depth_and_an_end() {
         let block = tensor(Pass::Backward, "layers.3", "output");
         let inside = tensor(Pass::Backward, "layers.3.ffn", "output");
         let end = tensor(Pass::Backward, "layers.3", "input");

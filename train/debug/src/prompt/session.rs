@@ -5,15 +5,14 @@
 //! rank that is held alone reads its lines itself and sees only its own shard.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kiln_collectives::Phase;
-use kiln_shard::Engine;
+use kiln_shard::{Engine, ShardError};
 
 use super::breakpoint::{Breakpoint, Others};
 use super::command::{Command, HELP, Name};
 use super::debugger::{Debugger, Going};
-use super::line::{STOP, UNREACHABLE};
 use super::point::Point;
 use super::show::Shown;
 use crate::share::share;
@@ -24,8 +23,25 @@ use kiln_train::process::terminal;
 /// Number of points listed before and after the current one.
 const AROUND: usize = 6;
 
+/// Interval at which a rank that waits for a line checks that the others are still there.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Interval at which ranks in different processes agree on whether the run should stop.
+const ASK_EVERY: Duration = Duration::from_secs(2);
+
+// Lines that cannot be typed: they contain a byte that no terminal sends.
+
+/// The ranks agree on whether the run should stop.
+const ASK: &str = "\0ask";
+
+/// The run should stop.
+const STOP: &str = "\0stop";
+
+/// No prompt can connect.
+const UNREACHABLE: &str = "\0unreachable";
+
 /// The reply to a request that would make other ranks time out.
-const NO_TIME_WITH_MPI: &str = "with MPI, all ranks are held together: the others would time out";
+const NO_TIME_WITH_MPI: &str = "with MPI, ranks can only be held together: the others would time out";
 
 fn is_mpi(engine: &Engine) -> bool {
     engine.world().backend() == "mpi"
@@ -83,7 +99,7 @@ impl Debugger {
             let line = if line.trim().is_empty() { self.last_line.clone() } else { line };
             let view = View { engine, point, tensor: tensor.as_ref(), alone };
             let (text, next) = match line.as_str() {
-                STOP => (self.let_go(alone, "asked to stop: the run goes on, saves and ends"), Next::Go),
+                STOP => (self.let_go(alone, "stop requested: the run continues, saves and ends"), Next::Go),
                 UNREACHABLE => (self.let_go(alone, ""), Next::Go),
                 line => self.obey(&view, line)?,
             };
@@ -107,7 +123,7 @@ impl Debugger {
                     }
                     alone = true;
                     reader = self.rank;
-                    self.introduce(reader, point, "the others are let go", alone);
+                    self.introduce(reader, point, "the other ranks are released", alone);
                 }
             }
         }
@@ -160,7 +176,7 @@ impl Debugger {
             let rank = if alone { format!(" --rank {}", self.rank) } else { String::new() };
             let opened = self.has_prompt && self.open_prompt(alone);
             if !opened {
-                say(&format!("{text}; look into it with: kiln attach {}{rank}", self.out.display()));
+                say(&format!("{text}; inspect it with: kiln attach {}{rank}", self.out.display()));
             }
         }
     }
@@ -228,14 +244,14 @@ impl Debugger {
             Command::Break(Breakpoint { rank: Some(rank), .. })
                 if rank >= view.engine.world().world_size() =>
             {
-                stay(format!("there is no rank {rank}"))
+                stay(format!("no rank {rank}"))
             }
-            Command::Clear if view.alone => stay("the others are not held".to_owned()),
+            Command::Clear if view.alone => stay("the other ranks are not held".to_owned()),
             Command::Clear => match self.focus == self.rank {
                 true => Ok((
                     format!(
-                        "rank {} is held on, the others run; in a process of its own, it is found with: kiln \
-                         attach {} --rank {}",
+                        "rank {} stays held, the other ranks run; if it has its own process, attach with: kiln attach \
+                         {} --rank {}",
                         self.rank,
                         self.out.display(),
                         self.rank
@@ -248,12 +264,12 @@ impl Debugger {
             // State that all ranks share changes only while all of them are held.
             Command::Delete(number) if view.alone => stay(self.delete(number, true)),
             Command::Break(_) | Command::Set(..) | Command::Checkpoint if view.alone => {
-                stay("the other ranks would not know of it: c, and then when all ranks are held".to_owned())
+                stay("only possible when all ranks are held: continue with c first".to_owned())
             }
             Command::Break(breakpoint) => {
                 let mut text = format!("{}: {breakpoint}", self.next_number);
                 if let Some(why) = super::breakpoint::objection(&self.reach, &breakpoint) {
-                    text += &format!(", which cannot come: {why}");
+                    text += &format!(", which cannot be hit: {why}");
                 }
                 self.breakpoints.insert(self.next_number, breakpoint);
                 self.next_number += 1;
@@ -271,7 +287,7 @@ impl Debugger {
                 self.controls.save();
                 stay("a checkpoint is saved after this step".to_owned())
             }
-            Command::Pause => stay("the run is held already".to_owned()),
+            Command::Pause => stay("the run is already held".to_owned()),
             Command::Quit => {
                 self.stop.store(true, Ordering::Relaxed);
                 Ok((self.let_go(view.alone, "the run saves and ends"), Next::Go))
@@ -292,13 +308,13 @@ impl Debugger {
         let samples = self
             .batch
             .as_ref()
-            .map_or_else(String::new, |(at, _)| format!(", its samples from number {} on", at.first_sample));
+            .map_or_else(String::new, |(at, _)| format!(", samples from {}", at.first_sample));
         format!("rank {} is at {}{shape}{samples}", self.rank, view.point)
     }
 
     fn ranks(&self, view: &View<'_>) -> Result<String> {
         if view.alone {
-            return Ok("the others run: kiln status tells where they are".to_owned());
+            return Ok("the other ranks are running: kiln status shows their positions".to_owned());
         }
         let mine = self.place(view);
         let all = view.engine.all_gather_bytes(Phase::Other, "debugger", mine.as_bytes())?;
@@ -312,7 +328,7 @@ impl Debugger {
             return format!("rank {} is held alone", self.rank);
         }
         if rank >= ranks {
-            return format!("there is no rank {rank}: there are {ranks}");
+            return format!("no rank {rank}: the run has {ranks} ranks");
         }
         self.focus = rank;
         self.place(view)
@@ -341,7 +357,7 @@ impl Debugger {
             _ => None,
         };
         if let Some(number) = number {
-            return Ok(format!("{number}, of step {}", self.metrics.as_ref().map_or(0, |m| m.step)));
+            return Ok(format!("{number} in step {}", self.metrics.as_ref().map_or(0, |m| m.step)));
         }
         Ok(match (self.tensor(view, name)?, slice) {
             (Err(text), _) => text,
@@ -368,8 +384,7 @@ impl Debugger {
             |breakpoint: &Breakpoint| breakpoint.others == Others::Hold || breakpoint.rank.is_none();
         if alone && self.breakpoints.get(&number).is_some_and(holds_all) {
             return format!(
-                "breakpoint {number} holds all ranks, and the others would not know: c, and delete it when all ranks \
-                 are held"
+                "breakpoint {number} holds all ranks, so it can be deleted only when all ranks are held: continue with c first"
             );
         }
         match (alone, number) {
@@ -380,8 +395,55 @@ impl Debugger {
         }
         let left = self.list_breakpoints();
         match alone && self.breakpoints.values().any(holds_all) {
-            true => format!("{left}\nwhat holds all ranks can be deleted when all ranks are held"),
+            true => format!("{left}\nbreakpoints that hold all ranks can be deleted when all ranks are held"),
             false => left,
+        }
+    }
+
+    /// Reads the next line on `reader` and returns it on all held ranks. Collective unless `alone`.
+    fn read(&mut self, engine: &Engine, reader: usize, alone: bool) -> Result<String> {
+        // A stop request reaches the threads of one process together.
+        let asks_others = !alone && engine.world().backend() != "local";
+        loop {
+            let line = match reader == self.rank {
+                true => self.wait_for_line(engine, asks_others)?,
+                false => String::new(),
+            };
+            let line = match alone {
+                true => line,
+                false => String::from_utf8_lossy(&share(engine, line.into_bytes(), reader)?).into_owned(),
+            };
+            if line != ASK {
+                return Ok(line);
+            }
+            let asked = f64::from(u8::from(self.stop.load(Ordering::Relaxed)));
+            if engine.sum_over_ranks("debugger", &[asked])?[0] > 0.0 {
+                return Ok(STOP.to_owned());
+            }
+        }
+    }
+
+    /// Waits for the next line for this rank. With `asks_others`, returns [`ASK`] at regular intervals.
+    fn wait_for_line(&self, engine: &Engine, asks_others: bool) -> Result<String> {
+        if !self.desk.is_open() {
+            tracing::warn!("a breakpoint was skipped: this process has no socket for kiln attach");
+            return Ok(UNREACHABLE.to_owned());
+        }
+        let begun = Instant::now();
+        loop {
+            if let Some(line) = self.desk.next(self.rank, LOOK) {
+                return Ok(line);
+            }
+            if let Some(error) = engine.world().failure() {
+                return Err(ShardError::from(error).into());
+            }
+            // A stop request means that the run should save and end instead of waiting for a prompt.
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(STOP.to_owned());
+            }
+            if asks_others && begun.elapsed() > ASK_EVERY {
+                return Ok(ASK.to_owned());
+            }
         }
     }
 }

@@ -100,7 +100,7 @@ impl Shown {
         if difference.non_finite > 0 {
             let (index, [here, there]) = (difference.furthest.index, difference.furthest.values);
             return format!(
-                "{title}: {different} of {values} values differ, of which {} are NaN or infinite here or in the file; \
+                "{title}: {different} of {values} values differ, {} of them NaN or infinite here or in the file; \
                  the first of these is number {index}: {here} here, {there} in the file",
                 difference.non_finite
             );
@@ -108,7 +108,7 @@ impl Shown {
         let largest = self.values.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         let scale = other.iter().map(|value| value.abs()).fold(0.0, f32::max);
         format!(
-            "{title}: {different} of {values} values differ, by {largest:.3e} at most ({:.3e} of the largest value); \
+            "{title}: {different} of {values} values differ, by at most {largest:.3e} ({:.3e} of the largest value); \
              the first is number {first}: {} here, {} in the file",
             largest / scale,
             self.values[first],
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_are_of_what_is_finite() {
+    fn statistics_ignore_non_finite_values() {
         let TensorStatistics { nan, infinite, min, max, mean, rms, norm } =
             TensorStatistics::of(&[3.0, f32::NAN, -4.0, f32::INFINITY]);
         assert_eq!((nan, infinite, min, max, mean, norm), (1, 1, -4.0, 3.0, -0.5, 5.0));
@@ -154,9 +154,12 @@ mod tests {
         let tensor = shown(&[1.0, 2.0, 4.0]);
         assert_eq!(tensor.difference(&[3], &[1.0, 2.0, 4.0]), "x: equal, bit by bit");
         let text = tensor.difference(&[3], &[1.0, 2.5, 4.0]);
-        assert!(text.contains("1 of 3 values differ, by 5.000e-1") && text.contains("number 1: 2 here, 2.5"));
+        assert!(
+            text.contains("1 of 3 values differ, by at most 5.000e-1")
+                && text.contains("number 1: 2 here, 2.5")
+        );
         let text = tensor.difference(&[3], &[1.0, 2.5, f32::NAN]);
-        assert!(text.contains("2 of 3 values differ, of which 1 are NaN or infinite"), "{text}");
+        assert!(text.contains("2 of 3 values differ, 1 of them NaN or infinite"), "{text}");
         assert!(text.ends_with("number 2: 4 here, NaN in the file"), "{text}");
         assert!(tensor.difference(&[1, 3], &[1.0, 2.0, 4.0]).contains("[1, 3] in the file"));
         assert_ne!(tensor.hash(), shown(&[1.0, 2.0, -4.0]).hash());

@@ -20,13 +20,13 @@ enum Part {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SliceError {
     /// The text is not a slice.
-    #[error("\"{0}\" is no part of a dimension; write an index, or FROM:TO")]
+    #[error("\"{0}\" is not a slice; write an index, or FROM:TO")]
     Unreadable(String),
     /// The slice has too many parts.
-    #[error("{parts} indices for a tensor of {dimensions} dimensions")]
+    #[error("{parts} indices for a tensor with {dimensions} dimensions")]
     Dimensions { parts: usize, dimensions: usize },
     /// An index is out of range.
-    #[error("index {index} of a dimension of {size}")]
+    #[error("index {index} is out of range for a dimension of size {size}")]
     Outside { index: i64, size: usize },
 }
 

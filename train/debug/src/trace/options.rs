@@ -37,7 +37,7 @@ impl FromStr for TraceOptions {
     fn from_str(text: &str) -> Result<Self, TraceOptionsError> {
         let wrong = |problem: String| TraceOptionsError { problem };
         let (first, file) = match text.split_once(',') {
-            Some((_, "")) => return Err(wrong("there is no name of a file after the comma".to_owned())),
+            Some((_, "")) => return Err(wrong("missing file name after the comma".to_owned())),
             Some((first, file)) => (first, Some(file.into())),
             None => (text, None),
         };
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_traced_is_read_as_it_is_written() {
+    fn trace_options_round_trip() {
         let parsed = |text: &str| text.parse::<TraceOptions>();
         let all = TraceOptions { steps: 10..=12, file: None };
         assert_eq!(parsed("steps=10-12"), Ok(all.clone()));
@@ -67,10 +67,10 @@ mod tests {
         assert_eq!(parsed(&one.to_string()), Ok(one.clone()));
         assert_eq!(one.path(Path::new("run")), Path::new("a,b.pftrace"));
         for (text, problem) in [
-            ("10-12", "begin with steps="),
-            ("steps=0", "counted from 1"),
+            ("10-12", "expected steps="),
+            ("steps=0", "numbered from 1"),
             ("steps=3-2", "before"),
-            ("steps=3,", "no name of a file"),
+            ("steps=3,", "missing file name"),
         ] {
             let error = parsed(text).unwrap_err().to_string();
             assert!(error.contains(problem) && error.contains("write steps=10-12"), "{text}: {error}");

@@ -43,7 +43,7 @@ impl Tracer {
     fn record_gpu(&self) -> Option<Recording> {
         self.device
             .record()
-            .inspect_err(|why| tracing::warn!("the trace will have nothing of what the GPU does: {why}"))
+            .inspect_err(|why| tracing::warn!("the trace will have no GPU events: {why}"))
             .ok()
             .flatten()
     }
@@ -84,7 +84,7 @@ impl Tracer {
             Ok(path) => {
                 let path = path.display();
                 say(&format!(
-                    "trace: {path}; open it at https://ui.perfetto.dev, or ask: kiln trace summary {path}"
+                    "trace: {path}; open it at https://ui.perfetto.dev, or run: kiln trace summary {path}"
                 ));
             }
             // A failure here does not end the run.
@@ -111,7 +111,7 @@ impl Observer for Tracer {
         if step > *self.options.steps.end() && is_new && !self.is_done {
             self.is_done = true;
             if self.rank == 0 {
-                tracing::warn!("no trace: the run goes on from step {step}, after {}", self.options);
+                tracing::warn!("no trace: the run resumed at step {step}, after {}", self.options);
             }
         }
         if !self.options.steps.contains(&step) {
@@ -121,7 +121,7 @@ impl Observer for Tracer {
             recorder.keep_all(true);
             self.gpu = self.record_gpu();
             if step != *self.options.steps.start() && self.rank == 0 {
-                tracing::warn!("--trace: the run goes on from step {step}, the trace begins there");
+                tracing::warn!("--trace: the run resumed at step {step}, so the trace starts there");
             }
         }
         self.now = Some((step, sums(recorder)));

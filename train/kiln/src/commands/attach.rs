@@ -33,10 +33,10 @@ const RUNNING: &str = "(running) ";
 pub struct AttachArgs {
     /// Run folder.
     run: PathBuf,
-    /// The rank to look at, once it is held [default: the first one that is held].
+    /// Rank to inspect once it is held [default: the first held rank].
     #[arg(long, value_name = "N")]
     rank: Option<usize>,
-    /// Take the terminal from the process that has started this one.
+    /// Take the terminal from the parent process.
     #[arg(long, hide = true)]
     take_terminal: bool,
 }
@@ -51,7 +51,8 @@ impl AttachArgs {
         if self.take_terminal {
             terminal::take();
         }
-        converse(find(&self.run, self.rank)?).map_err(TrainError::io("talk to the run in", &self.run))?;
+        converse(find(&self.run, self.rank)?)
+            .map_err(TrainError::io("communicate with the run in", &self.run))?;
         Ok(0)
     }
 }
@@ -72,7 +73,7 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
         // Fails if the folder holds no run.
         ended::look(run, false)?;
         return Err(CommandError::usage(format!(
-            "no process of the run in {} is on this machine: it has ended, or attach on the machine of rank 0",
+            "no process of the run in {} is on this machine: the run has ended, or you need to attach on the machine of rank 0",
             run.display()
         )));
     };
@@ -85,7 +86,7 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
         Ok((connection, Reply::Prompt(first))) => Ok((connection, first)),
         Ok((_, Reply::Refused(reason))) => Err(CommandError::usage(format!("the run refuses: {reason}"))),
         Ok((_, Reply::Status(_) | Reply::Timeline(_))) => {
-            Err(CommandError::usage("the run answers something else"))
+            Err(CommandError::usage("the run sent an unexpected reply: is it another build of kiln?"))
         }
         Err(error) => Err(TrainError::io("reach the run in", run)(error).into()),
     };
@@ -95,7 +96,8 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
         // A rank that is held alone has its own prompt. While all ranks are held, rank 0 has it.
         Some(rank) => {
             let Some(own) = owners.iter().find(|owner| owner.ranks.contains(&rank)) else {
-                let text = format!("rank {rank} of the run has no process on this machine");
+                let text =
+                    format!("rank {rank} has no process on this machine: attach on the machine of that rank");
                 return Err(CommandError::usage(text));
             };
             if own.ranks != owners[0].ranks {
@@ -138,7 +140,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
                     break;
                 }
             }
-            leave("the connection to the run is gone", before.as_ref());
+            leave("the connection to the run was lost", before.as_ref());
         })?;
     }
     let mut prompts = Asked { texts: vec![RUNNING.to_owned(); streams.len()], asked };
@@ -154,7 +156,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         let line = match editor.readline(shown) {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => {
-                say("c goes on, q saves and ends the run, Ctrl-D leaves the prompt");
+                say("c continues, q saves and ends the run, Ctrl-D leaves the prompt");
                 continue;
             }
             Err(ReadlineError::Eof) => return Ok(()),
@@ -187,7 +189,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
             // The next line is for ranks that are held again.
             while !prompts.is_held() {
                 if !is_told && !prompts.wait_for(SOON) {
-                    say("the run goes on; Ctrl-C leaves it alone");
+                    say("the run continues; press Ctrl-C to leave it running");
                     is_told = true;
                 } else if is_told {
                     prompts.wait();
@@ -267,7 +269,7 @@ fn handle<P: ExternalPrinter>(
         }
         ToPrompt::Ask(prompt) => asks.send((index, printable(&prompt).into_owned())).ok()?,
         ToPrompt::Running => asks.send((index, RUNNING.to_owned())).ok()?,
-        ToPrompt::End => leave("the run is over", before),
+        ToPrompt::End => leave("the run has ended", before),
     }
     Some(())
 }

@@ -20,7 +20,7 @@ use kiln_train::process::output::ProgressLine;
 /// Maximum number of parts of a checkpoint, which loads at any number of ranks.
 const MAX_PARTS: usize = 1 << 16;
 
-/// What to convert, and to what.
+/// Arguments of `kiln convert`.
 #[derive(Args, Clone, Debug)]
 pub struct ConvertArgs {
     /// Checkpoint folder, or run folder (its newest checkpoint).
@@ -29,11 +29,11 @@ pub struct ConvertArgs {
     /// Folder to create.
     #[arg(long)]
     out: PathBuf,
-    /// What to make of it [default: full from sharded; with --ranks, sharded].
+    /// Target form [default: full, or sharded with --ranks].
     #[arg(long, value_enum)]
     to: Option<Target>,
-    /// Parts of a sharded checkpoint. It will load at any number of ranks; at this one, each reads
-    /// one part.
+    /// Number of parts of a sharded checkpoint. It loads with any number of ranks; with this number, each rank reads one
+    /// part.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
 }
@@ -96,15 +96,15 @@ pub struct ExportArgs {
     /// Folder to create.
     #[arg(long, required = true)]
     out: Option<PathBuf>,
-    /// Type of the weights.
+    /// Data type of the weights.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: ExportDtype,
-    /// Start another file before one gets larger than this.
+    /// Maximum size of a weight file.
     #[arg(long, default_value_t = 5.0, value_name = "GB", allow_negative_numbers = true)]
     max_shard_gb: f64,
 }
 
-/// What else there is to export than a model.
+/// Exports other than a model.
 #[derive(Clone, Debug, Subcommand)]
 enum Exported {
     /// Export the metrics of runs as CSV or to TensorBoard.
@@ -120,7 +120,7 @@ impl ExportArgs {
             return Ok(());
         }
         let (Some(checkpoint), Some(out)) = (checkpoint, out) else {
-            return Err(CommandError::usage("CHECKPOINT and --out are needed"));
+            return Err(CommandError::usage("CHECKPOINT and --out are required"));
         };
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
@@ -153,10 +153,10 @@ pub struct ImportArgs {
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 struct Source {
-    /// Folder in the layout of Hugging Face.
+    /// Hugging Face folder.
     #[arg(long, value_name = "DIR")]
     hf: Option<PathBuf>,
-    /// Download from this repository of the Hugging Face hub.
+    /// Repository to download from the Hugging Face hub.
     #[arg(long, value_name = "OWNER/NAME")]
     repo: Option<String>,
 }

@@ -16,7 +16,7 @@ pub(crate) use show::ShowArgs;
 /// Arguments of `kiln data prepare`.
 #[derive(Args)]
 pub(crate) struct PrepareArgs {
-    /// Text, .jsonl (field "text") or .parquet files, or folders of them; "-" is the standard input.
+    /// Text, .jsonl (field "text") or .parquet files, or folders of them; "-" reads standard input.
     #[arg(long, required = true, num_args = 1.., value_name = "FILE|DIR")]
     input: Vec<String>,
     /// Folder to create.
@@ -24,27 +24,26 @@ pub(crate) struct PrepareArgs {
     out: PathBuf,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
-    /// Share of the text to hold out for validation.
+    /// Fraction of the text to hold out for validation.
     #[arg(long, allow_negative_numbers = true, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
     validation_fraction: f64,
-    /// Decides which text is held out.
+    /// Seed of the choice of held-out text.
     #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
     seed: u64,
-    /// Take only the first N documents. A document is a text file, a line of a .jsonl file or a row of a .parquet
-    /// file; those without text do not count.
+    /// Use only the first N documents with text. A document is a text file, a line of a .jsonl file or a row of a
+    /// .parquet file.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
-    /// Whether documents start with the token that starts a text: auto (as the tokenizer's post-processor says),
-    /// true or false.
+    /// Start documents with the beginning-of-text token: true, false, or auto (as in the tokenizer's post-processor).
     #[arg(long, value_name = "BOS", default_value = "auto", value_parser = parse_bos)]
     bos: Bos,
-    /// Token that ends a document [default: the one that the tokenizer and the files beside it name].
+    /// Token that ends a document [default: as named by the tokenizer and the files next to it].
     #[arg(long, value_name = "TOKEN", allow_hyphen_values = true)]
     end_of_text: Option<String>,
-    /// Turn spellings of special tokens in the text into these tokens, for texts of chats.
+    /// Recognize special tokens in the text, as in chat transcripts.
     #[arg(long)]
     special_tokens: bool,
-    /// What happens to lines of .jsonl files that cannot be used.
+    /// Treatment of invalid lines in .jsonl files.
     #[arg(long, value_name = "WHAT", default_value = "error")]
     bad_lines: BadLines,
 }
@@ -72,10 +71,10 @@ pub(crate) struct VerifyArgs {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct TokenizerArgs {
-    /// Train a byte-level BPE tokenizer of this many tokens on the text.
+    /// Train a byte-level BPE tokenizer with this vocabulary size.
     #[arg(long, value_name = "N")]
     vocab_size: Option<usize>,
-    /// Use this tokenizer.
+    /// Use an existing tokenizer.
     #[arg(long, value_name = "tokenizer.json")]
     tokenizer: Option<PathBuf>,
 }

@@ -10,13 +10,13 @@ use kiln_train::error::{Result, TrainError};
 
 #[derive(Args)]
 pub(crate) struct CompletionsArgs {
-    /// Shell that is to complete commands and flags of kiln.
+    /// Shell to write the script for.
     shell: Shell,
 }
 
 #[derive(Args)]
 pub(crate) struct ManArgs {
-    /// Folder for the pages, such as ~/.local/share/man/man1.
+    /// Output folder, such as ~/.local/share/man/man1.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }

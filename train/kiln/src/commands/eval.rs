@@ -42,59 +42,58 @@ pub(crate) struct EvalArgs {
     /// Checkpoint folder, run folder (its newest checkpoint), or Hugging Face folder.
     #[arg(value_name = "CHECKPOINT")]
     checkpoint: PathBuf,
-    /// Folder with prepared data, whose validation split is taken [default: the data that the model
-    /// was trained on].
+    /// Prepared data; its validation split is used [default: the data that the model was trained on].
     #[arg(long, value_name = "DIR", conflicts_with_all = OTHERS)]
     data: Option<PathBuf>,
-    /// Sequences of validation data [default: all].
+    /// Number of validation sequences [default: all].
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     samples: Option<NonZero<usize>>,
-    /// Tokens per sequence of validation data [default: as the model was trained, or its context, 2048 at most].
+    /// Tokens per validation sequence [default: as in training, or the context length, at most 2048].
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     seq_len: Option<NonZero<usize>>,
-    /// Sequences of validation data per forward pass [default: 4].
+    /// Validation sequences per forward pass [default: 4].
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     rows: Option<NonZero<usize>>,
-    /// Report the loss of --answer after this text; may be empty.
+    /// Report the loss of --answer after this prompt; may be empty.
     #[arg(long, value_name = "TEXT", requires = "answer", conflicts_with_all = ["pairs", "tokens"])]
     #[arg(allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The answer to --prompt.
     #[arg(long, value_name = "TEXT", requires = "prompt", allow_hyphen_values = true)]
     answer: Option<String>,
-    /// Report the loss of the answers in this file: an object with "prompt" and "answer" per line.
+    /// Report the loss of the answers in this file: one object with "prompt" and "answer" per line.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with = "tokens")]
     pairs: Option<PathBuf>,
-    /// Read spellings of special tokens in prompts and answers as plain text.
+    /// Treat special tokens in prompts and answers as plain text.
     #[arg(long, conflicts_with_all = ["data", "samples", "seq_len", "rows", "tokens"])]
     plain_text: bool,
     /// Write the logits after each of these tokens to --logits.
     #[arg(long, value_name = "ID,ID,…", value_delimiter = ',', value_parser = parse_token)]
     #[arg(requires = "logits")]
     tokens: Option<Vec<u32>>,
-    /// File for the logits: f32, a row per token.
+    /// Output file for the logits: f32, one row per token.
     #[arg(long, value_name = "FILE.npy", requires = "tokens")]
     logits: Option<PathBuf>,
-    /// Ranks, as threads of this process [default: 1].
+    /// Number of ranks, as threads of this process [default: 1].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     ranks: Option<NonZero<usize>>,
-    /// How the model is spread over the ranks.
+    /// Sharding strategy.
     #[arg(long, default_value_t = Strategy::FullShard)]
     strategy: Strategy,
-    /// Ranks that share one copy of the model, for the hybrid strategies [default: those of a machine].
+    /// Ranks that share one copy of the model, for hybrid strategies [default: the ranks of a machine].
     #[arg(long, value_name = "N")]
     shard_size: Option<usize>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Let processes meet off the loopback address without KILN_JOB_SECRET, as comm.open = true does in
-    /// a run: whoever reaches the port can take a rank's place.
+    /// Accept connections from other machines without KILN_JOB_SECRET, as with comm.open: anyone who reaches the port can
+    /// take a rank's place.
     #[arg(long, hide_short_help = true)]
     comm_open: bool,
-    /// Protection of the traffic between processes, as comm.seal in a run: off or encrypt.
+    /// Protection of the traffic between processes, as with comm.seal: off or encrypt.
     #[arg(long, value_name = "SEAL", default_value_t = Seal::Off, hide_short_help = true)]
     comm_seal: Seal,
-    /// Ports on which processes listen for each other, as comm.ports in a run.
+    /// Ports on which processes listen for each other, as with comm.ports.
     #[arg(long, value_name = "FIRST-LAST", hide_short_help = true)]
     comm_ports: Option<Ports>,
     #[command(flatten)]

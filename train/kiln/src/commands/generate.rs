@@ -26,25 +26,25 @@ pub(crate) struct GenerateArgs {
     /// Checkpoint folder, run folder (its newest checkpoint), or Hugging Face folder.
     #[arg(value_name = "CHECKPOINT")]
     checkpoint: PathBuf,
-    /// What the text starts with.
+    /// Text to continue.
     #[arg(long, allow_hyphen_values = true)]
     prompt: String,
-    /// Read spellings of special tokens in the prompt as plain text.
+    /// Treat special tokens in the prompt as plain text.
     #[arg(long)]
     plain_text: bool,
-    /// Tokens to generate.
-    #[arg(long, allow_negative_numbers = true)]
+    /// Maximum number of tokens to generate.
+    #[arg(long, allow_negative_numbers = true, default_value_t = 200)]
     max_tokens: usize,
-    /// 0 takes the likeliest token; higher is more random.
+    /// Sampling temperature: 0 always picks the most likely token, higher values are more random.
     #[arg(long, allow_negative_numbers = true, default_value_t = 0.8)]
     temperature: f64,
-    /// Choose among this many of the likeliest tokens; 0 for all.
+    /// Sample from the K most likely tokens; 0 means all.
     #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
     top_k: usize,
-    /// Choose among the likeliest tokens that together have this probability; 1 for all.
+    /// Sample from the most likely tokens whose probabilities add up to P; 1 means all.
     #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
     top_p: f64,
-    /// Seed of the random choices.
+    /// Seed of the sampling.
     #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]

@@ -19,23 +19,23 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Largest number of missing ranks to name individually.
 const NAMED: usize = 16;
 
-/// What to look at.
+/// Arguments of `kiln inspect`.
 #[derive(Args, Clone, Debug)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct InspectArgs {
     #[command(subcommand)]
     command: Option<InspectCommand>,
-    /// Checkpoint folder, run folder for its newest one, or Hugging Face folder.
+    /// Checkpoint folder, run folder (its newest checkpoint), or Hugging Face folder.
     #[arg(required = true)]
     checkpoint: Option<PathBuf>,
-    /// Read every byte and compare it with the checksums.
+    /// Verify all files against their checksums.
     #[arg(long)]
     verify: bool,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 enum InspectCommand {
-    /// Say who held up a run that failed, and what each rank was doing.
+    /// Show which rank stalled a failed run, and the activity of every rank.
     Flight {
         /// Run folder, or its folder flight/.
         folder: PathBuf,

@@ -22,14 +22,14 @@ pub(crate) struct LaunchArgs {
         help = "Folder of the ranks' logs [default: <out>/logs, or runs/logs/<job>]"
     )]
     log_dir: Option<PathBuf>,
-    /// Seconds between SIGTERM and SIGKILL when the job is told to end.
+    /// Seconds between SIGTERM and SIGKILL when the job is stopped.
     #[arg(long, alias = "grace_s", value_name = "SECONDS", default_value_t = GRACE.as_secs_f64())]
     grace_s: f64,
-    /// Start this program instead of this one; it is given the command and the environment.
+    /// Start this program instead of this one, with the command and the environment.
     #[arg(long, hide = true)]
     program: Option<PathBuf>,
-    /// What every rank runs: train CONFIG …, check CONFIG …, tune CONFIG …, eval …, warmup
-    /// CONFIG …, bench strategies or bench network
+    /// Command of every rank: train CONFIG …, check CONFIG …, tune CONFIG …, eval …, warmup CONFIG …, bench strategies
+    /// or bench network
     #[arg(last = true, required = true, value_name = "train CONFIG …")]
     command: Vec<OsString>,
 }
@@ -42,11 +42,11 @@ impl LaunchArgs {
         {
             return Err(LaunchArgsError::Arguments(problem));
         }
-        // With a breakpoint, `--rank` names the rank to hold.
+        // With a breakpoint, `--rank` is an older spelling of `--break-rank`.
         let breaks = self.command.iter().any(|argument| argument.to_string_lossy().starts_with("--break"));
         let is_own = |flag: &&'static str| !(breaks && *flag == "--rank");
         if let Some(flag) = self.command.iter().filter_map(|argument| place_flag(argument)).find(is_own) {
-            let problem = format!("{flag} is one rank's own; leave it out, the launcher gives it");
+            let problem = format!("{flag} differs between ranks, and the launcher sets it; remove it");
             return Err(LaunchArgsError::Arguments(problem));
         }
         let grace = Duration::try_from_secs_f64(self.grace_s).ok();

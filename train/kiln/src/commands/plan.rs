@@ -31,48 +31,46 @@ const GPUS_PER_NODE: usize = 8;
 pub(crate) struct PlanArgs {
     /// Configuration file.
     config: PathBuf,
-    /// Ranks [default: train.ranks of the configuration].
+    /// Number of ranks [default: train.ranks].
     #[arg(long)]
     ranks: Option<usize>,
-    /// Machines that the ranks are on [default: one for every 8 GPUs].
+    /// Number of machines [default: one per 8 GPUs].
     #[arg(long)]
     nodes: Option<usize>,
-    /// On the CPU: ranks are processes, as `kiln launch` starts them, and not threads of one.
+    /// On the CPU: plan for ranks as processes, as with `kiln launch`, instead of threads.
     #[arg(long, conflicts_with_all = ["gpu", "memory"])]
     processes: bool,
-    /// The GPU of each rank, as in h100, h200, a100-80 or rtx4090; without it and --memory, the CPU of this
-    /// machine.
+    /// GPU model of each rank, such as h100, h200, a100-80 or rtx4090 [default: the CPU of this machine].
     #[arg(long, value_name = "NAME", conflicts_with = "memory")]
     gpu: Option<String>,
-    /// Memory of the GPU of each rank, as in 46GiB.
+    /// GPU memory per rank, such as 46GiB.
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
-    /// TFLOP/s of each rank in products of matrices.
+    /// Matrix product throughput per rank in TFLOP/s.
     #[arg(long, value_name = "TFLOPS")]
     flops: Option<f64>,
-    /// GB/s of the memory of each rank.
+    /// Memory bandwidth per rank in GB/s.
     #[arg(long, value_name = "GB/S")]
     bandwidth: Option<f64>,
-    /// Links as `kiln bench network --out FILE` has measured them.
+    /// Links measured by `kiln bench network --out FILE`.
     #[arg(long, value_name = "FILE")]
     network: Option<PathBuf>,
-    /// Percent of the memory that the recommended way has to leave free.
+    /// Percentage of memory that the recommendation must leave free.
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MARGIN)]
     margin: f64,
-    /// On the CPU: measure the products of matrices and two blocks of this model on this machine first, for
-    /// the time of a step.
+    /// On the CPU: measure matrix products and two blocks of the model first, to predict the step time.
     #[arg(long, conflicts_with = "flops")]
     calibrate: bool,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// How the best way scales: as many sequences for each rank, on more and more ranks, as in ranks=8..4096.
+    /// Show how the best strategy scales at a fixed number of sequences per rank, such as ranks=8..4096.
     #[arg(long, value_name = "ranks=A..B", value_parser = sweep::parse)]
     sweep: Option<sweep::Range>,
-    /// Where to draw the sweep.
+    /// SVG file to draw the sweep to.
     #[arg(long, value_name = "FILE.svg", requires = "sweep")]
     svg: Option<PathBuf>,
 }

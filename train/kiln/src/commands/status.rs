@@ -26,13 +26,13 @@ const EVERY: Duration = Duration::from_secs(1);
 pub struct StatusArgs {
     /// Run folder.
     run: PathBuf,
-    /// Look again every second, until the run has ended.
+    /// Update every second until the run ends.
     #[arg(long)]
     follow: bool,
-    /// Show what every thread is in the middle of.
+    /// Show the stack of every thread.
     #[arg(long)]
     stacks: bool,
-    /// Print JSON, one line for each look.
+    /// Print JSON, one line per update.
     #[arg(long)]
     json: bool,
 }
@@ -93,9 +93,7 @@ pub(crate) fn look_at_runs() -> LookAt {
 fn look_at(out: &Path, stacks: bool) -> Result<Look> {
     let answers = ask_all(out, stacks).map_err(|error| {
         let out = out.display();
-        CommandError::usage(format!(
-            "{out}/debug: {error}; only the user of a run, and root, may look into it"
-        ))
+        CommandError::usage(format!("{out}/debug: {error}; only the owner of a run and root can inspect it"))
     })?;
     match answers.processes.is_empty() {
         true => meeting::look(out).map_or_else(|| ended::look(out, stacks), Ok),

@@ -21,34 +21,33 @@ use super::tools::RunTools;
 /// Arguments of `kiln train`.
 #[derive(Args)]
 pub struct TrainArgs {
-    /// Configuration file; configs/ has some to start from.
+    /// Configuration file; see configs/ for examples.
     config: PathBuf,
-    /// Ranks, as threads of this process [default: train.ranks of the configuration].
+    /// Number of ranks, as threads of this process [default: train.ranks].
     #[arg(long)]
     ranks: Option<usize>,
-    /// Run folder [default: runs/<name of the configuration>].
+    /// Run folder [default: runs/<configuration name>].
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
-    /// Go on from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
+    /// Resume from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
     #[arg(long, value_name = "latest|PATH")]
     resume: Option<String>,
-    /// Weights that the checkpoint to start from may lack, as in "lm_head.*"; they keep their
-    /// initial values. May be given several times.
+    /// Allow these weights to be missing from the checkpoint, such as "lm_head.*"; they keep their initial values. May
+    /// be repeated.
     #[arg(long, value_name = "PATTERN")]
     allow_missing: Vec<String>,
-    /// Take the weights of the checkpoint to start from by name and shape, also if it was trained
-    /// with other parts than this program builds.
+    /// Load weights by name and shape, even if the checkpoint was trained with different layers, loss or optimizer.
     #[arg(long)]
     allow_other_parts: bool,
-    /// Go on from the checkpoint though this differs from what it was trained with, which means another
-    /// position in the data. May be given several times.
+    /// Resume although this setting has changed since the checkpoint, which changes which samples come next. May be
+    /// repeated.
     #[arg(long, value_name = "KEY", value_enum)]
     allow_changed: Vec<PositionKey>,
-    /// Try everything that the run does, shrunk to about a minute: train, evaluate, save, go on, sample.
-    /// `--smoke=width` shrinks the model too.
+    /// Try the whole run in about a minute: train, evaluate, save, resume, sample. `--smoke=width` shrinks the model
+    /// too.
     #[arg(
         long,
         value_name = "WHAT",
@@ -59,23 +58,24 @@ pub struct TrainArgs {
         conflicts_with_all = ["resume", "allow_missing", "allow_changed"]
     )]
     smoke: Option<Smoke>,
-    /// Hold the run there for somebody to look into it, as in forward:layers.3@12 or "grad_norm > 10". May be
-    /// given several times.
+    /// Stop at a breakpoint, such as forward:layers.3@12 or "grad_norm > 10", and open a prompt. May be repeated.
     #[arg(long = "break", value_name = "WHERE")]
     breakpoints: Vec<Breakpoint>,
-    /// What the other ranks do when --break holds one, --rank.
+    /// Hold only this rank at the breakpoints; see --others.
+    #[arg(long, value_name = "N", requires = "breakpoints")]
+    break_rank: Option<usize>,
+    /// Behaviour of the other ranks while --break-rank is held.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "hold", requires = "breakpoints")]
     others: Others,
-    /// Write hashes of the tensors of these steps to `<out>/hashes.jsonl`, for `kiln diff`: steps=1-20, or
-    /// steps=5,activations,gradients,weights,moments; with `units`, one per module and kind.
+    /// Write tensor hashes of these steps to <out>/hashes.jsonl for `kiln diff`: steps=1-20, or
+    /// steps=5,activations,gradients,weights,moments; add `units` for one hash per module and kind.
     #[arg(long, value_name = "STEPS[,KINDS]")]
     hash: Option<HashOptions>,
-    /// Write what every rank does in these steps to a file for Perfetto, for `kiln trace summary` as well:
-    /// `<out>/traces/steps-10-12.pftrace`, or FILE.
+    /// Trace all ranks in these steps, for Perfetto and `kiln trace summary` [default file:
+    /// <out>/traces/steps-10-12.pftrace].
     #[arg(long, value_name = "steps=10-12[,FILE]")]
     trace: Option<TraceOptions>,
-    /// Record every allocation of a step, draw who held how much when, and name what makes the peak:
-    /// `<out>/memory`. The third step, or STEP.
+    /// Profile the memory of one step: every allocation, its owner, and the peak, in <out>/memory [default step: 3].
     #[arg(
         long,
         value_name = "STEP",
@@ -87,14 +87,13 @@ pub struct TrainArgs {
     memory_profile: Option<u64>,
     #[command(flatten)]
     place: place::Flags,
-    /// Fire drill: let one rank fail, once.
+    /// Fail one rank on purpose, once.
     #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
     fault: Option<Fault>,
 }
 
 /// The error for a smoke run under a launcher.
-const SMOKE_ALONE: &str =
-    "--smoke starts its ranks itself, as threads: leave out `kiln launch`, and give --ranks N";
+const SMOKE_ALONE: &str = "--smoke runs its ranks as threads: remove `kiln launch`, and set --ranks N";
 
 impl TrainArgs {
     /// Trains, or starts the ranks of a node; returns the exit code.
@@ -150,18 +149,19 @@ impl TrainArgs {
 }
 
 impl TrainArgs {
-    /// Builds the debugging options. With a breakpoint and without a world size, `--rank` is the rank to hold
-    /// instead of the rank of this process.
+    /// Builds the debugging options. With a breakpoint and without a world size, `--rank` is an older spelling of
+    /// `--break-rank`.
     fn debug_options(&mut self) -> Result<DebugOptions> {
         let mut breakpoints = std::mem::take(&mut self.breakpoints);
+        let mut held = self.break_rank;
         if !breakpoints.is_empty() && self.place.world_size.is_none() {
             let rank = self.place.rank.take().map(|rank| rank.parse::<usize>()).transpose();
-            let rank = rank.map_err(|error| CommandError::usage(format!("--rank: {error}")))?;
-            for breakpoint in &mut breakpoints {
-                if let (Some(rank), None) = (rank, breakpoint.rank) {
-                    (breakpoint.rank, breakpoint.others) = (Some(rank), self.others);
-                }
-            }
+            held = held.or(rank.map_err(|error| CommandError::usage(format!("--rank: {error}")))?);
+        }
+        for breakpoint in
+            breakpoints.iter_mut().filter(|breakpoint| held.is_some() && breakpoint.rank.is_none())
+        {
+            (breakpoint.rank, breakpoint.others) = (held, self.others);
         }
         Ok(DebugOptions {
             breakpoints,

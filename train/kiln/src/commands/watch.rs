@@ -30,14 +30,14 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Arguments of `kiln watch`.
 #[derive(Args, Clone, Debug)]
 pub struct WatchArgs {
-    /// Run folders, or folders of run folders. A run that begins later is shown when it is there.
+    /// Run folders, or folders of run folders. Runs that start later appear when they exist.
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// Serve a page for browsers, with /metrics for Prometheus, in place of the view on the terminal. An address that
-    /// other machines reach has a token, which is told, or KILN_HTTP_TOKEN.
+    /// Serve a web page, with /metrics for Prometheus, instead of the terminal view. Addresses that other machines can
+    /// reach require a token: KILN_HTTP_TOKEN, or a random one that is printed.
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:6006")]
     http: Option<SocketAddr>,
-    /// Let the page save checkpoints and end runs. It then has a token at every address.
+    /// Let the page save checkpoints and end runs. It then requires a token at every address.
     #[arg(long, requires = "http")]
     control: bool,
 }

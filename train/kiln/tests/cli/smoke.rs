@@ -46,7 +46,7 @@ fn what_a_smoke_run_cannot_do_is_said() {
     let launched = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--smoke"];
     let ended = workspace.kiln(&launched);
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("--smoke starts its ranks itself"), "{ended:?}");
+    assert!(ended.stderr.contains("--smoke runs its ranks as threads"), "{ended:?}");
     let ended = workspace.kiln(&["train", "run.toml", "--smoke", "--resume", "latest"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
 }

@@ -46,7 +46,7 @@ fn what_cannot_be_traced_is_refused_before_the_run() {
     let workspace = Workspace::new();
     for (flag, problem) in [
         ("--trace=steps=5000", "--trace steps=5000: the run has "),
-        ("--trace=10-12", "it does not begin with steps=; write steps=10-12"),
+        ("--trace=10-12", "expected steps=FIRST-LAST; write steps=10-12"),
         ("--memory-profile=5000", "--memory-profile=5000: the run has "),
         ("--memory-profile=0", "0 is not in 1.."),
     ] {

@@ -87,7 +87,7 @@ fn look_around(terminal: &mut Terminal, file: &str) {
     terminal.enter("p layers.1.ffn.up_proj.weight[0, :2]");
     terminal.expect("part of layers.1.ffn.up_proj.weight f32 [2]");
     terminal.enter(&format!("save layers.1.ffn.up_proj.weight {file}"));
-    terminal.expect("is in /");
+    terminal.expect("saved to /");
     terminal.enter("s");
     terminal.expect("backward: the gradient of layers.1.ffn output");
     terminal.enter(&format!("diff layers.1.ffn.up_proj.weight {file}"));
@@ -95,7 +95,7 @@ fn look_around(terminal: &mut Terminal, file: &str) {
     terminal.enter("delete all");
     terminal.expect("there are no breakpoints");
     terminal.enter("clear");
-    terminal.expect("rank 1 is held on, the others run");
+    terminal.expect("rank 1 stays held, the other ranks run");
 }
 
 #[test]
@@ -103,12 +103,12 @@ fn a_person_at_a_terminal_looks_into_threads_and_changes_no_bit() {
     config();
     let run = Run::new();
     let file = run.folder().join("w.npy").display().to_string();
-    let place = ["--ranks", "4", "--break", "backward:layers.1@3", "--rank", "1"];
+    let place = ["--ranks", "4", "--break", "backward:layers.1@3", "--break-rank", "1"];
     let mut terminal = Terminal::start(&mut kiln(run.train_arguments(&place)));
     look_around(&mut terminal, &file);
     terminal.expect("rank 1 is held at step 3");
     terminal.enter("p layers.1.ffn.up_proj.weight");
-    terminal.expect("(the others run, so it cannot be gathered)");
+    terminal.expect("(the other ranks are running, so it cannot be gathered)");
     terminal.enter("c");
     terminal.expect("done: 8 steps");
     let (status, all) = terminal.end();
@@ -121,7 +121,7 @@ fn a_person_at_the_launchers_terminal_looks_into_processes_and_changes_no_bit() 
     config();
     let run = Run::new();
     let file = run.folder().join("w.npy").display().to_string();
-    let place = ["--break", "backward:layers.1@3", "--rank", "1"];
+    let place = ["--break", "backward:layers.1@3", "--break-rank", "1"];
     let mut terminal = Terminal::start(&mut run.launcher(4, &[], &place));
     look_around(&mut terminal, &file);
     // The prompt of all ranks was rank 0's; rank 1 has its own.
@@ -272,15 +272,15 @@ fn a_breakpoint_that_cannot_come_is_refused_or_told() {
     let run = Run::new();
     let ended = end(start_alone(&run, "2", &["--break", "step rank 2"]));
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("there is no rank 2: there are 2"), "{ended:?}");
+    assert!(ended.stderr.contains("no rank 2: the run has 2 ranks"), "{ended:?}");
     assert!(!run.out().exists());
     let ended = end(start_alone(&run, "2", &["--break", "forward:layers.7", "--break", "step@9"]));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     for never in [
-        "the breakpoint forward:layers.7 cannot come: the model has no such place",
-        "the breakpoint step@9 cannot come: the run takes steps 1 to 8",
-        "the breakpoint forward:layers.7 has never come",
-        "the breakpoint step@9 has never come",
+        "the breakpoint forward:layers.7 cannot be hit: the model has no such place",
+        "breakpoint step@9 cannot be hit: the run has steps 1 to 8",
+        "breakpoint forward:layers.7 was never hit",
+        "breakpoint step@9 was never hit",
     ] {
         assert!(ended.stderr.contains(never), "{ended:?}");
     }
@@ -292,9 +292,9 @@ fn a_breakpoint_that_cannot_come_is_named_before_the_first_step() {
     let mut process = start_alone(&run, "2", &["--break", "forward:layers.7", "--break", "data@1"]);
     let mut prompt = Prompt::of(&run, &[]);
     let mut said = Said::of(process.stderr.take().expect("its messages"));
-    said.expect("forward:layers.7 cannot come");
+    said.expect("forward:layers.7 cannot be hit");
     prompt.enter("break backward:layers.9");
-    prompt.expect("3: backward:layers.9, which cannot come: the model has no such place");
+    prompt.expect("3: backward:layers.9, which cannot be hit: the model has no such place");
     prompt.enter("delete all");
     prompt.enter("c");
     prompt.leave();
@@ -325,10 +325,10 @@ fn a_rank_that_is_held_alone_says_which_breakpoints_it_cannot_delete() {
     let process = start_alone(&run, "2", &places);
     let mut prompt = Prompt::of(&run, &[]);
     prompt.enter("delete 2");
-    prompt.expect("breakpoint 2 holds all ranks, and the others would not know");
+    prompt.expect("breakpoint 2 holds all ranks, so it can be deleted only when");
     prompt.enter("delete all");
     prompt.expect("2: optimizer@4");
-    prompt.expect("what holds all ranks can be deleted when all ranks are held");
+    prompt.expect("breakpoints that hold all ranks can be deleted when all ranks are held");
     prompt.enter("c");
     prompt.expect("all ranks are held at step 4, before the update");
     prompt.enter("delete 2");

@@ -8,7 +8,10 @@ fn wrong_arguments() {
     for (arguments, says) in [
         (&[][..], "-- <train CONFIG …>"),
         (&["--", "generate", "x"], "write kiln launch … -- train CONFIG"),
-        (&["--", "train", "c.toml", "--rank=1"], "--rank is one rank's own; leave it out"),
+        (
+            &["--", "train", "c.toml", "--rank=1"],
+            "--rank differs between ranks, and the launcher sets it; remove it",
+        ),
         (&["--", "train", "c.toml", "--local_rank", "1"], "--local-rank is one rank's own"),
         (&["--nproc-per-node", "0"], "--nproc-per-node=0: not a whole number from 1 to 1024"),
         (&["--nproc-per-node", "gpu"], "give a number, or `cpu` for one per core"),

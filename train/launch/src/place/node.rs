@@ -41,32 +41,32 @@ pub(super) const JOBSET: &[&str] = &[
 /// torchrun's flags. Each may also come as a variable, `PET_` and its name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFlags {
-    /// Ranks to start on this node: a number, `gpu` for one per GPU, `cpu` for one per core, or `auto` for
-    /// one per GPU if there are any, else per core [default: 1].
+    /// Number of ranks on this node: a number, `gpu` for one per GPU, `cpu` for one per core, or `auto` for GPUs if
+    /// there are any, else cores [default: 1].
     #[arg(long, alias = "nproc_per_node", value_name = "N")]
     pub nproc_per_node: Option<String>,
-    /// Nodes of the job [default: 1].
+    /// Number of nodes of the job [default: 1].
     #[arg(long, value_name = "N")]
     pub nnodes: Option<String>,
-    /// This node, from 0.
+    /// Rank of this node, from 0.
     #[arg(long, alias = "node_rank", value_name = "R")]
     pub node_rank: Option<String>,
     /// Host name or address of node 0.
     #[arg(long, alias = "master_addr", value_name = "A")]
     pub master_addr: Option<String>,
-    /// Port there [default: 29500, or a free one for a job of one node].
+    /// Port on node 0 [default: 29500, or a free port for a single node].
     #[arg(long, alias = "master_port", value_name = "P")]
     pub master_port: Option<String>,
-    /// One node, whatever the environment says, on a free port.
+    /// Run on a single node with a free port, and ignore the environment.
     #[arg(long)]
     pub standalone: bool,
-    /// How often to start all ranks again after a failure [default: 0].
+    /// Maximum number of restarts of all ranks after a failure [default: 0].
     #[arg(long, alias = "max_restarts", value_name = "K")]
     pub max_restarts: Option<String>,
-    /// Where the ranks meet, as HOST:PORT, instead of --master-addr and --master-port.
+    /// Address of the rendezvous, instead of --master-addr and --master-port.
     #[arg(long, alias = "rdzv_endpoint", value_name = "HOST:PORT", hide_short_help = true)]
     pub rdzv_endpoint: Option<String>,
-    /// Name of the job, the same on every node.
+    /// Job name, the same on every node.
     #[arg(long, alias = "rdzv_id", value_name = "ID", hide_short_help = true)]
     pub rdzv_id: Option<String>,
 }

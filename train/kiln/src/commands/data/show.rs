@@ -21,13 +21,13 @@ const BORDER: char = '|';
 pub(crate) struct ShowArgs {
     /// Folder of prepared data.
     folder: PathBuf,
-    /// Training sequences to show as text, each token between two borders.
+    /// Number of training sequences to show as text, with borders between tokens.
     #[arg(long, default_value_t = 3)]
     samples: usize,
-    /// Tokens of a sequence, as data.seq_len.
+    /// Tokens per sequence, as in data.seq_len.
     #[arg(long, default_value_t = 64)]
     seq_len: usize,
-    /// Which sequences are shown: those that a run with this train.seed begins with.
+    /// Show the first sequences of a run with this train.seed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }

@@ -1,17 +1,16 @@
 //! `kiln explain`: the catalogue of errors. Its pages are `docs/errors.md`, which is part of the program.
 
-mod classes;
 mod page;
 
 use clap::Args;
 
-pub(crate) use classes::Explained;
-use page::Page;
+use crate::error::CommandError;
+use page::{Page, page_of};
 
 /// The catalogue; a link to `docs/errors.md`, so that the crate has it by itself.
 const DOCUMENT: &str = include_str!("errors.md");
 
-/// What the parts of a page begin with.
+/// First words of the parts of a page.
 const PARTS: [&str; 3] = ["Cause", "Check", "Fix"];
 
 /// Columns of a terminal that text is wrapped to.
@@ -20,7 +19,7 @@ const WIDTH: usize = 80;
 /// Arguments of `kiln explain`.
 #[derive(Args)]
 pub(crate) struct ExplainArgs {
-    /// Name of an error, as in the line below its message [default: list all names].
+    /// Name of the error, as printed below its message [default: list all names].
     #[arg(hide_possible_values = true)]
     name: Option<Page>,
 }
@@ -34,12 +33,12 @@ impl ExplainArgs {
     }
 }
 
-/// What the command line says below the message of `error`, if there is a page about it.
-pub(crate) fn more(error: &impl Explained) -> Option<String> {
-    error.page().map(|page| format!("more: kiln explain {}", page.name()))
+/// The line to print below the message of `error`, if there is a page about it.
+pub(crate) fn more(error: &CommandError) -> Option<String> {
+    page_of(error).map(|page| format!("more: kiln explain {}", page.name()))
 }
 
-/// A page as it stands in the document.
+/// A page of the document.
 struct Section {
     name: &'static str,
     summary: &'static str,
@@ -76,7 +75,7 @@ impl Section {
     }
 }
 
-/// A paragraph without the marks of Markdown: of a link stays what it is called.
+/// A paragraph without Markdown markup. A link becomes its label.
 fn plain(paragraph: &str) -> String {
     let mut text = paragraph.replace('\n', " ");
     for part in PARTS {
@@ -114,7 +113,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The commands of Kiln in the document: whether it stands on a line of its own, and its words.
+    /// The `kiln` commands in the document: `true` for those on a line of their own, and their words.
     pub(crate) fn commands() -> Vec<(bool, Vec<&'static str>)> {
         let of_kiln = |is_line| {
             move |text: &'static str| {
@@ -130,12 +129,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_class_of_errors_has_a_page_and_every_page_a_class() {
+    fn every_page_belongs_to_an_error() {
         let classes: Vec<_> = Page::value_variants().iter().map(|page| page.name()).collect();
         let pages: Vec<_> = sections().map(|section| section.name).collect();
         assert_eq!(classes, pages);
-        // A page to which no error leads is of no use.
-        let source = include_str!("classes.rs");
+        // A page that no error leads to is useless.
+        let source = include_str!("page.rs");
         let is_used = |page: &&Page| {
             let name = format!("Page::{page:?}");
             source
@@ -147,7 +146,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_page_has_a_summary_and_three_parts() {
+    fn pages_have_a_summary_and_three_parts() {
         for Section { name, summary, body } in sections() {
             assert!(summary.ends_with('.') && !summary.contains('\n'), "{name}: {summary}");
             assert!(name.len() + summary.len() < 110, "{name}: {summary}");
@@ -178,7 +177,7 @@ pub(crate) mod tests {
         use std::io::{Error, ErrorKind};
         use std::path::Path;
 
-        let page = |error: TrainError| more(&error);
+        let page = |error: TrainError| more(&error.into());
         let io = |kind: ErrorKind| TrainError::io("write", Path::new("a"))(Error::from(kind));
         assert_eq!(page(io(ErrorKind::StorageFull)).as_deref(), Some("more: kiln explain disk-full"));
         assert_eq!(page(io(ErrorKind::NotFound)).as_deref(), Some("more: kiln explain file-access"));
@@ -186,7 +185,7 @@ pub(crate) mod tests {
         let open = TrainError::from(FolderError::io("open", Path::new("a"))(files));
         assert_eq!(page(open).as_deref(), Some("more: kiln explain system-limit"));
         assert_eq!(page(TrainError::Stopped), None);
-        // What a loop of one's own hands on is still what it was.
+        // An error that passes through a custom loop keeps its page.
         let inner = ShardError::PlanMismatch { ranks: vec![1] };
         let mine = MetricError { name: "mine".to_owned(), source: Box::new(inner) };
         let own = TrainError::Loop(Box::new(mine));

@@ -1,4 +1,4 @@
-//! The observer that profiles memory.
+//! `kiln train --memory-profile`: the memory of one step, by owner and over time.
 
 use std::path::{Path, PathBuf};
 
@@ -82,10 +82,7 @@ impl Observer for MemoryProfiler {
         if step > self.step && !self.is_told {
             self.is_told = true;
             if self.rank == 0 {
-                tracing::warn!(
-                    "no memory profile: the run goes on from step {step}, after step {}",
-                    self.step
-                );
+                tracing::warn!("no memory profile: the run resumed at step {step}, after step {}", self.step);
             }
         }
         if step == self.step {
@@ -114,7 +111,7 @@ impl Observer for MemoryProfiler {
         let profiles: Vec<Profile> =
             all.iter().filter_map(|message| serde_json::from_slice::<Option<_>>(message).ok()?).collect();
         let Some(largest) = profiles.iter().max_by_key(|profile| profile.peak.held.total()) else {
-            tracing::warn!("no memory profile: no rank could record its allocations");
+            tracing::warn!("no memory profile: no rank recorded its allocations");
             return Ok(());
         };
         let rank = largest.rank;
@@ -135,7 +132,7 @@ impl Observer for MemoryProfiler {
 impl Drop for MemoryProfiler {
     fn drop(&mut self) {
         if !self.is_told && self.rank == 0 {
-            tracing::warn!("no memory profile: this start of the run has not taken step {}", self.step);
+            tracing::warn!("no memory profile: the run ended before step {}", self.step);
         }
     }
 }
