@@ -124,18 +124,6 @@ impl Inputs {
         })
     }
 
-    /// Reports whether `other` gives the same tokens: the same text in the same order with the same options,
-    /// wherever its files are.
-    pub(super) fn give_what(&self, other: &Self) -> bool {
-        let texts = |inputs: &Self| -> Vec<_> {
-            let text =
-                |file: &InputFile| (Format::of(Path::new(&file.path)), file.bytes, file.sha256.clone());
-            inputs.files.iter().map(text).collect()
-        };
-        let options = |inputs: &Self| Self { files: Vec::new(), ..inputs.clone() };
-        options(self) == options(other) && texts(self) == texts(other)
-    }
-
     /// Returns the names of files with identical content, grouped by content. Empty files are ignored.
     pub(super) fn repeated(&self) -> Vec<Vec<String>> {
         let mut groups: HashMap<(&str, u64), Vec<&InputFile>> = HashMap::new();

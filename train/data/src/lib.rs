@@ -22,9 +22,9 @@
 //! checksums and the unigram figures may be missing from `data.json`, and `inputs.json`, `SHA256SUMS` and the
 //! block checksums may be missing altogether.
 //!
-//! While it is being prepared, the folder is hidden and lies next to its final place. Once the tokenizer is
-//! complete, the work in this folder survives a kill: the next [`prepare()`] of the same text and options
-//! resumes from it.
+//! While it is being prepared, the folder is hidden and lies next to its final place. A preparation that fails
+//! or is stopped removes it; if the process is killed, the next [`prepare()`] of the same folder removes it and
+//! starts over.
 //!
 //! # Detecting changes
 //!
@@ -61,7 +61,6 @@ mod mix;
 mod options;
 mod order;
 mod output;
-mod owner;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod pass;
@@ -70,7 +69,6 @@ mod prepare;
 mod progress;
 mod reader;
 mod remark;
-mod resume;
 mod spellings;
 mod split_writer;
 mod stream;
@@ -96,7 +94,7 @@ use piece::TextChunk;
 pub use prepare::{differences, prepare, prepare_unless};
 pub use progress::{OnProgress, Progress};
 pub use reader::BadLines;
-pub use remark::{JsonFiles, LeftBehind, PassedOver, Remark, Unread};
+pub use remark::{JsonFiles, PassedOver, Remark, Unread};
 pub use stream::Stream;
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM, are_other_tokenizers, read_tokenizer_of};
 pub use verify::{Problem, Verified, verify};

@@ -6,13 +6,12 @@ use super::document::Corpus;
 use super::progress::{OnProgress, Progress, check};
 use super::reader::BadLines;
 use super::remark::{JsonFiles, PassedOver};
-use super::resume::{RECORD_BYTES, Record};
 use super::spellings::Spellings;
 use super::split_writer::SplitWriter;
 use super::unknown::Unknown;
 use super::{DataError, Result, Split, TextChunk, Tokenizer};
 use rayon::prelude::*;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 /// Bytes of text that are encoded together: enough to occupy many cores, and little enough that the
@@ -34,15 +33,9 @@ pub(super) struct Pass<'a> {
     encoder: &'a Encoder<'a>,
     cuts: Cuts,
     stop: &'a AtomicBool,
-    folder: PathBuf,
-    /// Number of chunks already in the token files when this pass begins.
-    there: u64,
-    /// Text up to the last record, in bytes.
-    recorded: u64,
     unknown_tokens: Unknown,
     pub(super) train: SplitWriter,
     pub(super) validation: SplitWriter,
-    chunks: u64,
     pub(super) documents: u64,
     pub(super) passed_over: PassedOver,
     pub(super) bad_lines: BadLines,
@@ -58,50 +51,21 @@ pub(super) struct Pass<'a> {
 impl<'a> Pass<'a> {
     pub(super) fn new(encoder: &'a Encoder<'a>, folder: &Path, stop: &'a AtomicBool) -> Result<Self> {
         let create = |split: Split| SplitWriter::create(folder, split, encoder.tokenizer.vocab_size());
-        let writers = [create(Split::Train)?, create(Split::Validation)?];
-        Ok(Self::on(writers, Record::default(), encoder, folder, stop))
-    }
-
-    /// Resumes a pass from `record`. `None` if the token files hold less than the record counts.
-    pub(super) fn resume(
-        record: Record,
-        encoder: &'a Encoder<'a>,
-        folder: &Path,
-        stop: &'a AtomicBool,
-    ) -> Result<Option<Self>> {
-        let vocab_size = encoder.tokenizer.vocab_size();
-        let reopen = |split, tokens| SplitWriter::reopen(folder, split, vocab_size, tokens);
-        let writers = [reopen(Split::Train, record.train)?, reopen(Split::Validation, record.validation)?];
-        let [Some(train), Some(validation)] = writers else { return Ok(None) };
-        Ok(Some(Self::on([train, validation], record, encoder, folder, stop)))
-    }
-
-    fn on(
-        [train, validation]: [SplitWriter; 2],
-        record: Record,
-        encoder: &'a Encoder<'a>,
-        folder: &Path,
-        stop: &'a AtomicBool,
-    ) -> Self {
-        Self {
+        Ok(Self {
             cuts: encoder.tokenizer.cuts(),
             unknown_tokens: Unknown::of(encoder.tokenizer),
             spellings: Spellings::new(encoder.tokenizer.special_tokens()),
             encoder,
             stop,
-            folder: folder.to_owned(),
-            there: record.chunks,
-            recorded: record.text_bytes,
-            train,
-            validation,
-            chunks: 0,
+            train: create(Split::Train)?,
+            validation: create(Split::Validation)?,
             documents: 0,
             passed_over: PassedOver::default(),
             bad_lines: BadLines::default(),
             json: JsonFiles::default(),
             text_bytes: 0,
-            unknown: record.unknown,
-        }
+            unknown: 0,
+        })
     }
 
     pub(super) fn run(&mut self, corpus: &Corpus, progress: OnProgress<'_>) -> Result<()> {
@@ -119,20 +83,12 @@ impl<'a> Pass<'a> {
             if batch.is_empty() {
                 break;
             }
-            let there = usize::try_from(self.there.saturating_sub(self.chunks)).unwrap_or(usize::MAX);
-            let (there, new) = batch.split_at(there.min(batch.len()));
-            for chunk in there {
-                self.count(chunk);
-                self.writer(chunk.split).count_text(chunk.text.len());
-            }
-            for (chunk, ids) in new.iter().zip(self.encode(new)?) {
-                self.count(chunk);
+            for (chunk, ids) in batch.iter().zip(self.encode(&batch)?) {
+                self.spellings.count(&chunk.text);
+                self.text_bytes += chunk.text.len() as u64;
                 self.write(chunk, &ids)?;
             }
             self.documents = chunks.documents();
-            if !new.is_empty() && self.text_bytes.saturating_sub(self.recorded) >= RECORD_BYTES {
-                self.record()?;
-            }
             progress(Progress::Encoding {
                 input_bytes: corpus.bytes(),
                 text_bytes: self.text_bytes,
@@ -154,22 +110,6 @@ impl<'a> Pass<'a> {
         let unknown = texts.par_iter().zip(&ids).map(|(text, ids)| self.unknown_tokens.count(text, ids));
         self.unknown += unknown.sum::<Result<u64, DataError>>()?;
         Ok(ids)
-    }
-
-    /// Records the progress, for a preparation that resumes from here.
-    fn record(&mut self) -> Result<()> {
-        self.train.sync()?;
-        self.validation.sync()?;
-        let (train, validation) = (self.train.tokens(), self.validation.tokens());
-        let (chunks, text_bytes, unknown) = (self.chunks, self.text_bytes, self.unknown);
-        self.recorded = text_bytes;
-        Record { chunks, text_bytes, train, validation, unknown }.save(&self.folder)
-    }
-
-    fn count(&mut self, chunk: &TextChunk) {
-        self.spellings.count(&chunk.text);
-        self.chunks += 1;
-        self.text_bytes += chunk.text.len() as u64;
     }
 
     /// Writes the `ids` of a chunk.

@@ -12,7 +12,6 @@ use super::output::OutputFolder;
 use super::pass::{Encoder, Pass};
 use super::progress::{OnProgress, Progress, check};
 use super::remark::Remark;
-use super::resume::Record;
 use super::sums::Sums;
 use super::token_names::TokenNames;
 use super::tokenizer::read_named_tokenizer;
@@ -44,10 +43,6 @@ pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<Dat
 /// Runs [`prepare()`], but ends with [`DataError::Stopped`], and without a folder, soon after `stop` becomes
 /// true. Only the merging of a tokenizer's tokens cannot be interrupted.
 ///
-/// Once the tokenizer is complete, a preparation that is stopped or killed, or fails at a file, leaves a
-/// hidden folder next to `out`. The next preparation of the same text and options on this machine resumes
-/// from it, and produces the same files.
-///
 /// # Errors
 ///
 /// As for [`prepare()`], and if it was stopped.
@@ -65,31 +60,15 @@ pub fn prepare_unless(
         Tokenizer::check_size(vocab_size)?;
     }
     let listing = list(&options.inputs)?;
-    let mut output = OutputFolder::create(&options.out)?;
-    for remark in output.remarks() {
-        progress(Progress::Remark(remark.clone()));
-    }
-    match fill(&mut output, listing, stop, options, progress) {
-        Ok(info) => {
-            output.commit()?;
-            Ok(info)
-        }
-        Err(error) => {
-            let is_kept = matches!(error, DataError::Stopped | DataError::Io { .. });
-            if is_kept && Record::is_in(output.path()) {
-                if !matches!(error, DataError::Stopped) {
-                    progress(Progress::Remark(Remark::KeptWork { path: output.path().to_owned() }));
-                }
-                output.keep();
-            }
-            Err(error)
-        }
-    }
+    let output = OutputFolder::create(&options.out)?;
+    let info = fill(output.path(), listing, stop, options, progress)?;
+    output.commit()?;
+    Ok(info)
 }
 
 /// Writes all files of the folder.
 fn fill(
-    output: &mut OutputFolder,
+    folder: &Path,
     Listing { files: listed, passed_over }: Listing,
     stop: &AtomicBool,
     options: &PrepareOptions,
@@ -106,7 +85,7 @@ fn fill(
         progress(Progress::ReadingStreams { streams });
     }
     let corpus =
-        Corpus::open(listed, output.path(), stop)?.take(options.limit).skip_bad_lines(options.skip_bad_lines);
+        Corpus::open(listed, folder, stop)?.take(options.limit).skip_bad_lines(options.skip_bad_lines);
     let empty = corpus.empty();
     match empty.len() {
         0 => {}
@@ -129,28 +108,17 @@ fn fill(
     if !groups.is_empty() {
         progress(Progress::Remark(Remark::SameContent { groups }));
     }
-    for path in output.take_over(&inputs)? {
-        progress(Progress::Remark(Remark::KeptWork { path }));
-    }
-    let folder = output.path();
-    let record = Record::load(folder, &inputs);
-    match &record {
-        Some(record) => progress(Progress::Remark(Remark::GoesOn { text_bytes: record.text_bytes })),
-        None => {
-            tokenizer(&corpus, given, stop, options, progress)?.save(folder.join(TOKENIZER_FILE))?;
-            inputs.save(folder)?;
-            Record::default().save(folder)?;
-        }
-    }
-    // Loaded from the file, as a resumed preparation does.
-    let tokenizer = Tokenizer::load(folder.join(TOKENIZER_FILE))?
+    let tokenizer_file = folder.join(TOKENIZER_FILE);
+    tokenizer(&corpus, given, stop, options, progress)?.save(&tokenizer_file)?;
+    // Loaded from the file, as the readers of the folder do.
+    let tokenizer = Tokenizer::load(tokenizer_file)?
         .reading_special_tokens(options.special_tokens)
         .ending_as_named(options.end_of_text.as_deref(), &names)?;
     let (end, start) = (tokenizer.end_of_text()?, tokenizer.start_of_document(options.bos, &names)?);
     let (sizes, is_all) = corpus.sizes(SURVEYED, stop)?;
     let division = &Division::new(&sizes, is_all, options.validation_fraction, options.seed);
     let pass = Encoder { tokenizer: &tokenizer, start, end, division };
-    let pass = encode(folder, record, &corpus, &pass, stop, progress)?;
+    let pass = encode(folder, &corpus, &pass, stop, progress)?;
     remark_on_text(&pass, division, options, progress);
 
     let (train, train_counts) = pass.train.finish()?;
@@ -168,11 +136,9 @@ fn fill(
         unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
     };
     check(stop)?;
-    // The files may have moved since the work began.
     inputs.save(folder)?;
     info.save(folder)?;
     sums_of(folder, &info)?.save(folder)?;
-    Record::remove(folder)?;
     Ok(info)
 }
 
@@ -198,23 +164,15 @@ fn tokenizer(
     }
 }
 
-/// Encodes the text into the two token files, from `record` on if there is one.
+/// Encodes the text into the two token files.
 fn encode<'a>(
     folder: &Path,
-    record: Option<Record>,
     corpus: &Corpus,
     encoder: &'a Encoder<'a>,
     stop: &'a AtomicBool,
     progress: OnProgress<'_>,
 ) -> Result<Pass<'a>> {
-    let resumed = match record {
-        Some(record) => Pass::resume(record, encoder, folder, stop)?,
-        None => None,
-    };
-    let mut pass = match resumed {
-        Some(pass) => pass,
-        None => Pass::new(encoder, folder, stop)?,
-    };
+    let mut pass = Pass::new(encoder, folder, stop)?;
     pass.run(corpus, progress)?;
     let (files, skipped_files) = (corpus.files(), pass.passed_over.count() as u64);
     if skipped_files > 0 {

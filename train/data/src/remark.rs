@@ -39,13 +39,6 @@ pub enum Remark {
     /// The tokenizer cannot express some of the text. `unknown`: number of tokens that stand for such text,
     /// or of characters that were omitted; `tokens`: tokens of all text.
     Unknown { unknown: u64, tokens: u64 },
-    /// Another preparation has left an unfinished folder.
-    LeftBehind(LeftBehind),
-    /// A preparation of other data, or one that cannot be finished now, has left work that can be resumed.
-    /// `path`: the folder.
-    KeptWork { path: PathBuf },
-    /// This preparation resumes the work of an earlier one. `text_bytes`: text that is already encoded.
-    GoesOn { text_bytes: u64 },
 }
 
 impl Remark {
@@ -55,16 +48,13 @@ impl Remark {
             Self::PassedOver { .. }
             | Self::NotFollowed { .. }
             | Self::Empty { .. }
-            | Self::LeftBehind(_)
             | Self::BadLines(_)
             | Self::Json(_)
             | Self::Unknown { .. } => true,
             Self::SameContent { .. }
             | Self::SmallVocabulary { .. }
             | Self::DividedDocuments { .. }
-            | Self::SpecialTokens { .. }
-            | Self::KeptWork { .. }
-            | Self::GoesOn { .. } => false,
+            | Self::SpecialTokens { .. } => false,
         }
     }
 }
@@ -148,17 +138,6 @@ impl PassedOver {
     pub fn count(&self) -> usize {
         self.count
     }
-}
-
-/// A folder under construction whose writer may still be running, on another machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftBehind {
-    /// The folder.
-    pub path: PathBuf,
-    /// The name of the machine.
-    pub host: String,
-    /// The process id on that machine.
-    pub pid: i32,
 }
 
 impl fmt::Display for Remark {
@@ -245,24 +224,6 @@ impl fmt::Display for Remark {
                 "the tokenizer cannot express all of the text: {unknown} unknown or left-out tokens, {:.2} % of \
                  {tokens}; take a tokenizer that knows these characters, such as a byte-level one",
                 *unknown as f64 * 100.0 / (*tokens).max(1) as f64
-            ),
-            Self::LeftBehind(LeftBehind { path, host, pid }) => write!(
-                f,
-                "{} was made by a prepare on {host} (process {pid}), which may still run; if it does \
-                 not, remove the folder",
-                path.display()
-            ),
-            Self::KeptWork { path } => write!(
-                f,
-                "{} has the work of a prepare that ended early: the same command, with the same text and build, \
-                 goes on from it; if nobody wants that, remove the folder",
-                path.display()
-            ),
-            Self::GoesOn { text_bytes } => write!(
-                f,
-                "going on from what a prepare that ended early has left: the tokenizer, and {:.1} MB of \
-                 encoded text",
-                *text_bytes as f64 / 1e6
             ),
         }
     }

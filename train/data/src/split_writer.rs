@@ -4,10 +4,10 @@ use super::blocks::{BLOCK_BYTES, BlockWriter};
 use super::{DataError, Result, Split, SplitInfo, TokenWidth};
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{self, BufWriter, Read as _, Write as _};
+use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Bytes of a token file that are read or written at a time.
+/// Bytes of a token file that are written at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Writes token ids while counting and hashing them.
@@ -44,57 +44,6 @@ impl SplitWriter {
         })
     }
 
-    /// Opens the token file of `split` in `folder`, as left by a preparation that ended early, after its
-    /// first `tokens` tokens; any further content is truncated. `None` if the file has fewer tokens.
-    pub(super) fn reopen(
-        folder: &Path,
-        split: Split,
-        vocab_size: usize,
-        tokens: u64,
-    ) -> Result<Option<Self>> {
-        let path = folder.join(split.file_name());
-        let opened = File::options().read(true).write(true).open(&path);
-        let mut file = match opened {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(DataError::io("open", &path))?,
-        };
-        let width = TokenWidth::of_vocabulary(vocab_size);
-        let bytes = tokens.saturating_mul(width.bytes() as u64);
-        if file.metadata().map_err(DataError::io("read the size of", &path))?.len() < bytes {
-            return Ok(None);
-        }
-        file.set_len(bytes).map_err(DataError::io("write", &path))?;
-        let mut counts = vec![0; vocab_size];
-        let (mut hasher, mut blocks) =
-            (Sha256::new(), BlockWriter::create(folder.join(split.block_sums_name()))?);
-        let mut block = vec![0; BUFFER_BYTES];
-        let mut left = bytes;
-        while left > 0 {
-            let now = usize::try_from(left).unwrap_or(usize::MAX).min(BUFFER_BYTES);
-            let now = &mut block[..now];
-            file.read_exact(now).map_err(DataError::io("read", &path))?;
-            for id in now.chunks_exact(width.bytes()) {
-                let id = id.iter().rev().fold(0, |id, byte| id << 8 | usize::from(*byte));
-                let Some(count) = counts.get_mut(id) else { return Ok(None) };
-                *count += 1;
-            }
-            hasher.update(&*now);
-            blocks.update(now)?;
-            left -= now.len() as u64;
-        }
-        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
-        let (text_bytes, bytes) = (0, Vec::new());
-        Ok(Some(Self { path, file, width, hasher, blocks, tokens, text_bytes, counts, bytes }))
-    }
-
-    /// Writes the tokens so far to disk.
-    pub(super) fn sync(&mut self) -> Result<()> {
-        self.file
-            .flush()
-            .and_then(|()| self.file.get_ref().sync_data())
-            .map_err(DataError::io("write", &self.path))
-    }
-
     /// Appends ids, which are below the vocabulary size, that represent `text_bytes` bytes of text.
     pub(super) fn write(&mut self, ids: &[u32], text_bytes: usize) -> Result<()> {
         self.bytes.clear();
@@ -108,11 +57,6 @@ impl SplitWriter {
         self.hasher.update(&self.bytes);
         self.blocks.update(&self.bytes)?;
         self.file.write_all(&self.bytes).map_err(DataError::io("write", &self.path))
-    }
-
-    /// Counts `bytes` bytes of text whose tokens are already in the file.
-    pub(super) fn count_text(&mut self, bytes: usize) {
-        self.text_bytes += bytes as u64;
     }
 
     /// Tokens written so far.

@@ -2,7 +2,11 @@ use super::super::verify;
 use std::sync::atomic::Ordering;
 
 use super::*;
+use rustix::process::{Signal, getpid, kill_process};
 use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::Command;
 
 fn options(inputs: &[&Path], out: &Path) -> PrepareOptions {
     let inputs = inputs.iter().map(|path| path.to_path_buf()).collect();
@@ -78,8 +82,7 @@ fn a_stop_is_noticed_at_every_stage() {
         let stopped = prepare_unless(&stop, &options, &mut progress);
         assert!(matches!(stopped, Err(DataError::Stopped)), "{stopped:?}");
         assert_eq!(seen, 1 + usize::from(stage), "it goes no further");
-        // Encoded text is kept for the next preparation.
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(stage));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
     run(&options).unwrap();
     assert_whole(&out);
@@ -528,4 +531,55 @@ fn options_and_inputs_of_no_use_are_refused_and_leave_nothing() {
     fs::create_dir(&out).unwrap();
     fs::write(out.join("data.json"), "{}").unwrap();
     assert!(matches!(fails(&good), DataError::AlreadyPrepared { .. }));
+}
+
+/// Environment variables that give the process to be killed its folder, and the number of reports after which
+/// it ends.
+const FOLDER: &str = "KILN_TEST_FOLDER";
+const REPORTS: &str = "KILN_TEST_REPORTS";
+
+/// The process that is killed in the middle of its work.
+#[test]
+#[ignore = "a program for the other tests"]
+fn killed() {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).expect("a folder"));
+    let mut left: u32 = std::env::var(REPORTS).expect("a number").parse().expect("a number");
+    let options = options(&[&folder.join("a.jsonl")], &folder.join("data"));
+    let mut count_down = |progress: Progress| {
+        left -= u32::from(matches!(progress, Progress::Encoding { .. }));
+        if left == 0 {
+            kill_process(getpid(), Signal::KILL).unwrap();
+        }
+    };
+    prepare(&options, &mut count_down).unwrap();
+}
+
+#[test]
+fn a_killed_prepare_leaves_nothing_in_the_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let input = folder.join("a.jsonl");
+    let document = |number: usize| format!("line {number} of a document\n").repeat(number % 90 + 1);
+    fs::write(&input, lines((0..600).map(document))).unwrap();
+    let [whole, out] = ["whole", "data"].map(|name| options(&[&input], &folder.join(name)));
+    run(&whole).unwrap();
+    for reports in [1, 3] {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "prepare::tests::killed", "--ignored"]);
+        let ended = command.env(FOLDER, folder).env(REPORTS, reports.to_string()).output().unwrap();
+        assert_eq!(ended.status.signal(), Some(Signal::KILL.as_raw()), "{ended:?}");
+        assert!(!out.out.exists());
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 3, "the hidden folder is left");
+        run(&out).unwrap();
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 3, "it was removed");
+        for file in fs::read_dir(&whole.out).unwrap() {
+            let name = file.unwrap().file_name();
+            assert!(
+                fs::read(whole.out.join(&name)).unwrap() == fs::read(out.out.join(&name)).unwrap(),
+                "{name:?}"
+            );
+        }
+        assert_whole(&out.out);
+        fs::remove_dir_all(&out.out).unwrap();
+    }
 }

@@ -220,35 +220,26 @@ fn reads_a_pipe(child: &mut Child) -> Said {
 
 fn unfinished(workspace: &Workspace) -> Vec<String> {
     let mut names = names(&workspace.path(""));
-    names.retain(|name| name.contains(".partial"));
+    names.retain(|name| name.starts_with('.'));
     names
 }
 
 #[test]
-fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
+fn the_next_prepare_removes_what_a_killed_one_left() {
     let workspace = Workspace::new();
     workspace.write("a.txt", text("first"));
-    let (mut killed, _) = waiting(&workspace, "killed.fifo", "killed");
-    let (mut living, _said) = waiting(&workspace, "living.fifo", "living");
+    let (mut killed, _) = waiting(&workspace, "killed.fifo", "own");
+    let (living, _said) = waiting(&workspace, "living.fifo", "own");
     assert_eq!(unfinished(&workspace).len(), 2);
     killed.kill().expect("it runs");
     status_of(&mut killed);
     // A folder of another machine, whose processes cannot be checked.
-    workspace.write(".far.partial-1-0/train.bin", "");
-    workspace.write(
-        ".other.partial-0123456789abcdef/.writer.json",
-        r#"{"host":"far","boot":"another","pid":7,"started":1}"#,
-    );
+    workspace.write(".own.kiln-00000000-1-0/train.bin", "");
 
-    let said = warnings(&workspace, "a.txt", "own");
+    assert_eq!(warnings(&workspace, "a.txt", "own"), "");
     let left = unfinished(&workspace);
-    assert_eq!(left.len(), 3, "{left:?}");
-    assert!(left[0] == ".far.partial-1-0" && left[1].starts_with(".living."), "{left:?}");
-    assert_eq!(
-        said,
-        " WARN ./.other.partial-0123456789abcdef was made by a prepare on far (process 7), which may \
-         still run; if it does not, remove the folder\n"
-    );
+    assert_eq!(left.len(), 2, "{left:?}");
+    assert!(left.contains(&".own.kiln-00000000-1-0".to_owned()), "{left:?}");
     // Without a reader, this returns an error instead of waiting.
     let mut options = File::options();
     options.write(true).custom_flags(libc::O_NONBLOCK);
@@ -256,10 +247,13 @@ fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
     let mut fifo = wait_for("a reader", open);
     fifo.write_all(text("second").as_bytes()).expect("a reader");
     drop(fifo);
-    let ended = status_of(&mut living);
-    assert!(ended.success(), "{ended:?}");
-    assert_eq!(names(&workspace.path("living")), names(&workspace.path("own")));
-    assert_eq!(unfinished(&workspace), [left[0].as_str(), left[2].as_str()]);
+    // The other process was first, and its data stay.
+    let before = workspace.read("own/train.bin");
+    let ended = workspace.end(living);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("error: own already holds prepared data"), "{ended:?}");
+    assert!(workspace.read("own/train.bin") == before);
+    assert_eq!(unfinished(&workspace), [".own.kiln-00000000-1-0"]);
 }
 
 /// A link may lead anywhere, such as to the whole disk; only entries inside the folder count.
