@@ -6,21 +6,44 @@
 use super::builtin::Builtin;
 use super::cut::Cuts;
 use super::division::Division;
-use super::encoding::NotText;
 use super::jsonl::JsonLines;
 use super::listing::{Format, Listed, sha256_of};
 use super::piece::{CHUNK_BYTES, Cutter, TextChunk, TextPiece};
-use super::progress::check;
-use super::reader::{BadLines, DocumentReader, DocumentText};
-use super::remark::{JsonFiles, PassedOver, Unread};
+use super::progress::{Counted, check};
 use super::stream;
-use super::text::{Json, TextFile};
+use super::text::{Json, NotText, TextFile};
 use super::{DataError, Result, Split};
 use rayon::prelude::*;
 use std::fs::{self, File};
 use std::io::{Cursor, Read, Seek as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+
+/// The text of one document, as bytes that are valid UTF-8.
+pub(super) type DocumentText = Box<dyn Read + Send>;
+
+/// A source of documents in one format. A new format implements this trait and gets an arm in [`Format`] and in
+/// [`Source::open`].
+pub(super) trait DocumentReader: Send {
+    /// The next document; `None` after the last one.
+    fn next_document(&mut self) -> Result<Option<DocumentText>>;
+
+    /// Lines skipped so far because they cannot be used.
+    fn skipped(&self) -> Counted {
+        Counted::default()
+    }
+}
+
+/// Files and lines with a remark.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Findings {
+    /// Files skipped because they are not UTF-8 text.
+    pub(super) not_text: Counted,
+    /// Lines skipped because they cannot be used.
+    pub(super) bad_lines: Counted,
+    /// JSON files that are read as plain text.
+    pub(super) json: Counted,
+}
 
 /// One file, or one built-in text, that can be read repeatedly.
 #[derive(Debug)]
@@ -36,7 +59,7 @@ impl Source {
     fn open(
         &self,
         skip_bad_lines: bool,
-        json: &mut JsonFiles,
+        json: &mut Counted,
     ) -> Result<Result<Box<dyn DocumentReader>, NotText>> {
         let path = &self.listed.path;
         Ok(Ok(match self.listed.format {
@@ -47,7 +70,7 @@ impl Source {
                 Ok(file) => {
                     // Source folders contain such files, too.
                     if file.json().is_some_and(|kind| self.listed.is_named || kind == Json::Documents) {
-                        json.add(path);
+                        json.add(|| path.display().to_string());
                     }
                     Box::new(file)
                 }
@@ -110,14 +133,20 @@ pub(super) struct Corpus {
 }
 
 impl Corpus {
-    /// Opens the listed files. Reads inputs that can be read only once to their ends now, and keeps their
+    /// Opens the listed files: at most `limit` documents, without unusable lines if `skip_bad_lines` is true. Reads inputs that can be read only once to their ends now, and keeps their
     /// contents in unnamed files in the folder `scratch`, which disappear with the corpus.
     ///
     /// # Errors
     ///
     /// When this build cannot read one of the formats, when a stream cannot be read or copied, and when
     /// `stop` becomes true meanwhile.
-    pub(super) fn open(listed: Vec<Listed>, scratch: &Path, stop: &AtomicBool) -> Result<Self> {
+    pub(super) fn open(
+        listed: Vec<Listed>,
+        limit: Option<u64>,
+        skip_bad_lines: bool,
+        scratch: &Path,
+        stop: &AtomicBool,
+    ) -> Result<Self> {
         // Reported now, before hours of work on the files that come first.
         let parquet = listed.iter().find(|listed| listed.format == Format::Parquet);
         if let (Some(listed), false) = (parquet, cfg!(feature = "parquet")) {
@@ -132,17 +161,7 @@ impl Corpus {
             sources.push(Source { listed, copy });
         }
         let bytes = sources.iter().map(|source| source.listed.bytes).sum();
-        Ok(Self { sources, bytes, limit: None, skip_bad_lines: false })
-    }
-
-    /// Limits the corpus to the first `limit` documents, if given.
-    pub(super) fn take(self, limit: Option<u64>) -> Self {
-        Self { limit, ..self }
-    }
-
-    /// Skips lines of `.jsonl` files that cannot be used, if `skip` is true.
-    pub(super) fn skip_bad_lines(self, skip: bool) -> Self {
-        Self { skip_bad_lines: skip, ..self }
+        Ok(Self { sources, bytes, limit, skip_bad_lines })
     }
 
     /// Returns every file with its SHA-256; files are read on all cores.
@@ -212,9 +231,7 @@ impl Corpus {
             split: Split::Train,
             starts: true,
             documents: 0,
-            passed_over: PassedOver::default(),
-            bad_lines: BadLines::default(),
-            json: JsonFiles::default(),
+            findings: Findings::default(),
             failed: false,
         }
     }
@@ -226,9 +243,7 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
     let mut copy = File::options()
         .read(true)
         .write(true)
-        // A killed `prepare` may have left this file.
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .open(&path)
         .map_err(DataError::io("create", &path))?;
     // No one else needs its name, and a file without a name cannot be left behind.
@@ -252,9 +267,7 @@ pub(super) struct TextChunks<'a> {
     /// True if that chunk is the first of its split.
     starts: bool,
     documents: u64,
-    passed_over: PassedOver,
-    bad_lines: BadLines,
-    json: JsonFiles,
+    findings: Findings,
     failed: bool,
 }
 
@@ -264,23 +277,13 @@ impl TextChunks<'_> {
         self.documents
     }
 
-    /// Files skipped so far because they are not UTF-8 text.
-    pub(super) fn passed_over(&self) -> &PassedOver {
-        &self.passed_over
-    }
-
-    /// Lines skipped so far because they cannot be used.
-    pub(super) fn bad_lines(&self) -> BadLines {
-        let mut all = self.bad_lines.clone();
+    /// Files and lines with a remark so far.
+    pub(super) fn findings(&self) -> Findings {
+        let mut findings = self.findings.clone();
         if let Some((_, reader)) = &self.source {
-            all.append(reader.skipped());
+            findings.bad_lines.append(reader.skipped());
         }
-        all
-    }
-
-    /// Data files that are read as text.
-    pub(super) fn json(&self) -> &JsonFiles {
-        &self.json
+        findings
     }
 
     fn advance(&mut self) -> Result<Option<TextChunk>> {
@@ -313,7 +316,7 @@ impl TextChunks<'_> {
                         self.cutter = Some(Cutter::new(document, CHUNK_BYTES, self.cuts, section));
                     }
                     None => {
-                        self.bad_lines.append(reader.skipped());
+                        self.findings.bad_lines.append(reader.skipped());
                         self.source = None;
                     }
                 }
@@ -322,10 +325,11 @@ impl TextChunks<'_> {
             let Some(source) = self.sources.next() else {
                 return Ok(None);
             };
-            match source.open(self.skip_bad_lines, &mut self.json)? {
+            match source.open(self.skip_bad_lines, &mut self.findings.json)? {
                 Ok(reader) => self.source = Some((source, reader)),
                 Err(reason) => {
-                    self.passed_over.add(&source.listed.path, Unread::NotText(reason));
+                    let path = source.listed.path.display();
+                    self.findings.not_text.add(|| format!("{path} ({reason})"));
                 }
             }
         }
@@ -352,7 +356,7 @@ mod tests {
 
     fn open(inputs: &[&Path]) -> Result<Corpus, DataError> {
         let inputs: Vec<_> = inputs.iter().map(|path| path.to_path_buf()).collect();
-        Corpus::open(list(&inputs)?.files, &std::env::temp_dir(), &AtomicBool::new(false))
+        Corpus::open(list(&inputs)?.files, None, false, &std::env::temp_dir(), &AtomicBool::new(false))
     }
 
     #[test]
@@ -375,7 +379,7 @@ mod tests {
             }
             documents[chunk.document as usize].push_str(&chunk.text);
         }
-        assert_eq!(chunks.passed_over().count(), 1);
+        assert_eq!(chunks.findings().not_text.count, 1);
         assert_eq!(chunks.documents(), documents.len() as u64);
         assert_eq!(documents[..3], ["one\n", "two", "3"]);
         assert_eq!(documents[3], Builtin::Arithmetic.document(0));

@@ -3,7 +3,7 @@
 
 use super::document::Corpus;
 use super::listing::{Format, Listed, list};
-use super::remark::some_of;
+use super::progress::{Counted, NAMED};
 use super::sums::{read_small_file, write_small_file};
 use super::tokenizer::read_named_tokenizer;
 use super::{DataError, PrepareOptions, Result, TokenizerSource};
@@ -124,8 +124,8 @@ impl Inputs {
         })
     }
 
-    /// Returns the names of files with identical content, grouped by content. Empty files are ignored.
-    pub(super) fn repeated(&self) -> Vec<Vec<String>> {
+    /// Returns the groups of files with identical content, as text. Ignores empty files.
+    pub(super) fn repeated(&self) -> Counted {
         let mut groups: HashMap<(&str, u64), Vec<&InputFile>> = HashMap::new();
         for file in self.files.iter().filter(|file| file.bytes > 0) {
             groups.entry((&file.sha256, file.bytes)).or_default().push(file);
@@ -135,7 +135,7 @@ impl Inputs {
             let group = groups.get(&(file.sha256.as_str(), file.bytes))?;
             (group.len() > 1 && std::ptr::eq(group[0], file)).then_some(group)
         });
-        first.map(|group| group.iter().map(|file| file.path.clone()).collect()).collect()
+        first.map(|group| same(&group.iter().map(|file| file.path.as_str()).collect::<Vec<_>>())).collect()
     }
 
     /// Reads the record of a folder; `None` if it has none.
@@ -209,16 +209,16 @@ impl Inputs {
     fn compare_files(&self, listed: &[Listed], differences: &mut Vec<String>) -> Result<()> {
         let mut pairs = self.pair_by_path(listed);
         self.pair_by_content(listed, &mut pairs)?;
-        let (mut added, mut changed, mut unsure) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut added, mut changed, mut unsure) = (Counted::default(), Counted::default(), Vec::new());
         for (now, pair) in listed.iter().zip(&pairs) {
             let path = name(&now.path);
             match pair.map(|index| &self.files[index]) {
-                None => added.push(path),
+                None => added.add(|| path),
                 Some(_) if now.stream.is_some() => {
-                    changed.push(format!("{path} (it can be read only once, so nothing is compared)"));
+                    changed.add(|| format!("{path} (it can be read only once, so nothing is compared)"));
                 }
                 Some(then) if then.bytes != now.bytes => {
-                    changed.push(format!("{path} ({} bytes then, {} now)", then.bytes, now.bytes));
+                    changed.add(|| format!("{path} ({} bytes then, {} now)", then.bytes, now.bytes));
                 }
                 Some(then) if then.modified.is_some() && then.modified == now.modified => {}
                 Some(then) => unsure.push((then, now)),
@@ -229,12 +229,12 @@ impl Inputs {
             Ok((!same).then(|| format!("{} (other content)", then.path)))
         };
         let others = unsure.par_iter().map(other).collect::<Result<Vec<_>, _>>()?;
-        changed.extend(others.into_iter().flatten());
+        changed.append(others.into_iter().flatten().collect());
         let removed = self.unpaired(&pairs).map(|index| self.files[index].path.clone()).collect();
         let before = differences.len();
         for (what, files) in [("changed", changed), ("new", added), ("gone", removed)] {
-            if !files.is_empty() {
-                differences.push(format!("text, {what}: {}", some_of(&files, files.len())));
+            if files.count > 0 {
+                differences.push(format!("text, {what}: {files}"));
             }
         }
         if before == differences.len() && !pairs.is_sorted() {
@@ -283,6 +283,18 @@ impl Inputs {
     fn unpaired(&self, pairs: &[Option<usize>]) -> impl Iterator<Item = usize> + use<> {
         let paired: HashSet<usize> = pairs.iter().flatten().copied().collect();
         (0..self.files.len()).filter(move |index| !paired.contains(index))
+    }
+}
+
+/// Formats a group of files with the same content.
+fn same(group: &[&str]) -> String {
+    let (first, count) = (group[0], group.len());
+    if group.iter().all(|path| *path == first) {
+        return format!("{first} ({count} times)");
+    }
+    match count {
+        0..=NAMED => group.join(" = "),
+        _ => format!("{} = {} more", group[..NAMED].join(" = "), count - NAMED),
     }
 }
 
@@ -467,7 +479,16 @@ mod tests {
         };
         prepare(&PrepareOptions { inputs, ..folder.options() }, &mut progress).unwrap();
         let path = |name: &str| folder.path("texts").join(name).display().to_string();
-        let groups = vec![vec![path("a.txt"), path("c.txt")], vec![path("b.txt"), path("b.txt")]];
-        assert!(remarks.contains(&Remark::SameContent { groups }), "{remarks:?}");
+        let groups = format!("{} = {}, {} (2 times)", path("a.txt"), path("c.txt"), path("b.txt"));
+        let message = format!("the same content occurs more than once: {groups}");
+        assert!(remarks.contains(&Remark::note(message)), "{remarks:?}");
+    }
+
+    #[test]
+    fn large_groups_are_shortened() {
+        let files = ["0", "1", "2", "3", "4", "5", "6", "7"];
+        assert_eq!(same(&files[..2]), "0 = 1");
+        assert_eq!(same(&files), "0 = 1 = 2 = 3 = 4 = 3 more");
+        assert_eq!(same(&["a", "a"]), "a (2 times)");
     }
 }

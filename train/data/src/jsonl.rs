@@ -1,7 +1,8 @@
 //! `.jsonl` and `.ndjson` files: every line is a JSON object whose field `text` is one document.
 
-use super::encoding::BYTE_ORDER_MARK;
-use super::reader::{BadLines, DocumentReader, DocumentText};
+use super::document::{DocumentReader, DocumentText};
+use super::progress::Counted;
+use super::text::BYTE_ORDER_MARK;
 use super::{DataError, Result};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor};
@@ -15,7 +16,7 @@ pub(super) struct JsonLines {
     line: u64,
     buffer: Vec<u8>,
     /// The skipped lines, if skipping is enabled.
-    skipped: Option<BadLines>,
+    skipped: Option<Counted>,
 }
 
 #[derive(serde::Deserialize)]
@@ -27,7 +28,7 @@ impl JsonLines {
     /// Reads `file`, which errors call `path`; `skips`: whether to skip unusable lines.
     pub(super) fn new(file: File, path: &Path, skips: bool) -> Self {
         let reader = BufReader::with_capacity(1 << 16, file);
-        let skipped = skips.then(BadLines::default);
+        let skipped = skips.then(Counted::default);
         Self { path: path.to_path_buf(), reader, line: 0, buffer: Vec::new(), skipped }
     }
 
@@ -55,15 +56,14 @@ impl DocumentReader for JsonLines {
                 Ok(line) => return Ok(Some(Box::new(Cursor::new(line.text)))),
                 Err(problem) => {
                     let Some(skipped) = &mut self.skipped else { return Err(self.bad_line(problem)) };
-                    skipped.count += 1;
                     let (path, line) = (self.path.display(), self.line);
-                    skipped.first.get_or_insert_with(|| format!("{path}, line {line}: {problem}"));
+                    skipped.add(|| format!("{path}, line {line}: {problem}"));
                 }
             }
         }
     }
 
-    fn skipped(&self) -> BadLines {
+    fn skipped(&self) -> Counted {
         self.skipped.clone().unwrap_or_default()
     }
 }
@@ -179,6 +179,6 @@ mod tests {
         }
         let skipped = lines.skipped();
         assert_eq!((count, skipped.count), (2, 3));
-        assert!(skipped.first.unwrap().ends_with("a.jsonl, line 1: NaN is not JSON (column 10)"));
+        assert!(skipped.first[0].ends_with("a.jsonl, line 1: NaN is not JSON (column 10)"));
     }
 }
