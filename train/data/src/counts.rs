@@ -18,7 +18,7 @@ pub(super) struct Unknown {
 }
 
 impl Unknown {
-    pub(super) fn of(tokenizer: &Tokenizer) -> Self {
+    pub(super) fn new(tokenizer: &Tokenizer) -> Self {
         let inner = tokenizer.inner();
         let id = match inner.get_model() {
             ModelWrapper::BPE(model) => model.unk_token.as_ref().and_then(|token| model.token_to_id(token)),

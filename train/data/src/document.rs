@@ -54,7 +54,7 @@ struct Source {
 }
 
 impl Source {
-    /// Opens a reader of the documents; the inner error says why the file is skipped as not text. A data file
+    /// Opens a reader of the documents; the inner error is the reason why a file without text is skipped. A data file
     /// that is read as text is added to `json`.
     fn open(
         &self,

@@ -51,7 +51,7 @@ impl<'a> Pass<'a> {
         let create = |split: Split| SplitWriter::create(folder, split, encoder.tokenizer.vocab_size());
         Ok(Self {
             cuts: encoder.tokenizer.cuts(),
-            unknown_tokens: Unknown::of(encoder.tokenizer),
+            unknown_tokens: Unknown::new(encoder.tokenizer),
             spellings: Spellings::new(encoder.tokenizer.special_tokens()),
             encoder,
             stop,

@@ -79,7 +79,7 @@ fn first_rules() -> u64 {
 impl Tokenizer {
     /// Describes the tokenizer `source`. `given`: the content of a tokenizer file, which may be a pipe and is
     /// read only once.
-    fn of(source: &TokenizerSource, given: &[u8]) -> Self {
+    fn new(source: &TokenizerSource, given: &[u8]) -> Self {
         match source {
             TokenizerSource::Train { vocab_size } => Self::Trained { vocab_size: *vocab_size },
             TokenizerSource::File(_) => Self::File { sha256: format!("{:x}", Sha256::digest(given)) },
@@ -103,7 +103,7 @@ impl fmt::Display for Tokenizer {
 impl Inputs {
     /// Records `options` and `corpus` before any work. Reads every file once, except that of the tokenizer,
     /// whose content is `tokenizer`.
-    pub(super) fn of(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self> {
+    pub(super) fn new(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self> {
         let file = |(listed, sha256): (&Listed, String)| InputFile {
             path: name(&listed.path),
             bytes: listed.bytes,
@@ -112,7 +112,7 @@ impl Inputs {
         };
         Ok(Self {
             rules: RULES,
-            tokenizer: Tokenizer::of(&options.tokenizer, tokenizer),
+            tokenizer: Tokenizer::new(&options.tokenizer, tokenizer),
             validation_fraction: options.validation_fraction,
             seed: options.seed,
             limit: options.limit,
@@ -164,23 +164,30 @@ impl Inputs {
             TokenizerSource::Train { .. } => Vec::new(),
             TokenizerSource::File(path) => read_named_tokenizer(path, &AtomicBool::new(false))?,
         };
-        let tokenizer = Tokenizer::of(&options.tokenizer, &given);
+        let tokenizer = Tokenizer::new(&options.tokenizer, &given);
         if self.tokenizer != tokenizer {
             differences.push(format!("tokenizer: {} then, {tokenizer} now", self.tokenizer));
         }
-        let (then, now) = (self.validation_fraction, options.validation_fraction);
-        if then != now {
-            differences.push(format!("data.validation_fraction: {then} then, {now} now"));
-        }
-        for (key, then, now) in self.other_options(options) {
+        let bos = |bos: Option<bool>| bos.map_or("auto".to_owned(), |bos| bos.to_string());
+        let end = |end: &Option<String>| end.clone().unwrap_or_else(|| "not set".to_owned());
+        let bad_lines = |skip: bool| if skip { "skip" } else { "error" }.to_owned();
+        let documents = |limit: Option<u64>| limit.map_or("all".to_owned(), |n| format!("the first {n}"));
+        for (key, then, now) in [
+            (
+                "data.validation_fraction",
+                self.validation_fraction.to_string(),
+                options.validation_fraction.to_string(),
+            ),
+            ("version of the rules by which text becomes tokens", self.rules.to_string(), RULES.to_string()),
+            ("data.bos", bos(self.bos), bos(options.bos)),
+            ("data.end_of_text", end(&self.end_of_text), end(&options.end_of_text)),
+            ("data.special_tokens", self.special_tokens.to_string(), options.special_tokens.to_string()),
+            ("data.bad_lines", bad_lines(self.skip_bad_lines), bad_lines(options.skip_bad_lines)),
+            ("documents", documents(self.limit), documents(options.limit)),
+        ] {
             if then != now {
                 differences.push(format!("{key}: {then} then, {now} now"));
             }
-        }
-        let (then, now) = (self.limit, options.limit);
-        if then != now {
-            let documents = |limit: Option<u64>| limit.map_or("all".to_owned(), |n| format!("the first {n}"));
-            differences.push(format!("documents: {} then, {} now", documents(then), documents(now)));
         }
         match list(&options.inputs) {
             Ok(listing) => self.compare_files(&listing.files, &mut differences)?,
@@ -190,20 +197,6 @@ impl Inputs {
             Err(error) => return Err(error),
         }
         Ok(differences)
-    }
-
-    /// Returns the options that decide how text becomes tokens: their names, and their old and new values.
-    fn other_options(&self, now: &PrepareOptions) -> [(&'static str, String, String); 5] {
-        let bos = |bos: Option<bool>| bos.map_or("auto".to_owned(), |bos| bos.to_string());
-        let end = |end: &Option<String>| end.clone().unwrap_or_else(|| "not set".to_owned());
-        let bad_lines = |skip: bool| if skip { "skip" } else { "error" }.to_owned();
-        [
-            ("version of the rules by which text becomes tokens", self.rules.to_string(), RULES.to_string()),
-            ("data.bos", bos(self.bos), bos(now.bos)),
-            ("data.end_of_text", end(&self.end_of_text), end(&now.end_of_text)),
-            ("data.special_tokens", self.special_tokens.to_string(), now.special_tokens.to_string()),
-            ("data.bad_lines", bad_lines(self.skip_bad_lines), bad_lines(now.skip_bad_lines)),
-        ]
     }
 
     fn compare_files(&self, listed: &[Listed], differences: &mut Vec<String>) -> Result<()> {
@@ -270,7 +263,7 @@ impl Inputs {
             let Some(candidates) = left.get_mut(&now.bytes) else { continue };
             let is_same = |&then: &usize| {
                 let then = &self.files[then];
-                then.sha256 == digest && Format::of(Path::new(&then.path)) == now.format
+                then.sha256 == digest && Format::from_path(Path::new(&then.path)) == now.format
             };
             if let Some(at) = candidates.iter().position(is_same) {
                 pairs[index] = Some(candidates.remove(at));
@@ -439,7 +432,7 @@ mod tests {
 
     /// However the path is spelt, and wherever the text is stored.
     #[test]
-    fn text_that_has_moved_is_the_same_text() {
+    fn moved_text_is_the_same_text() {
         let folder = Folder::new();
         let options = folder.options();
         prepare(&options, &mut |_| {}).unwrap();
@@ -464,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_content_is_found_wherever_it_comes_again() {
+    fn repeated_content_is_reported() {
         let folder = Folder::new();
         folder.write("c.txt", &"a line of a.txt\n".repeat(50));
         for empty in ["d.txt", "e.txt"] {

@@ -84,7 +84,7 @@ pub use prepare::{PrepareOptions, TokenizerSource, differences, prepare, prepare
 pub use progress::{OnProgress, Progress, Remark};
 pub use stream::Stream;
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM, are_other_tokenizers, read_tokenizer_of};
-pub use verify::{Problem, Verified, verify};
+pub use verify::{Verified, verify};
 
 use std::path::{Path, PathBuf};
 

@@ -31,7 +31,7 @@ pub(super) enum Format {
 
 impl Format {
     /// Returns the format of the file's extension, or text for any other extension.
-    pub(super) fn of(path: &Path) -> Self {
+    pub(super) fn from_path(path: &Path) -> Self {
         let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
         match extension.as_deref().and_then(|extension| extension.to_str()) {
             Some("jsonl" | "ndjson") => Self::JsonLines,
@@ -59,10 +59,10 @@ pub(super) struct Listed {
 
 impl Listed {
     fn new(path: PathBuf, metadata: &Metadata, is_named: bool) -> Self {
-        let stream = Stream::of(metadata);
+        let stream = Stream::from_metadata(metadata);
         let since_1970 = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Self {
-            format: Format::of(&path),
+            format: Format::from_path(&path),
             path,
             is_named,
             stream,
@@ -194,7 +194,7 @@ fn walk(folder: &Path) -> Result<(Vec<PathBuf>, Counted)> {
     let (mut files, mut others) = (Vec::new(), Vec::new());
     for entry in builder.build() {
         match entry {
-            Ok(entry) => match entry.metadata().as_ref().ok().and_then(Stream::of) {
+            Ok(entry) => match entry.metadata().as_ref().ok().and_then(Stream::from_metadata) {
                 Some(stream) => others.push((entry.into_path(), stream.to_string())),
                 None if entry.file_type().is_some_and(|kind| kind.is_file()) => {
                     files.push(entry.into_path());
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn is_sorted_and_leaves_out_what_is_not_text_of_the_project() {
+    fn listing_is_sorted_and_omits_other_files() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         for file in [
@@ -309,7 +309,7 @@ mod tests {
 
     /// As in git, a file in the home folder does not exclude the repositories in it.
     #[test]
-    fn rules_above_a_repository_do_not_count() {
+    fn gitignore_above_a_repository_is_ignored() {
         let home = tempfile::tempdir().unwrap();
         let repository = home.path().join("repository");
         let (inner, copied) = (repository.join("inner"), home.path().join("copied"));
@@ -328,7 +328,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn dangling_links_are_passed_over() {
+    fn broken_links_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a.txt"), "x").unwrap();
         std::os::unix::fs::symlink("a.txt", folder.path().join("b.txt")).unwrap();
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn links_in_a_circle_are_passed_over() {
+    fn circular_links_are_skipped() {
         use std::os::unix::fs::symlink;
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();

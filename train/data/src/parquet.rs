@@ -49,7 +49,7 @@ impl ParquetFile {
         })
     }
 
-    /// Opens the column in the next row group; `false` when there is none.
+    /// Opens the column in the next row group; `false` after the last one.
     fn open_group(&mut self) -> Result<bool> {
         if self.next_group == self.file.num_row_groups() {
             return Ok(false);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_all_row_groups_and_passes_over_missing_values() {
+    fn all_row_groups_are_read_without_nulls() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.parquet");
         let many = vec![Some("many"); 3 * ROWS + 1];
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_missing() {
+    fn missing_column_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.parquet");
         write(&path, "body", &[&[Some("one")]]);

@@ -143,7 +143,7 @@ fn fill(
     }
     let mut streams: Vec<_> = listed.iter().filter_map(|listed| listed.stream).collect();
     if let TokenizerSource::File(path) = &options.tokenizer {
-        streams.extend(Stream::at(path));
+        streams.extend(Stream::from_path(path));
     }
     if !streams.is_empty() {
         progress(Progress::ReadingStreams { streams });
@@ -159,13 +159,13 @@ fn fill(
     }
     // Recorded before the files are read for tokens: a file that changes later differs from its record.
     let (given, names) = match &options.tokenizer {
-        TokenizerSource::File(path) if Stream::at(path).is_some() => {
+        TokenizerSource::File(path) if Stream::from_path(path).is_some() => {
             (read_named_tokenizer(path, stop)?, TokenNames::default())
         }
-        TokenizerSource::File(path) => (read_named_tokenizer(path, stop)?, TokenNames::beside(path)?),
+        TokenizerSource::File(path) => (read_named_tokenizer(path, stop)?, TokenNames::next_to(path)?),
         TokenizerSource::Train { .. } => (Vec::new(), TokenNames::default()),
     };
-    let inputs = Inputs::of(&corpus, options, &given)?;
+    let inputs = Inputs::new(&corpus, options, &given)?;
     let repeated = inputs.repeated();
     if repeated.count > 0 {
         let message = format!("the same content occurs more than once: {repeated}");
@@ -303,7 +303,7 @@ fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
     ];
     // Those of the large files are already known.
     let known = [train, validation].map(|split| (split.file_name(), info.split(split).sha256.as_ref()));
-    Sums::of(folder, &files, &known)
+    Sums::compute(folder, &files, &known)
 }
 
 /// Compares `options` with those that the prepared folder `options.out` was made from. Returns a line for

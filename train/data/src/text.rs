@@ -29,7 +29,7 @@ const JSON_HEAD: u64 = 1 << 16;
 
 impl Json {
     /// Returns the kind of JSON that `head`, the start of a file, consists of, if any.
-    fn of(head: &[u8]) -> Option<Self> {
+    fn detect(head: &[u8]) -> Option<Self> {
         let head = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(head).trim_ascii_start();
         if !head.starts_with(b"{") && !head.starts_with(b"[") {
             return None;
@@ -43,7 +43,7 @@ impl Json {
 }
 
 impl TextFile {
-    /// Reads `file`, which errors call `path`; the inner error says why it is not UTF-8 text.
+    /// Reads `file`, which errors call `path`; the inner error is the reason why it is not UTF-8 text.
     pub(super) fn new(file: File, path: &Path) -> Result<Result<Self, NotText>> {
         Self::read(file).map_err(DataError::io("read", path))
     }
@@ -54,11 +54,11 @@ impl TextFile {
         let mut head = Vec::new();
         file.by_ref().take(JSON_HEAD).read_to_end(&mut head)?;
         if let Some(defect) = defect {
-            return Ok(Err(defect.of(&head[..head.len().min(HEAD)])));
+            return Ok(Err(defect.refine(&head[..head.len().min(HEAD)])));
         }
         let start = if head.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
         file.seek(SeekFrom::Start(start as u64))?;
-        Ok(Ok(Self { document: Some(Box::new(BufReader::new(file))), json: Json::of(&head) }))
+        Ok(Ok(Self { document: Some(Box::new(BufReader::new(file))), json: Json::detect(&head) }))
     }
 
     /// Returns the kind of JSON that the file consists of, if any.
@@ -119,7 +119,7 @@ impl fmt::Display for NotText {
 
 impl NotText {
     /// Refines the reason using `head`, the start of the file.
-    fn of(self, head: &[u8]) -> Self {
+    fn refine(self, head: &[u8]) -> Self {
         let compressed = COMPRESSED.iter().find(|(start, _)| head.starts_with(start));
         match compressed {
             Some((_, format)) => Self::Compressed { format },
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_named() {
+    fn reasons_for_not_text_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         let reason = |content: &[u8]| {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_left_out_at_the_start_alone() {
+    fn byte_order_mark_is_removed_at_the_start() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         for (content, expected) in [
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn data_is_told_from_text() {
+    fn json_is_detected() {
         let array = format!("[{}]", vec![r#"{"text": "a line", "id": 1}"#; 9000].join(",\n"));
         for (content, expected) in [
             (array.as_str(), Some(Json::Documents)),
@@ -269,7 +269,7 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(
-                Json::of(&content.as_bytes()[..content.len().min(JSON_HEAD as usize)]),
+                Json::detect(&content.as_bytes()[..content.len().min(JSON_HEAD as usize)]),
                 expected,
                 "{content:.40}"
             );

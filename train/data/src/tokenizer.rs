@@ -399,7 +399,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
 
 /// Reads a tokenizer that the user named. Waits for a pipe until `stop` becomes true.
 pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec<u8>> {
-    if Stream::at(path).is_none() {
+    if Stream::from_path(path).is_none() {
         return read_file(path);
     }
     let mut content = Vec::new();
@@ -411,7 +411,7 @@ pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec
 ///
 /// # Errors
 ///
-/// When there is none, when it cannot be read, and when it differs from what was prepared.
+/// When the tokenizer is missing, cannot be read, or differs from what was prepared.
 pub fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>> {
     read_small_file(folder, TOKENIZER_FILE)
 }
@@ -462,7 +462,7 @@ impl TokenNames {
     /// # Errors
     ///
     /// When one of them cannot be read, or is not JSON.
-    pub(super) fn beside(tokenizer: &Path) -> Result<Self> {
+    pub(super) fn next_to(tokenizer: &Path) -> Result<Self> {
         let folder = tokenizer.parent().unwrap_or(Path::new(""));
         let mut names = Self::default();
         for file in FILES {
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn merges_shorten_text_and_no_text_yields_the_end() {
+    fn text_never_becomes_the_end_token() {
         let tokenizer = trained(600);
         assert!(tokenizer.encode(TEXT).unwrap().len() < TEXT.len() / 2);
         assert_eq!(tokenizer.end_of_text().unwrap(), 0);
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn tokenizers_differ_by_what_is_in_them() {
+    fn tokenizers_are_compared_by_content() {
         let folder = tempfile::tempdir().unwrap();
         let file = |size: usize| {
             let path = folder.path().join("tokenizer.json");
@@ -609,19 +609,19 @@ mod tests {
     }
 
     #[test]
-    fn the_files_count_in_their_order() {
+    fn token_names_follow_file_order() {
         let folder = tempfile::tempdir().unwrap();
         let write = |file: &str, content: &str| std::fs::write(folder.path().join(file), content).unwrap();
         let tokenizer = folder.path().join("tokenizer.json");
-        assert_eq!(TokenNames::beside(&tokenizer).unwrap(), TokenNames::default());
+        assert_eq!(TokenNames::next_to(&tokenizer).unwrap(), TokenNames::default());
         write("tokenizer_config.json", r#"{"eos_token": {"content": "<a>"}, "bos_token": "<b>"}"#);
         write("generation_config.json", r#"{"eos_token_id": [7, 8], "pad_token_id": -1}"#);
         write("config.json", r#"{"eos_token_id": 3, "bos_token_id": null}"#);
-        let names = TokenNames::beside(&tokenizer).unwrap();
+        let names = TokenNames::next_to(&tokenizer).unwrap();
         let spelling = |text: &str| Named::Spelling(text.to_owned());
         assert_eq!(names.end, [Named::Id(3), Named::Id(7), spelling("<a>")]);
         assert_eq!(names.start, [spelling("<b>")]);
         write("config.json", "{");
-        assert!(TokenNames::beside(&tokenizer).unwrap_err().to_string().contains("config.json"));
+        assert!(TokenNames::next_to(&tokenizer).unwrap_err().to_string().contains("config.json"));
     }
 }

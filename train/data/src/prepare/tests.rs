@@ -113,7 +113,7 @@ fn a_limit_takes_the_first_documents() {
 }
 
 #[test]
-fn the_number_of_threads_changes_no_bit() {
+fn thread_count_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("a.txt");
     let content: String = (0..20_000).map(|line| format!("line {line} of {}\n", line % 97)).collect();
@@ -233,7 +233,7 @@ fn run_again(options: &PrepareOptions, remarks: &mut Vec<Remark>) -> Result<Data
 }
 
 #[test]
-fn documents_start_as_the_post_processor_says_unless_told_otherwise() {
+fn bos_overrides_the_post_processor() {
     let (_folder, options) = with_tokenizer(&["</s>", "<s>"], |file| {
         file["post_processor"] = starting_with("<s>", 257);
     });
@@ -259,7 +259,7 @@ fn documents_start_as_the_post_processor_says_unless_told_otherwise() {
 }
 
 #[test]
-fn special_tokens_of_the_text_are_read_when_asked_for() {
+fn special_tokens_are_read_on_request() {
     let (_folder, options) = with_tokenizer(&["</s>", "<s>", "<|user|>", "<|other|>"], |_| {});
     for read in [false, true] {
         let mut remarks = Vec::new();
@@ -276,7 +276,7 @@ fn special_tokens_of_the_text_are_read_when_asked_for() {
 }
 
 #[test]
-fn the_end_of_text_is_the_one_that_is_named() {
+fn end_of_text_follows_the_named_token() {
     let end = |options: &PrepareOptions| run_again(options, &mut Vec::new()).map(|info| info.end_of_text);
     // An ordinary entry of the vocabulary is not a special token, whatever it is called.
     let ordinary = |file: &mut serde_json::Value| file["model"]["vocab"]["</s>"] = 300.into();
@@ -343,7 +343,7 @@ fn dropout_is_off_and_stays_in_the_file() {
 }
 
 #[test]
-fn text_that_the_tokenizer_does_not_know_is_counted() {
+fn unknown_text_is_counted() {
     for (unknown, expected) in [(Some("<unk>"), 40 * 3), (None, 40 * 3)] {
         let (folder, options) = with_tokenizer(&["</s>", "<unk>"], |file| {
             // Keeps only letters, digits and the usual punctuation.
@@ -392,7 +392,7 @@ fn a_long_document_gets_one_space_in_front() {
 }
 
 #[test]
-fn lines_that_cannot_be_used_are_skipped_when_asked_for() {
+fn skip_bad_lines_skips_and_counts() {
     let folder = tempfile::tempdir().unwrap();
     let (input, out) = (folder.path().join("a.ndjson"), folder.path().join("data"));
     let good = lines((0..30).map(|number| format!("document {number}")));
@@ -410,7 +410,7 @@ fn lines_that_cannot_be_used_are_skipped_when_asked_for() {
 }
 
 #[test]
-fn json_that_is_read_as_text_is_reported() {
+fn json_read_as_text_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join("texts").join(name);
     fs::create_dir(folder.path().join("texts")).unwrap();
@@ -437,7 +437,7 @@ fn json_that_is_read_as_text_is_reported() {
 }
 
 #[test]
-fn no_text_of_a_long_document_is_lost_and_stretches_are_closed() {
+fn divided_document_keeps_all_text() {
     let folder = tempfile::tempdir().unwrap();
     let (input, out) = (folder.path().join("long.txt"), folder.path().join("data"));
     let long: String = (0..9000).map(|line| format!("line number {line}\n")).collect();
@@ -504,7 +504,7 @@ fn a_large_vocabulary_takes_four_bytes() {
 }
 
 #[test]
-fn options_and_inputs_of_no_use_are_refused_and_leave_nothing() {
+fn invalid_options_and_inputs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (empty, out) = (folder.path().join("empty"), folder.path().join("data"));
     fs::create_dir(&empty).unwrap();
@@ -560,7 +560,7 @@ fn killed() {
 }
 
 #[test]
-fn a_killed_prepare_leaves_nothing_in_the_way() {
+fn killed_prepare_starts_over_to_equal_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let input = folder.join("a.jsonl");

@@ -106,7 +106,7 @@ fn data_of_an_earlier_version_is_used_and_verified_as_far_as_it_goes() {
     let ended = workspace.kiln(&VERIFY);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("own/train.bin: its SHA-256 is "), "{}", ended.stderr);
-    let tokenizer = "own/tokenizer.json: it is no usable tokenizer: ";
+    let tokenizer = "own/tokenizer.json: it is not a usable tokenizer: ";
     assert!(ended.stderr.contains(tokenizer), "{}", ended.stderr);
 }
 
@@ -150,7 +150,7 @@ fn a_changed_token_ends_a_run_when_it_gets_there() {
     );
     let ended = workspace.kiln(&["train", "run.toml", "--out", "run"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let message = "error: tokens 65536 to 98303 of own/train.bin do not agree with their checksum: ";
+    let message = "error: tokens 65536 to 98303 of own/train.bin do not match their checksum: ";
     assert!(ended.stderr.contains(message), "{}", ended.stderr);
     // The last sample of the sixteenth step ends with the first token of the third block.
     assert_eq!(workspace.steps("run").len(), 15);
@@ -163,7 +163,7 @@ fn a_changed_token_ends_an_evaluation() {
     change(&workspace, "own/val.bin", 100);
     let ended = workspace.kiln(&["eval", "--checkpoint", "run"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let message = "error: tokens 0 to 886 of own/val.bin do not agree with their checksum: ";
+    let message = "error: tokens 0 to 886 of own/val.bin do not match their checksum: ";
     assert!(ended.stderr.starts_with(message), "{}", ended.stderr);
     assert_eq!(ended.stdout, "");
 }

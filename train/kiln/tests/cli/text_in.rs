@@ -160,7 +160,7 @@ fn empty_inputs_are_reported() {
     assert_eq!(ended.stderr, " WARN no text came from /dev/stdin\n");
     let ended = empty(&["-"], "two");
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let says = "error: no text came from /dev/stdin; see that whatever writes it succeeds\n";
+    let says = "error: no text came from /dev/stdin; check that the program that writes it succeeds\n";
     assert_eq!(ended.stderr, format!("{says}more: kiln explain too-little-text\n"));
     assert_eq!(names(&workspace.path("")), ["a.txt", "data", "one", "run.toml"]);
 }
