@@ -1,12 +1,11 @@
 //! Encoding the text into the two token files.
 
 use super::blocks::{BLOCK_BYTES, BlockWriter};
+use super::corpus::{Corpus, Findings};
 use super::counts::{Spellings, Unknown};
-use super::cut::Cuts;
 use super::division::Division;
-use super::document::{Corpus, Findings};
 use super::progress::{OnProgress, Progress, check};
-use super::{DataError, Result, Split, SplitInfo, TextChunk, TokenWidth, Tokenizer};
+use super::{DataError, Result, Split, SplitInfo, TokenWidth, Tokenizer};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -28,17 +27,13 @@ pub(super) struct Encoder<'a> {
     pub(super) division: &'a Division,
 }
 
-/// One pass over the text that writes both token files.
-pub(super) struct Pass<'a> {
-    encoder: &'a Encoder<'a>,
-    cuts: Cuts,
-    stop: &'a AtomicBool,
-    unknown_tokens: Unknown,
+/// The token files of a whole text, and findings about the text.
+pub(super) struct Encoded {
     pub(super) train: SplitWriter,
     pub(super) validation: SplitWriter,
     pub(super) documents: u64,
-    pub(super) findings: Findings,
     pub(super) text_bytes: u64,
+    pub(super) findings: Findings,
     /// Number of tokens that stand for text which the tokenizer cannot express, or of characters omitted for
     /// that reason.
     pub(super) unknown: u64,
@@ -46,28 +41,25 @@ pub(super) struct Pass<'a> {
     pub(super) spellings: Spellings,
 }
 
-impl<'a> Pass<'a> {
-    pub(super) fn new(encoder: &'a Encoder<'a>, folder: &Path, stop: &'a AtomicBool) -> Result<Self> {
-        let create = |split: Split| SplitWriter::create(folder, split, encoder.tokenizer.vocab_size());
-        Ok(Self {
-            cuts: encoder.tokenizer.cuts(),
-            unknown_tokens: Unknown::new(encoder.tokenizer),
-            spellings: Spellings::new(encoder.tokenizer.special_tokens()),
-            encoder,
-            stop,
-            train: create(Split::Train)?,
-            validation: create(Split::Validation)?,
-            documents: 0,
-            findings: Findings::default(),
-            text_bytes: 0,
-            unknown: 0,
-        })
-    }
-
-    pub(super) fn run(&mut self, corpus: &Corpus, progress: OnProgress<'_>) -> Result<()> {
-        let mut chunks = corpus.chunks(self.cuts, self.encoder.division);
+impl Encoder<'_> {
+    /// Writes the tokens of a text to both token files in `folder`, encoding on all cores.
+    pub(super) fn encode(
+        &self,
+        corpus: &Corpus,
+        folder: &Path,
+        stop: &AtomicBool,
+        progress: OnProgress<'_>,
+    ) -> Result<Encoded> {
+        let Self { tokenizer, start, end, division } = self;
+        let mut train = SplitWriter::create(folder, Split::Train, tokenizer.vocab_size())?;
+        let mut validation = SplitWriter::create(folder, Split::Validation, tokenizer.vocab_size())?;
+        let mut spellings = Spellings::new(tokenizer.special_tokens());
+        let unknown_tokens = Unknown::new(tokenizer);
+        let (mut text_bytes, mut unknown) = (0, 0);
+        let cuts = tokenizer.cuts();
+        let mut chunks = corpus.chunks(cuts, division);
         loop {
-            check(self.stop)?;
+            check(stop)?;
             let (mut batch, mut bytes) = (Vec::new(), 0);
             while bytes < BATCH_BYTES
                 && let Some(chunk) = chunks.next()
@@ -79,52 +71,35 @@ impl<'a> Pass<'a> {
             if batch.is_empty() {
                 break;
             }
-            for (chunk, ids) in batch.iter().zip(self.encode(&batch)?) {
-                self.spellings.count(&chunk.text);
-                self.text_bytes += chunk.text.len() as u64;
-                self.write(chunk, &ids)?;
+            let texts: Vec<&str> =
+                batch.iter().map(|chunk| cuts.as_encoded(&chunk.text, chunk.starts)).collect();
+            let ids = tokenizer.encode_batch(texts.clone())?;
+            let counts = texts.par_iter().zip(&ids).map(|(text, ids)| unknown_tokens.count(text, ids));
+            unknown += counts.sum::<Result<u64, DataError>>()?;
+            for (chunk, ids) in batch.iter().zip(ids) {
+                spellings.count(&chunk.text);
+                text_bytes += chunk.text.len() as u64;
+                let writer = match chunk.split {
+                    Split::Train => &mut train,
+                    Split::Validation => &mut validation,
+                };
+                if chunk.starts {
+                    writer.write(start, 0)?;
+                }
+                writer.write(&ids, chunk.text.len())?;
+                if chunk.ends {
+                    writer.write(&[*end], 0)?;
+                }
             }
-            self.documents = chunks.documents();
             progress(Progress::Encoding {
-                input_bytes: corpus.bytes(),
-                text_bytes: self.text_bytes,
-                documents: self.documents,
-                tokens: self.train.tokens() + self.validation.tokens(),
+                input_bytes: corpus.bytes,
+                text_bytes,
+                documents: chunks.documents,
+                tokens: train.tokens() + validation.tokens(),
             });
         }
-        self.findings = chunks.findings();
-        Ok(())
-    }
-
-    /// The ids of each chunk, computed on all cores.
-    fn encode(&mut self, chunks: &[TextChunk]) -> Result<Vec<Vec<u32>>> {
-        let texts: Vec<&str> =
-            chunks.iter().map(|chunk| self.cuts.as_encoded(&chunk.text, chunk.starts)).collect();
-        let ids = self.encoder.tokenizer.encode_batch(texts.clone())?;
-        let unknown = texts.par_iter().zip(&ids).map(|(text, ids)| self.unknown_tokens.count(text, ids));
-        self.unknown += unknown.sum::<Result<u64, DataError>>()?;
-        Ok(ids)
-    }
-
-    /// Writes the `ids` of a chunk.
-    fn write(&mut self, chunk: &TextChunk, ids: &[u32]) -> Result<()> {
-        let encoder = self.encoder;
-        let writer = self.writer(chunk.split);
-        if chunk.starts {
-            writer.write(&encoder.start, 0)?;
-        }
-        writer.write(ids, chunk.text.len())?;
-        if chunk.ends {
-            writer.write(&[encoder.end], 0)?;
-        }
-        Ok(())
-    }
-
-    fn writer(&mut self, split: Split) -> &mut SplitWriter {
-        match split {
-            Split::Train => &mut self.train,
-            Split::Validation => &mut self.validation,
-        }
+        let (documents, findings) = (chunks.documents, chunks.findings);
+        Ok(Encoded { train, validation, documents, text_bytes, findings, unknown, spellings })
     }
 }
 

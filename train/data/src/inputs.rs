@@ -1,7 +1,7 @@
 //! `inputs.json`: the inputs and options a folder was prepared from, and how they differ from those
 //! requested.
 
-use super::document::Corpus;
+use super::corpus::Corpus;
 use super::listing::{Format, Listed, list};
 use super::progress::{Counted, NAMED};
 use super::sums::{read_small_file, write_small_file};

@@ -46,11 +46,11 @@
 mod batch;
 mod blocks;
 mod builtin;
+mod corpus;
 mod counts;
 mod cut;
 mod dataset;
 mod division;
-mod document;
 mod encode;
 mod error;
 mod info;
@@ -67,7 +67,7 @@ mod prepare;
 mod progress;
 mod stream;
 mod sums;
-mod text;
+mod text_file;
 mod tokenizer;
 mod verify;
 
@@ -79,7 +79,6 @@ pub use info::{DataInfo, FORMAT_VERSION, Split, SplitInfo, TokenWidth, UnigramEn
 pub use jsonl::describe as describe_json;
 pub use listing::check_input;
 pub use order::SampleOrder;
-use piece::TextChunk;
 pub use prepare::{PrepareOptions, TokenizerSource, differences, prepare, prepare_unless};
 pub use progress::{OnProgress, Progress, Remark};
 pub use stream::Stream;

@@ -1,6 +1,7 @@
 //! `.parquet` files: every value of the string column `text` is one document.
 
-use super::document::{DocumentReader, DocumentText};
+use super::corpus::{DocumentReader, DocumentText};
+use super::progress::Counted;
 use super::{DataError, Result};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::{ByteArray, ByteArrayType};
@@ -72,7 +73,7 @@ impl ParquetFile {
 }
 
 impl DocumentReader for ParquetFile {
-    fn next_document(&mut self) -> Result<Option<DocumentText>> {
+    fn next_document(&mut self, _: &mut Counted) -> Result<Option<DocumentText>> {
         loop {
             if let Some(value) = self.values.next() {
                 // Checked here because the column may hold bytes rather than strings.
@@ -150,7 +151,7 @@ mod tests {
         write(&path, "text", &[&[Some("one"), None, Some("två")], &many]);
         let mut file = open(&path).unwrap();
         let mut texts = Vec::new();
-        while let Some(mut document) = file.next_document().unwrap() {
+        while let Some(mut document) = file.next_document(&mut Counted::default()).unwrap() {
             let mut text = String::new();
             document.read_to_string(&mut text).unwrap();
             texts.push(text);

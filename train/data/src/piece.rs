@@ -13,17 +13,17 @@ const LOOKAHEAD: usize = 4;
 
 /// A chunk of one document. The chunks of a document, put together, are its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TextChunk {
+pub(super) struct TextChunk {
     /// Position of the document among those that hold any text, from 0.
-    pub document: u64,
+    pub(super) document: u64,
     /// The split that the chunk belongs to.
-    pub split: Split,
+    pub(super) split: Split,
     /// The text; never empty.
-    pub text: String,
+    pub(super) text: String,
     /// True if this is the first chunk of its document in its split.
-    pub starts: bool,
+    pub(super) starts: bool,
     /// True if this is the last chunk of its document in its split.
-    pub ends: bool,
+    pub(super) ends: bool,
 }
 
 /// Text of a document, and which parts end with it.

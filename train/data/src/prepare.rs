@@ -1,10 +1,10 @@
 //! Turning text into a folder of tokens.
 
+use super::corpus::{Corpus, Findings};
 use super::counts::unigram_entropy;
 use super::cut::Cuts;
 use super::division::{Division, SURVEYED};
-use super::document::{Corpus, Findings};
-use super::encode::{Encoder, Pass};
+use super::encode::{Encoded, Encoder};
 use super::info::{FORMAT_VERSION, INFO_FILE, TOKENIZER_FILE};
 use super::inputs::{INPUTS_FILE, Inputs};
 use super::listing::{Listing, list};
@@ -196,21 +196,20 @@ fn fill(
     let (sizes, is_all) = corpus.sizes(SURVEYED, stop)?;
     let division = &Division::new(&sizes, is_all, options.validation_fraction, options.seed);
     let encoder = Encoder { tokenizer: &tokenizer, start, end, division };
-    let mut pass = Pass::new(&encoder, folder, stop)?;
-    pass.run(&corpus, progress)?;
-    for remark in remarks(&pass, corpus.files(), division, options) {
+    let encoded = encoder.encode(&corpus, folder, stop, progress)?;
+    for remark in remarks(&encoded, corpus.files(), division, options) {
         progress(Progress::Remark(remark));
     }
-    let skipped_files = pass.findings.not_text.count;
-    if pass.documents == 0 {
+    let skipped_files = encoded.findings.not_text.count;
+    if encoded.documents == 0 {
         return Err(DataError::NoText { files: corpus.files(), skipped: skipped_files });
     }
-    if pass.train.tokens() == 0 || pass.validation.tokens() == 0 {
-        return Err(DataError::TooLittleText { bytes: pass.text_bytes });
+    if encoded.train.tokens() == 0 || encoded.validation.tokens() == 0 {
+        return Err(DataError::TooLittleText { bytes: encoded.text_bytes });
     }
 
-    let (train, train_counts) = pass.train.finish()?;
-    let (validation, validation_counts) = pass.validation.finish()?;
+    let (train, train_counts) = encoded.train.finish()?;
+    let (validation, validation_counts) = encoded.validation.finish()?;
     let info = DataInfo {
         format_version: FORMAT_VERSION,
         dtype: TokenWidth::of_vocabulary(tokenizer.vocab_size()),
@@ -218,9 +217,9 @@ fn fill(
         end_of_text: end,
         train,
         validation,
-        documents: pass.documents,
+        documents: encoded.documents,
         skipped_files,
-        unknown: pass.unknown,
+        unknown: encoded.unknown,
         unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
     };
     check(stop)?;
@@ -231,9 +230,9 @@ fn fill(
 }
 
 /// Returns the remarks on a text that has been read to its end.
-fn remarks(pass: &Pass<'_>, files: usize, division: &Division, options: &PrepareOptions) -> Vec<Remark> {
+fn remarks(encoded: &Encoded, files: usize, division: &Division, options: &PrepareOptions) -> Vec<Remark> {
     let mut remarks = Vec::new();
-    let Findings { not_text, bad_lines, json } = &pass.findings;
+    let Findings { not_text, bad_lines, json } = &encoded.findings;
     if not_text.count > 0 {
         remarks.push(Remark::warning(format!(
             "{} of {files} files {} not UTF-8 text and {} skipped: {not_text}; convert or unpack files to read them",
@@ -263,10 +262,10 @@ fn remarks(pass: &Pass<'_>, files: usize, division: &Division, options: &Prepare
             json.choose("was", "were"),
         )));
     }
-    let count = pass.spellings.total();
+    let count = encoded.spellings.total();
     if count > 0 {
         let spellings = number_of(count, "spelling");
-        let tokens: Counted = pass.spellings.seen().into_iter().collect();
+        let tokens: Counted = encoded.spellings.seen().into_iter().collect();
         remarks.push(Remark::note(match options.special_tokens {
             true => format!("the text has {spellings} of special tokens, which became these tokens: {tokens}"),
             false => format!(
@@ -277,13 +276,13 @@ fn remarks(pass: &Pass<'_>, files: usize, division: &Division, options: &Prepare
             ),
         }));
     }
-    if pass.unknown > 0 {
-        let tokens = pass.train.tokens() + pass.validation.tokens();
+    if encoded.unknown > 0 {
+        let tokens = encoded.train.tokens() + encoded.validation.tokens();
         remarks.push(Remark::warning(format!(
             "the tokenizer cannot express all of the text: {} unknown or omitted tokens, {:.2} % of {tokens}; use a \
              tokenizer that knows these characters, such as a byte-level one",
-            pass.unknown,
-            pass.unknown as f64 * 100.0 / tokens.max(1) as f64
+            encoded.unknown,
+            encoded.unknown as f64 * 100.0 / tokens.max(1) as f64
         )));
     }
     remarks
@@ -324,7 +323,7 @@ fn train_tokenizer(
     stop: &AtomicBool,
     progress: OnProgress<'_>,
 ) -> Result<Tokenizer> {
-    let input_bytes = corpus.bytes().min(TOKENIZER_TRAINING_BYTES);
+    let input_bytes = corpus.bytes.min(TOKENIZER_TRAINING_BYTES);
     let division = Division::default();
     let mut chunks = corpus.chunks(Cuts::AT_WORDS, &division);
     let (mut text_bytes, mut reported) = (0, 0);

@@ -11,7 +11,7 @@ use super::listing::{Format, Listed, sha256_of};
 use super::piece::{CHUNK_BYTES, Cutter, TextChunk, TextPiece};
 use super::progress::{Counted, check};
 use super::stream;
-use super::text::{Json, NotText, TextFile};
+use super::text_file::{Json, NotText, TextFile};
 use super::{DataError, Result, Split};
 use rayon::prelude::*;
 use std::fs::{self, File};
@@ -25,13 +25,8 @@ pub(super) type DocumentText = Box<dyn Read + Send>;
 /// A source of documents in one format. A new format implements this trait and gets an arm in [`Format`] and in
 /// [`Source::open`].
 pub(super) trait DocumentReader: Send {
-    /// The next document; `None` after the last one.
-    fn next_document(&mut self) -> Result<Option<DocumentText>>;
-
-    /// Lines skipped so far because they cannot be used.
-    fn skipped(&self) -> Counted {
-        Counted::default()
-    }
+    /// The next document; `None` after the last one. Adds skipped lines to `bad_lines`.
+    fn next_document(&mut self, bad_lines: &mut Counted) -> Result<Option<DocumentText>>;
 }
 
 /// Files and lines with a remark.
@@ -114,7 +109,7 @@ struct BuiltinText {
 }
 
 impl DocumentReader for BuiltinText {
-    fn next_document(&mut self) -> Result<Option<DocumentText>> {
+    fn next_document(&mut self, _: &mut Counted) -> Result<Option<DocumentText>> {
         let index = self.next;
         self.next += 1;
         let exists = index < self.text.documents();
@@ -126,15 +121,18 @@ impl DocumentReader for BuiltinText {
 #[derive(Debug)]
 pub(super) struct Corpus {
     sources: Vec<Source>,
-    bytes: u64,
+    /// Size of all files together, in bytes. The text in them is smaller in `.jsonl` files and may be larger
+    /// in `.parquet` files.
+    pub(super) bytes: u64,
     /// Maximum number of documents to read.
     limit: Option<u64>,
     skip_bad_lines: bool,
 }
 
 impl Corpus {
-    /// Opens the listed files: at most `limit` documents, without unusable lines if `skip_bad_lines` is true. Reads inputs that can be read only once to their ends now, and keeps their
-    /// contents in unnamed files in the folder `scratch`, which disappear with the corpus.
+    /// Opens the listed files: at most `limit` documents, without unusable lines if `skip_bad_lines` is true.
+    /// Reads inputs that can be read only once to their ends now, and keeps their contents in unnamed files in
+    /// the folder `scratch`, which disappear with the corpus.
     ///
     /// # Errors
     ///
@@ -188,12 +186,6 @@ impl Corpus {
         };
         let empty = listed.filter(|listed| listed.is_named && is_empty(listed));
         empty.map(|listed| listed.path.clone()).collect()
-    }
-
-    /// Size of all files together, in bytes. The text in them is smaller in `.jsonl`
-    /// files and may be larger in `.parquet` files.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// Returns the sizes in bytes of up to `most` documents that are not empty, and whether there are no
@@ -266,26 +258,14 @@ pub(super) struct TextChunks<'a> {
     split: Split,
     /// True if that chunk is the first of its split.
     starts: bool,
-    documents: u64,
-    findings: Findings,
+    /// Number of non-empty documents finished so far.
+    pub(super) documents: u64,
+    /// Files and lines with a remark so far.
+    pub(super) findings: Findings,
     failed: bool,
 }
 
 impl TextChunks<'_> {
-    /// Number of non-empty documents finished so far.
-    pub(super) fn documents(&self) -> u64 {
-        self.documents
-    }
-
-    /// Files and lines with a remark so far.
-    pub(super) fn findings(&self) -> Findings {
-        let mut findings = self.findings.clone();
-        if let Some((_, reader)) = &self.source {
-            findings.bad_lines.append(reader.skipped());
-        }
-        findings
-    }
-
     fn advance(&mut self) -> Result<Option<TextChunk>> {
         loop {
             if let (Some(cutter), Some((source, _))) = (&mut self.cutter, &self.source) {
@@ -308,17 +288,14 @@ impl TextChunks<'_> {
                 return Ok(None);
             }
             if let Some((_, reader)) = &mut self.source {
-                match reader.next_document()? {
+                match reader.next_document(&mut self.findings.bad_lines)? {
                     Some(document) => {
                         let section = self.division.section_of(self.documents);
                         self.split = self.division.split_of(self.documents);
                         self.starts = true;
                         self.cutter = Some(Cutter::new(document, CHUNK_BYTES, self.cuts, section));
                     }
-                    None => {
-                        self.findings.bad_lines.append(reader.skipped());
-                        self.source = None;
-                    }
+                    None => self.source = None,
                 }
                 continue;
             }
@@ -379,8 +356,8 @@ mod tests {
             }
             documents[chunk.document as usize].push_str(&chunk.text);
         }
-        assert_eq!(chunks.findings().not_text.count, 1);
-        assert_eq!(chunks.documents(), documents.len() as u64);
+        assert_eq!(chunks.findings.not_text.count, 1);
+        assert_eq!(chunks.documents, documents.len() as u64);
         assert_eq!(documents[..3], ["one\n", "two", "3"]);
         assert_eq!(documents[3], Builtin::Arithmetic.document(0));
         assert_eq!(documents.last().unwrap(), "one\n");

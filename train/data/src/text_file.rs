@@ -1,6 +1,7 @@
 //! Plain text files: one file is one document. Files that are not UTF-8 text are recognised, and so is JSON.
 
-use super::document::{DocumentReader, DocumentText};
+use super::corpus::{DocumentReader, DocumentText};
+use super::progress::Counted;
 use super::{DataError, Result};
 use serde::de::IgnoredAny;
 use std::fmt;
@@ -68,7 +69,7 @@ impl TextFile {
 }
 
 impl DocumentReader for TextFile {
-    fn next_document(&mut self) -> Result<Option<DocumentText>> {
+    fn next_document(&mut self, _: &mut Counted) -> Result<Option<DocumentText>> {
         Ok(self.document.take())
     }
 }
@@ -250,7 +251,7 @@ mod tests {
             std::fs::write(&path, content).unwrap();
             let mut file = TextFile::new(File::open(&path).unwrap(), &path).unwrap().ok().unwrap();
             let mut text = String::new();
-            file.next_document().unwrap().unwrap().read_to_string(&mut text).unwrap();
+            file.next_document(&mut Counted::default()).unwrap().unwrap().read_to_string(&mut text).unwrap();
             assert_eq!(text, expected);
         }
     }
