@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_holds_consecutive_positions_across_epochs() {
+    fn batches_cross_epochs() {
         let (_folder, source) = source(false);
         let batch = source.fetch(9, 2).unwrap();
         assert_eq!((batch.rows, batch.seq_len, batch.first_global_index), (2, 4, 9));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_and_micro_batches_cut_the_same_global_batch() {
+    fn ranks_and_micro_batches_share_a_batch() {
         let (_folder, source) = source(true);
         for step in 0..7 {
             let whole = source.fetch(slice_for(step, 12, 0, 1, 0, 12), 12).unwrap();

@@ -166,7 +166,7 @@ impl BlockSums {
         let range = start..(start + self.block_bytes).min(self.bytes);
         let mut content = vec![0; (range.end - range.start) as usize];
         tokens.read_exact_at(&mut content, start).map_err(Fault::Tokens)?;
-        if Checksum::of(&content) != self.of_block(block).map_err(Fault::Sums)? {
+        if Checksum::of(&content) != self.checksum(block).map_err(Fault::Sums)? {
             return Err(Fault::Changed(range));
         }
         word.fetch_or(bit, Ordering::Relaxed);
@@ -174,7 +174,7 @@ impl BlockSums {
     }
 
     /// Returns the stored checksum of a block.
-    pub(super) fn of_block(&self, block: u64) -> Result<Checksum> {
+    pub(super) fn checksum(&self, block: u64) -> Result<Checksum> {
         let mut sum = [0; SUM_BYTES as usize];
         self.file.read_exact_at(&mut sum, block * SUM_BYTES).map_err(DataError::io("read", &self.path))?;
         Ok(Checksum::from_bits(u64::from_le_bytes(sum)))
@@ -201,19 +201,19 @@ mod tests {
     }
 
     #[test]
-    fn every_block_has_its_checksum_however_it_is_written() {
+    fn checksums_do_not_depend_on_write_sizes() {
         let folder = tempfile::tempdir().unwrap();
         for (length, chunk) in [(1, 1), (BLOCK, 1000), (BLOCK + 1, 7), (3 * BLOCK - 1, 2 * BLOCK)] {
             let (_, bytes, sums) = written(folder.path(), length, chunk);
             assert_eq!(sums.blocks(), length.div_ceil(BLOCK) as u64);
             for (index, block) in bytes.chunks(BLOCK).enumerate() {
-                assert_eq!(sums.of_block(index as u64).unwrap(), Checksum::of(block), "{length}");
+                assert_eq!(sums.checksum(index as u64).unwrap(), Checksum::of(block), "{length}");
             }
         }
     }
 
     #[test]
-    fn a_changed_byte_is_found_where_it_lies_and_confirmed_blocks_are_not_read_again() {
+    fn changed_blocks_are_found_unless_confirmed() {
         let folder = tempfile::tempdir().unwrap();
         let (path, mut bytes, sums) = written(folder.path(), 3 * BLOCK + 10, 1 << 20);
         let file = File::open(&path).unwrap();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_looks_at_no_more_than_some_blocks_the_first_and_the_last_among_them() {
+    fn at_most_sixteen_blocks_are_sampled() {
         let folder = tempfile::tempdir().unwrap();
         for blocks in [1, 2, 15, 16, 17, 100] {
             let (path, _, sums) = written(folder.path(), blocks * BLOCK, 1 << 20);

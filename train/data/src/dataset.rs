@@ -97,7 +97,7 @@ impl TokenFile {
         let mut bytes = vec![0; (self.seq_len + 1) * width];
         if let Some(blocks) = &self.blocks {
             let place = start * width as u64..start * width as u64 + bytes.len() as u64;
-            blocks.confirm(&self.file, place).map_err(|fault| self.fault(sample, fault))?;
+            blocks.confirm(&self.file, place).map_err(|fault| self.error_from(sample, fault))?;
         }
         self.file
             .read_exact_at(&mut bytes, start * width as u64)
@@ -138,13 +138,13 @@ impl TokenFile {
     /// When a block differs from its checksum, and when the file or the checksums cannot be read.
     pub fn check(&self) -> Result<()> {
         match &self.blocks {
-            Some(blocks) => blocks.confirm_some(&self.file).map_err(|fault| self.fault(0, fault)),
+            Some(blocks) => blocks.confirm_some(&self.file).map_err(|fault| self.error_from(0, fault)),
             None => Ok(()),
         }
     }
 
     /// Returns the error for a sample whose bytes could not be confirmed.
-    fn fault(&self, sample: u64, fault: Fault) -> DataError {
+    fn error_from(&self, sample: u64, fault: Fault) -> DataError {
         let width = self.info.dtype.bytes() as u64;
         match fault {
             Fault::Changed(bytes) => DataError::ChangedTokens {
@@ -211,7 +211,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn samples_are_shifted_by_one_and_share_one_token() {
+    fn samples_shift_by_one_and_share_a_token() {
         for dtype in [TokenWidth::U16, TokenWidth::U32] {
             let folder = folder(dtype, 300, 300);
             let file = TokenFile::open(folder.path(), Split::Train, 8).unwrap();
@@ -263,7 +263,7 @@ pub(super) mod tests {
 
     /// Remaining samples can still be read; for the others the error reports the truncation.
     #[test]
-    fn a_file_that_is_truncated_while_it_is_open_is_an_error() {
+    fn truncating_an_open_file_is_an_error() {
         let folder = folder(TokenWidth::U16, 100, 300);
         let file = TokenFile::open(folder.path(), Split::Train, 8).unwrap();
         let written = File::options().write(true).open(folder.path().join("train.bin")).unwrap();

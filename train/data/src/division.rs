@@ -8,7 +8,7 @@ use super::mix::mix_pair;
 /// Number of documents whose sizes are examined before any document is assigned to a split.
 pub(super) const SURVEYED: usize = 1000;
 
-/// Number of documents from which on whole documents are held out, whatever the share is.
+/// Number of documents that is enough to hold out whole documents for any share.
 const ENOUGH: f64 = 20.0;
 
 /// The documents, or parts of documents, that are held out for validation.
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_behind_the_survey_are_drawn() {
+    fn later_documents_are_assigned_at_random() {
         let division = Division::new(&[10; SURVEYED], false, 0.05, 3);
         assert_eq!(held_out(&division, SURVEYED as u64).len(), 50);
         let all = held_out(&division, 101_000).len();

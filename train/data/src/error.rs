@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kiln_sys::durable::parent_of;
 use kiln_sys::files;
 
 /// The result of work on data.
@@ -13,10 +14,7 @@ pub(super) type Result<T, E = DataError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// A stop was requested before the data was complete.
-    #[error(
-        "stopped as asked while data was prepared; start it again: it goes on from what is done, once its tokenizer \
-         was whole"
-    )]
+    #[error("stopped as asked while data was prepared; run the command again to start over")]
     Stopped,
     /// No input was given.
     #[error("no input given; name at least one text file, folder or builtin:arithmetic")]
@@ -29,7 +27,7 @@ pub enum DataError {
     Missing { path: PathBuf },
     /// The folder that should hold prepared data does not exist.
     #[error(
-        "data.path names {}, which does not exist; make it with `kiln data prepare --input <text> \
+        "data.path names {}, which does not exist; create it with `kiln data prepare --input <text> \
          --vocab-size <N> --out {}`, or correct data.path",
         path.display(), path.display()
     )]
@@ -38,7 +36,7 @@ pub enum DataError {
     #[error("there is no built-in text {name:?}; use one of: {known}")]
     UnknownBuiltin { name: String, known: String },
     /// A file named as an input does not hold UTF-8 text. `problem`: where and why.
-    #[error("{} is not UTF-8 text: {problem}; convert the file or leave it out", path.display())]
+    #[error("{} is not UTF-8 text: {problem}; convert the file or omit it", path.display())]
     NotText { path: PathBuf, problem: String },
     /// A line of a `.jsonl` file could not be used.
     #[error(
@@ -71,7 +69,7 @@ pub enum DataError {
     )]
     NoText { files: usize, skipped: u64 },
     /// All inputs are empty.
-    #[error("no text came from {}; see that whatever writes it succeeds", joined(inputs))]
+    #[error("no text came from {}; check that the program that writes it succeeds", joined(inputs))]
     EmptyInputs { inputs: Vec<PathBuf> },
     /// There is too little text to have both a training and a validation split.
     #[error(
@@ -103,9 +101,9 @@ pub enum DataError {
     TokenizerFile { path: PathBuf, problem: String },
     /// The tokenizer has no end-of-text token. `known`: the spellings looked for; `special`: its special tokens.
     #[error(
-        "which token ends a text is not known: no special token of the tokenizer is one of {known}. Its special tokens \
-         are: {}. Name one: data.end_of_text, `--end-of-text` of `kiln data prepare`, or eos_token_id of a config.json \
-         beside the tokenizer",
+        "the end-of-text token is unknown: no special token of the tokenizer is one of {known}. Its special tokens are: \
+         {}. Name one with data.end_of_text, `--end-of-text` of `kiln data prepare`, or eos_token_id in a config.json \
+         next to the tokenizer",
         if special.is_empty() { "none" } else { special }
     )]
     NoEndOfText { known: String, special: String },
@@ -118,8 +116,8 @@ pub enum DataError {
     /// Documents should start with a token that the tokenizer does not have.
     #[error(
         "data.bos = true, but the tokenizer has no token that starts a text: its post-processor adds none, and no \
-         special token has such a name. Leave data.bos at \"auto\", or name bos_token_id in a config.json beside the \
-         tokenizer"
+         special token has such a name. Leave data.bos at \"auto\", or name bos_token_id in a config.json next to \
+         the tokenizer"
     )]
     NoStartOfText,
     /// Text could not be turned into tokens.
@@ -133,10 +131,10 @@ pub enum DataError {
     AlreadyPrepared { path: PathBuf },
     /// The folder was prepared from different inputs or options than those requested now.
     #[error(
-        "{} was prepared from something else than data.text and its options say now:\n  {}\n\
-         To use it as it is, leave out data.text: --set data.text=[]\n\
-         To prepare again beside it, name a new folder: --set data.path={}-2\n\
-         To prepare again in its place, remove {} first",
+        "{} was prepared from other text or options than requested now:\n  {}\n\
+         To use it as it is, omit data.text: --set data.text=[]\n\
+         To keep it and prepare a new folder: --set data.path={}-2\n\
+         To replace it, remove {} first",
         path.display(), differences.join("\n  "), path.display(), path.display()
     )]
     PreparedFromOther { path: PathBuf, differences: Vec<String> },
@@ -189,7 +187,7 @@ pub enum DataError {
     /// file when it was opened; `actual`: bytes of the file now.
     #[error(
         "{} became shorter while it was in use: it had {expected} bytes and has {actual} now, so \
-         sample {sample} cannot be read; something else writes to the file. Put it back, or run \
+         sample {sample} cannot be read; another program writes to the file. Restore it, or run \
          `kiln data prepare` again",
         path.display()
     )]
@@ -205,15 +203,15 @@ pub enum DataError {
     /// Tokens do not match their checksum. `first`: the first token of the changed block; `last`: its last
     /// token.
     #[error(
-        "tokens {first} to {last} of {} do not agree with their checksum: one of the two has changed since \
-         they were prepared. `kiln data verify {}` says what else has; copy the folder again or run `kiln \
+        "tokens {first} to {last} of {} do not match their checksum: one of the two has changed since \
+         they were prepared. `kiln data verify {}` checks the whole folder; copy the folder again or run `kiln \
          data prepare` again",
         path.display(), parent_of(path).display()
     )]
     ChangedTokens { path: PathBuf, first: u64, last: u64 },
     /// The block checksums of a token file cannot be used.
     #[error(
-        "{}: {problem}, so the tokens beside it cannot be checked; copy the folder again or run `kiln \
+        "{}: {problem}, so its tokens cannot be checked; copy the folder again or run `kiln \
          data prepare` again",
         path.display()
     )]
@@ -264,11 +262,6 @@ impl DataError {
 fn joined(paths: &[PathBuf]) -> String {
     let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
     names.join(", ")
-}
-
-/// Returns the folder that contains a file.
-fn parent_of(path: &Path) -> &Path {
-    path.parent().unwrap_or(path)
 }
 
 #[cfg(test)]

@@ -229,7 +229,7 @@ mod tests {
         "end_of_text": 0, "train": {"tokens": 5}, "validation": {"tokens": 4}}"#;
 
     #[test]
-    fn the_shortest_form_is_enough_and_survives_saving() {
+    fn minimal_info_survives_saving() {
         let mut info = load(MINIMAL).unwrap();
         assert_eq!((info.dtype, info.split(Split::Validation).tokens), (TokenWidth::U16, 4));
         info.unigram_entropy =
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_folders_and_files_are_told_apart() {
+    fn missing_folders_and_files_differ() {
         let folder = tempfile::tempdir().unwrap();
         let missing = DataInfo::load(folder.path().join("none"));
         assert!(matches!(missing, Err(DataError::NoFolder { .. })));

@@ -1,9 +1,9 @@
 //! `inputs.json`: the inputs and options a folder was prepared from, and how they differ from those
 //! requested.
 
-use super::document::Corpus;
+use super::corpus::Corpus;
 use super::listing::{Format, Listed, list};
-use super::remark::some_of;
+use super::progress::{Counted, NAMED};
 use super::sums::{read_small_file, write_small_file};
 use super::tokenizer::read_named_tokenizer;
 use super::{DataError, PrepareOptions, Result, TokenizerSource};
@@ -79,7 +79,7 @@ fn first_rules() -> u64 {
 impl Tokenizer {
     /// Describes the tokenizer `source`. `given`: the content of a tokenizer file, which may be a pipe and is
     /// read only once.
-    fn of(source: &TokenizerSource, given: &[u8]) -> Self {
+    fn new(source: &TokenizerSource, given: &[u8]) -> Self {
         match source {
             TokenizerSource::Train { vocab_size } => Self::Trained { vocab_size: *vocab_size },
             TokenizerSource::File(_) => Self::File { sha256: format!("{:x}", Sha256::digest(given)) },
@@ -103,7 +103,7 @@ impl fmt::Display for Tokenizer {
 impl Inputs {
     /// Records `options` and `corpus` before any work. Reads every file once, except that of the tokenizer,
     /// whose content is `tokenizer`.
-    pub(super) fn of(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self> {
+    pub(super) fn new(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self> {
         let file = |(listed, sha256): (&Listed, String)| InputFile {
             path: name(&listed.path),
             bytes: listed.bytes,
@@ -112,7 +112,7 @@ impl Inputs {
         };
         Ok(Self {
             rules: RULES,
-            tokenizer: Tokenizer::of(&options.tokenizer, tokenizer),
+            tokenizer: Tokenizer::new(&options.tokenizer, tokenizer),
             validation_fraction: options.validation_fraction,
             seed: options.seed,
             limit: options.limit,
@@ -124,20 +124,8 @@ impl Inputs {
         })
     }
 
-    /// Reports whether `other` gives the same tokens: the same text in the same order with the same options,
-    /// wherever its files are.
-    pub(super) fn give_what(&self, other: &Self) -> bool {
-        let texts = |inputs: &Self| -> Vec<_> {
-            let text =
-                |file: &InputFile| (Format::of(Path::new(&file.path)), file.bytes, file.sha256.clone());
-            inputs.files.iter().map(text).collect()
-        };
-        let options = |inputs: &Self| Self { files: Vec::new(), ..inputs.clone() };
-        options(self) == options(other) && texts(self) == texts(other)
-    }
-
-    /// Returns the names of files with identical content, grouped by content. Empty files are ignored.
-    pub(super) fn repeated(&self) -> Vec<Vec<String>> {
+    /// Returns the groups of files with identical content, as text. Ignores empty files.
+    pub(super) fn repeated(&self) -> Counted {
         let mut groups: HashMap<(&str, u64), Vec<&InputFile>> = HashMap::new();
         for file in self.files.iter().filter(|file| file.bytes > 0) {
             groups.entry((&file.sha256, file.bytes)).or_default().push(file);
@@ -147,7 +135,7 @@ impl Inputs {
             let group = groups.get(&(file.sha256.as_str(), file.bytes))?;
             (group.len() > 1 && std::ptr::eq(group[0], file)).then_some(group)
         });
-        first.map(|group| group.iter().map(|file| file.path.clone()).collect()).collect()
+        first.map(|group| same(&group.iter().map(|file| file.path.as_str()).collect::<Vec<_>>())).collect()
     }
 
     /// Reads the record of a folder; `None` if it has none.
@@ -176,23 +164,30 @@ impl Inputs {
             TokenizerSource::Train { .. } => Vec::new(),
             TokenizerSource::File(path) => read_named_tokenizer(path, &AtomicBool::new(false))?,
         };
-        let tokenizer = Tokenizer::of(&options.tokenizer, &given);
+        let tokenizer = Tokenizer::new(&options.tokenizer, &given);
         if self.tokenizer != tokenizer {
             differences.push(format!("tokenizer: {} then, {tokenizer} now", self.tokenizer));
         }
-        let (then, now) = (self.validation_fraction, options.validation_fraction);
-        if then != now {
-            differences.push(format!("data.validation_fraction: {then} then, {now} now"));
-        }
-        for (key, then, now) in self.other_options(options) {
+        let bos = |bos: Option<bool>| bos.map_or("auto".to_owned(), |bos| bos.to_string());
+        let end = |end: &Option<String>| end.clone().unwrap_or_else(|| "not set".to_owned());
+        let bad_lines = |skip: bool| if skip { "skip" } else { "error" }.to_owned();
+        let documents = |limit: Option<u64>| limit.map_or("all".to_owned(), |n| format!("the first {n}"));
+        for (key, then, now) in [
+            (
+                "data.validation_fraction",
+                self.validation_fraction.to_string(),
+                options.validation_fraction.to_string(),
+            ),
+            ("version of the rules by which text becomes tokens", self.rules.to_string(), RULES.to_string()),
+            ("data.bos", bos(self.bos), bos(options.bos)),
+            ("data.end_of_text", end(&self.end_of_text), end(&options.end_of_text)),
+            ("data.special_tokens", self.special_tokens.to_string(), options.special_tokens.to_string()),
+            ("data.bad_lines", bad_lines(self.skip_bad_lines), bad_lines(options.skip_bad_lines)),
+            ("documents", documents(self.limit), documents(options.limit)),
+        ] {
             if then != now {
                 differences.push(format!("{key}: {then} then, {now} now"));
             }
-        }
-        let (then, now) = (self.limit, options.limit);
-        if then != now {
-            let documents = |limit: Option<u64>| limit.map_or("all".to_owned(), |n| format!("the first {n}"));
-            differences.push(format!("documents: {} then, {} now", documents(then), documents(now)));
         }
         match list(&options.inputs) {
             Ok(listing) => self.compare_files(&listing.files, &mut differences)?,
@@ -204,33 +199,19 @@ impl Inputs {
         Ok(differences)
     }
 
-    /// Returns the options that decide how text becomes tokens: their names, and their old and new values.
-    fn other_options(&self, now: &PrepareOptions) -> [(&'static str, String, String); 5] {
-        let bos = |bos: Option<bool>| bos.map_or("auto".to_owned(), |bos| bos.to_string());
-        let end = |end: &Option<String>| end.clone().unwrap_or_else(|| "not set".to_owned());
-        let bad_lines = |skip: bool| if skip { "skip" } else { "error" }.to_owned();
-        [
-            ("version of the rules by which text becomes tokens", self.rules.to_string(), RULES.to_string()),
-            ("data.bos", bos(self.bos), bos(now.bos)),
-            ("data.end_of_text", end(&self.end_of_text), end(&now.end_of_text)),
-            ("data.special_tokens", self.special_tokens.to_string(), now.special_tokens.to_string()),
-            ("data.bad_lines", bad_lines(self.skip_bad_lines), bad_lines(now.skip_bad_lines)),
-        ]
-    }
-
     fn compare_files(&self, listed: &[Listed], differences: &mut Vec<String>) -> Result<()> {
         let mut pairs = self.pair_by_path(listed);
         self.pair_by_content(listed, &mut pairs)?;
-        let (mut added, mut changed, mut unsure) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut added, mut changed, mut unsure) = (Counted::default(), Counted::default(), Vec::new());
         for (now, pair) in listed.iter().zip(&pairs) {
             let path = name(&now.path);
             match pair.map(|index| &self.files[index]) {
-                None => added.push(path),
+                None => added.add(|| path),
                 Some(_) if now.stream.is_some() => {
-                    changed.push(format!("{path} (it can be read only once, so nothing is compared)"));
+                    changed.add(|| format!("{path} (it can be read only once, so nothing is compared)"));
                 }
                 Some(then) if then.bytes != now.bytes => {
-                    changed.push(format!("{path} ({} bytes then, {} now)", then.bytes, now.bytes));
+                    changed.add(|| format!("{path} ({} bytes then, {} now)", then.bytes, now.bytes));
                 }
                 Some(then) if then.modified.is_some() && then.modified == now.modified => {}
                 Some(then) => unsure.push((then, now)),
@@ -241,12 +222,12 @@ impl Inputs {
             Ok((!same).then(|| format!("{} (other content)", then.path)))
         };
         let others = unsure.par_iter().map(other).collect::<Result<Vec<_>, _>>()?;
-        changed.extend(others.into_iter().flatten());
+        changed.append(others.into_iter().flatten().collect());
         let removed = self.unpaired(&pairs).map(|index| self.files[index].path.clone()).collect();
         let before = differences.len();
         for (what, files) in [("changed", changed), ("new", added), ("gone", removed)] {
-            if !files.is_empty() {
-                differences.push(format!("text, {what}: {}", some_of(&files, files.len())));
+            if files.count > 0 {
+                differences.push(format!("text, {what}: {files}"));
             }
         }
         if before == differences.len() && !pairs.is_sorted() {
@@ -282,7 +263,7 @@ impl Inputs {
             let Some(candidates) = left.get_mut(&now.bytes) else { continue };
             let is_same = |&then: &usize| {
                 let then = &self.files[then];
-                then.sha256 == digest && Format::of(Path::new(&then.path)) == now.format
+                then.sha256 == digest && Format::from_path(Path::new(&then.path)) == now.format
             };
             if let Some(at) = candidates.iter().position(is_same) {
                 pairs[index] = Some(candidates.remove(at));
@@ -295,6 +276,18 @@ impl Inputs {
     fn unpaired(&self, pairs: &[Option<usize>]) -> impl Iterator<Item = usize> + use<> {
         let paired: HashSet<usize> = pairs.iter().flatten().copied().collect();
         (0..self.files.len()).filter(move |index| !paired.contains(index))
+    }
+}
+
+/// Formats a group of files with the same content.
+fn same(group: &[&str]) -> String {
+    let (first, count) = (group[0], group.len());
+    if group.iter().all(|path| *path == first) {
+        return format!("{first} ({count} times)");
+    }
+    match count {
+        0..=NAMED => group.join(" = "),
+        _ => format!("{} = {} more", group[..NAMED].join(" = "), count - NAMED),
     }
 }
 
@@ -439,7 +432,7 @@ mod tests {
 
     /// However the path is spelt, and wherever the text is stored.
     #[test]
-    fn text_that_has_moved_is_the_same_text() {
+    fn moved_text_is_the_same_text() {
         let folder = Folder::new();
         let options = folder.options();
         prepare(&options, &mut |_| {}).unwrap();
@@ -464,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_content_is_found_wherever_it_comes_again() {
+    fn repeated_content_is_reported() {
         let folder = Folder::new();
         folder.write("c.txt", &"a line of a.txt\n".repeat(50));
         for empty in ["d.txt", "e.txt"] {
@@ -479,7 +472,16 @@ mod tests {
         };
         prepare(&PrepareOptions { inputs, ..folder.options() }, &mut progress).unwrap();
         let path = |name: &str| folder.path("texts").join(name).display().to_string();
-        let groups = vec![vec![path("a.txt"), path("c.txt")], vec![path("b.txt"), path("b.txt")]];
-        assert!(remarks.contains(&Remark::SameContent { groups }), "{remarks:?}");
+        let groups = format!("{} = {}, {} (2 times)", path("a.txt"), path("c.txt"), path("b.txt"));
+        let message = format!("the same content occurs more than once: {groups}");
+        assert!(remarks.contains(&Remark::note(message)), "{remarks:?}");
+    }
+
+    #[test]
+    fn large_groups_are_shortened() {
+        let files = ["0", "1", "2", "3", "4", "5", "6", "7"];
+        assert_eq!(same(&files[..2]), "0 = 1");
+        assert_eq!(same(&files), "0 = 1 = 2 = 3 = 4 = 3 more");
+        assert_eq!(same(&["a", "a"]), "a (2 times)");
     }
 }

@@ -1,7 +1,8 @@
 //! `.jsonl` and `.ndjson` files: every line is a JSON object whose field `text` is one document.
 
-use super::encoding::BYTE_ORDER_MARK;
-use super::reader::{BadLines, DocumentReader, DocumentText};
+use super::corpus::{DocumentReader, DocumentText};
+use super::progress::Counted;
+use super::text_file::BYTE_ORDER_MARK;
 use super::{DataError, Result};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor};
@@ -14,8 +15,8 @@ pub(super) struct JsonLines {
     /// Number of the line read last, from 1.
     line: u64,
     buffer: Vec<u8>,
-    /// The skipped lines, if skipping is enabled.
-    skipped: Option<BadLines>,
+    /// True if unusable lines are skipped.
+    skips: bool,
 }
 
 #[derive(serde::Deserialize)]
@@ -27,17 +28,12 @@ impl JsonLines {
     /// Reads `file`, which errors call `path`; `skips`: whether to skip unusable lines.
     pub(super) fn new(file: File, path: &Path, skips: bool) -> Self {
         let reader = BufReader::with_capacity(1 << 16, file);
-        let skipped = skips.then(BadLines::default);
-        Self { path: path.to_path_buf(), reader, line: 0, buffer: Vec::new(), skipped }
-    }
-
-    fn bad_line(&self, problem: String) -> DataError {
-        DataError::JsonLine { path: self.path.clone(), line: self.line, problem }
+        Self { path: path.to_path_buf(), reader, line: 0, buffer: Vec::new(), skips }
     }
 }
 
 impl DocumentReader for JsonLines {
-    fn next_document(&mut self) -> Result<Option<DocumentText>> {
+    fn next_document(&mut self, bad_lines: &mut Counted) -> Result<Option<DocumentText>> {
         loop {
             self.buffer.clear();
             let read =
@@ -53,18 +49,15 @@ impl DocumentReader for JsonLines {
             }
             match parse(line) {
                 Ok(line) => return Ok(Some(Box::new(Cursor::new(line.text)))),
-                Err(problem) => {
-                    let Some(skipped) = &mut self.skipped else { return Err(self.bad_line(problem)) };
-                    skipped.count += 1;
+                Err(problem) if self.skips => {
                     let (path, line) = (self.path.display(), self.line);
-                    skipped.first.get_or_insert_with(|| format!("{path}, line {line}: {problem}"));
+                    bad_lines.add(|| format!("{path}, line {line}: {problem}"));
+                }
+                Err(problem) => {
+                    return Err(DataError::JsonLine { path: self.path.clone(), line: self.line, problem });
                 }
             }
         }
-    }
-
-    fn skipped(&self) -> BadLines {
-        self.skipped.clone().unwrap_or_default()
     }
 }
 
@@ -120,7 +113,7 @@ mod tests {
         std::fs::write(&path, content).unwrap();
         let mut lines = JsonLines::new(File::open(&path).unwrap(), &path, false);
         let mut texts = Vec::new();
-        while let Some(mut document) = lines.next_document()? {
+        while let Some(mut document) = lines.next_document(&mut Counted::default())? {
             let mut text = String::new();
             document.read_to_string(&mut text).unwrap();
             texts.push(text);
@@ -173,12 +166,11 @@ mod tests {
         let path = folder.path().join("a.jsonl");
         std::fs::write(&path, "{\"text\": NaN}\n{\"text\": \"a\"}\n[]\n{\"text\": \"b\"}\n{\"te").unwrap();
         let mut lines = JsonLines::new(File::open(&path).unwrap(), &path, true);
-        let mut count = 0;
-        while lines.next_document().unwrap().is_some() {
+        let (mut count, mut skipped) = (0, Counted::default());
+        while lines.next_document(&mut skipped).unwrap().is_some() {
             count += 1;
         }
-        let skipped = lines.skipped();
         assert_eq!((count, skipped.count), (2, 3));
-        assert!(skipped.first.unwrap().ends_with("a.jsonl, line 1: NaN is not JSON (column 10)"));
+        assert!(skipped.first[0].ends_with("a.jsonl, line 1: NaN is not JSON (column 10)"));
     }
 }

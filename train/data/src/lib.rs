@@ -22,9 +22,9 @@
 //! checksums and the unigram figures may be missing from `data.json`, and `inputs.json`, `SHA256SUMS` and the
 //! block checksums may be missing altogether.
 //!
-//! While it is being prepared, the folder is hidden and lies next to its final place. Once the tokenizer is
-//! complete, the work in this folder survives a kill: the next [`prepare()`] of the same text and options
-//! resumes from it.
+//! While it is being prepared, the folder is hidden and lies next to its final place. A preparation that fails
+//! or is stopped removes it; if the process is killed, the next [`prepare()`] of the same folder removes it and
+//! starts over.
 //!
 //! # Detecting changes
 //!
@@ -46,60 +46,44 @@
 mod batch;
 mod blocks;
 mod builtin;
+mod corpus;
+mod counts;
 mod cut;
 mod dataset;
 mod division;
-mod document;
-mod encoding;
-mod entropy;
+mod encode;
 mod error;
 mod info;
 mod inputs;
 mod jsonl;
 mod listing;
 mod mix;
-mod options;
 mod order;
 mod output;
-mod owner;
 #[cfg(feature = "parquet")]
 mod parquet;
-mod pass;
 mod piece;
 mod prepare;
 mod progress;
-mod reader;
-mod remark;
-mod resume;
-mod spellings;
-mod split_writer;
 mod stream;
 mod sums;
-mod text;
-mod token_names;
+mod text_file;
 mod tokenizer;
-mod unknown;
 mod verify;
-mod walk;
 
 pub use batch::{Batch, BatchSource, slice_for};
 pub use dataset::TokenFile;
-pub use encoding::NotText;
 pub use error::DataError;
 use error::Result;
 pub use info::{DataInfo, FORMAT_VERSION, Split, SplitInfo, TokenWidth, UnigramEntropy};
 pub use jsonl::describe as describe_json;
 pub use listing::check_input;
-pub use options::{PrepareOptions, TokenizerSource};
 pub use order::SampleOrder;
-use piece::TextChunk;
-pub use prepare::{differences, prepare, prepare_unless};
-pub use progress::{OnProgress, Progress};
-pub use reader::BadLines;
-pub use remark::{JsonFiles, LeftBehind, PassedOver, Remark, Unread};
+pub use prepare::{PrepareOptions, TokenizerSource, differences, prepare, prepare_unless};
+pub use progress::{OnProgress, Progress, Remark};
 pub use stream::Stream;
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM, are_other_tokenizers, read_tokenizer_of};
-pub use verify::{Problem, Verified, verify};
+pub use verify::{Verified, verify};
 
 use std::path::{Path, PathBuf};
 

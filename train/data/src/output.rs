@@ -1,128 +1,58 @@
 //! A folder that appears complete or not at all.
 
 use super::info::INFO_FILE;
-use super::inputs::Inputs;
-use super::owner::{self, Left, Mark, PARTIAL, Swept};
-use super::remark::Remark;
 use super::{DataError, Result};
+use kiln_sys::StagingFolder;
 use kiln_sys::durable::{self, parent_of};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A folder under construction: a hidden sibling of the final one. It takes the final name when
-/// [`Self::commit`] is called; otherwise it is removed, unless [`Self::keep`] is called.
+/// [`Self::commit`] is called; otherwise it is removed. Several processes may prepare the same folder: the
+/// first to finish gets the name, and the others fail with [`DataError::AlreadyPrepared`].
 pub(super) struct OutputFolder {
     target: PathBuf,
-    parent: PathBuf,
-    temporary: PathBuf,
-    mark: Mark,
-    /// Folders of preparations that ended early.
-    left: Vec<Left>,
-    remarks: Vec<Remark>,
-    stays: bool,
+    staging: StagingFolder,
 }
 
 impl OutputFolder {
-    /// Checks that `target` is free, and creates the temporary folder. Removes folders of preparations that
-    /// ended early without any work to resume.
+    /// Checks that `target` is free, and creates the hidden folder. Removes what killed processes have left
+    /// for the same `target`.
     pub(super) fn create(target: &Path) -> Result<Self> {
         check_free(target)?;
         // A link remains a link; the folder that it points to is replaced.
-        let target = &match target.is_symlink() {
+        let target = match target.is_symlink() {
             true => target.canonicalize().map_err(DataError::io("open", target))?,
             false => target.to_path_buf(),
         };
-        let Some(name) = target.file_name() else {
-            return Err(DataError::Output {
-                path: target.to_path_buf(),
-                problem: "the path does not end in the name of a folder".to_owned(),
-            });
-        };
-        let parent = parent_of(target).to_owned();
-        fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
-        let prefix = format!(".{}{PARTIAL}", name.to_string_lossy());
-        let Swept { left, left_behind, kept } = owner::sweep(&parent, &prefix);
-        let kept = kept.into_iter().map(|path| Remark::KeptWork { path });
-        let remarks = left_behind.into_iter().map(Remark::LeftBehind).chain(kept).collect();
-        let (temporary, mark) = Self::make(&parent, &prefix)?;
-        let target = target.to_path_buf();
-        Ok(Self { target, parent, temporary, mark, left, remarks, stays: false })
-    }
-
-    /// Replaces the temporary folder, which must be empty, with the folder of a preparation of `inputs` that
-    /// ended early, if there is one. Returns the folders of other preparations, which stay.
-    pub(super) fn take_over(&mut self, inputs: &Inputs) -> Result<Vec<PathBuf>> {
-        let mut left = std::mem::take(&mut self.left);
-        if let Some(index) = left.iter().position(|left| left.is_of(inputs)) {
-            let (temporary, mark) = left.remove(index).take()?;
-            // An empty folder that is left behind does no harm.
-            let _ = owner::remove(&self.temporary);
-            (self.temporary, self.mark) = (temporary, mark);
+        if target.file_name().is_none() {
+            let problem = "the path does not end in the name of a folder".to_owned();
+            return Err(DataError::Output { path: target, problem });
         }
-        Ok(left.into_iter().map(|left| left.path).collect())
-    }
-
-    /// Creates a new temporary folder.
-    fn make(parent: &Path, prefix: &str) -> Result<(PathBuf, Mark)> {
-        // Picks a name that is unused on every machine that sees this folder: existing folders may belong to
-        // anyone.
-        let mut index = 0;
-        let temporary = loop {
-            let temporary = parent.join(format!("{prefix}{}-{index}", std::process::id()));
-            match fs::create_dir(&temporary) {
-                Ok(()) => break temporary,
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => index += 1,
-                Err(error) => return Err(DataError::io("create", &temporary)(error)),
-            }
-        };
-        match Mark::set(&temporary) {
-            Ok(mark) => Ok((temporary, mark)),
-            Err(error) => {
-                let _ = fs::remove_dir_all(&temporary);
-                Err(error)
-            }
-        }
-    }
-
-    /// Remarks on other folders under construction next to this one.
-    pub(super) fn remarks(&self) -> &[Remark] {
-        &self.remarks
-    }
-
-    /// Leaves the folder for another preparation to resume.
-    pub(super) fn keep(mut self) {
-        self.stays = true;
+        let parent = parent_of(&target);
+        fs::create_dir_all(parent).map_err(DataError::io("create", parent))?;
+        let staging = StagingFolder::create(&target).map_err(DataError::io("write next to", &target))?;
+        Ok(Self { target, staging })
     }
 
     /// The folder to write the files to.
     pub(super) fn path(&self) -> &Path {
-        &self.temporary
+        self.staging.path()
     }
 
     /// Gives the folder its final name. Its files must already be on disk.
-    pub(super) fn commit(mut self) -> Result<()> {
-        sync_folder(&self.temporary)?;
+    pub(super) fn commit(self) -> Result<()> {
+        sync_folder(self.path())?;
         // Checked again, because hours may have passed.
         check_free(&self.target)?;
         // Replaces an empty folder, if there is one.
-        if let Err(error) = fs::rename(&self.temporary, &self.target) {
+        if let Err(error) = fs::rename(self.path(), &self.target) {
             // Another process created the folder a moment ago.
             check_free(&self.target)?;
             return Err(DataError::io("create", &self.target)(error));
         }
-        self.stays = true;
-        // A process killed just before this leaves a harmless hidden file.
-        self.mark.remove_from(&self.target);
-        sync_folder(&self.parent)
-    }
-}
-
-impl Drop for OutputFolder {
-    fn drop(&mut self) {
-        if !self.stays {
-            // An error is already being returned; a second one about cleaning up would hide it.
-            let _ = owner::remove(&self.temporary);
-        }
+        self.staging.gone();
+        sync_folder(parent_of(&self.target))
     }
 }
 
@@ -166,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn appears_on_commit_and_never_without() {
+    fn appears_only_on_commit() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("deep").join("data");
         let output = OutputFolder::create(&target).unwrap();
@@ -198,22 +128,8 @@ mod tests {
         assert_eq!(names(&target), ["file"]);
     }
 
-    /// A name like that of a process with the same id on another machine.
     #[test]
-    fn a_name_that_is_taken_is_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let taken = folder.path().join(format!(".data.partial-{}-0", std::process::id()));
-        fs::create_dir(&taken).unwrap();
-        fs::write(taken.join("train.bin"), "x").unwrap();
-        let output = OutputFolder::create(&folder.path().join("data")).unwrap();
-        assert_ne!(output.path(), taken);
-        assert!(output.remarks().is_empty());
-        output.commit().unwrap();
-        assert_eq!(names(&taken), ["train.bin"]);
-    }
-
-    #[test]
-    fn of_two_that_are_ready_at_once_one_is_told() {
+    fn only_the_first_of_two_gets_the_name() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("data");
         let [first, second] = [0, 1].map(|_| {

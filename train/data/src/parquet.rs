@@ -1,6 +1,7 @@
 //! `.parquet` files: every value of the string column `text` is one document.
 
-use super::reader::{DocumentReader, DocumentText};
+use super::corpus::{DocumentReader, DocumentText};
+use super::progress::Counted;
 use super::{DataError, Result};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::{ByteArray, ByteArrayType};
@@ -49,7 +50,7 @@ impl ParquetFile {
         })
     }
 
-    /// Opens the column in the next row group; `false` when there is none.
+    /// Opens the column in the next row group; `false` after the last one.
     fn open_group(&mut self) -> Result<bool> {
         if self.next_group == self.file.num_row_groups() {
             return Ok(false);
@@ -72,7 +73,7 @@ impl ParquetFile {
 }
 
 impl DocumentReader for ParquetFile {
-    fn next_document(&mut self) -> Result<Option<DocumentText>> {
+    fn next_document(&mut self, _: &mut Counted) -> Result<Option<DocumentText>> {
         loop {
             if let Some(value) = self.values.next() {
                 // Checked here because the column may hold bytes rather than strings.
@@ -143,14 +144,14 @@ mod tests {
     }
 
     #[test]
-    fn reads_all_row_groups_and_passes_over_missing_values() {
+    fn all_row_groups_are_read_without_nulls() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.parquet");
         let many = vec![Some("many"); 3 * ROWS + 1];
         write(&path, "text", &[&[Some("one"), None, Some("två")], &many]);
         let mut file = open(&path).unwrap();
         let mut texts = Vec::new();
-        while let Some(mut document) = file.next_document().unwrap() {
+        while let Some(mut document) = file.next_document(&mut Counted::default()).unwrap() {
             let mut text = String::new();
             document.read_to_string(&mut text).unwrap();
             texts.push(text);
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_missing() {
+    fn missing_column_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.parquet");
         write(&path, "body", &[&[Some("one")]]);

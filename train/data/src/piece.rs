@@ -13,17 +13,17 @@ const LOOKAHEAD: usize = 4;
 
 /// A chunk of one document. The chunks of a document, put together, are its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TextChunk {
+pub(super) struct TextChunk {
     /// Position of the document among those that hold any text, from 0.
-    pub document: u64,
+    pub(super) document: u64,
     /// The split that the chunk belongs to.
-    pub split: Split,
+    pub(super) split: Split,
     /// The text; never empty.
-    pub text: String,
+    pub(super) text: String,
     /// True if this is the first chunk of its document in its split.
-    pub starts: bool,
+    pub(super) starts: bool,
     /// True if this is the last chunk of its document in its split.
-    pub ends: bool,
+    pub(super) ends: bool,
 }
 
 /// Text of a document, and which parts end with it.
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_without_a_place_stays_whole() {
+    fn text_without_a_place_stays_whole() {
         for text in ["ééééééééé", "a  b  c  d  e", "one\n\ntwo\r\nthree", ". . . . . . . ."] {
             assert_eq!(texts(&cut(text, 4, Cuts::AT_WORDS, None)), [text]);
         }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_ends_with_a_line_a_word_or_a_character() {
+    fn sections_end_at_a_line_word_or_character() {
         let section = |text: &str, at| cut(text, 100, Cuts::AT_WORDS, Some(at))[0].text.clone();
         assert_eq!(section("one\ntwo\nthree", 9), "one\ntwo\n");
         assert_eq!(section("one two three", 9), "one two");
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_of_exactly_the_limit_is_one_piece() {
+    fn document_at_the_limit_is_one_piece() {
         let whole = TextPiece { text: "12345678".to_owned(), ends_section: true, ends_document: true };
         assert_eq!(cut("12345678", 8, Cuts::ANYWHERE, None), [whole]);
         assert!(cut("", 8, Cuts::ANYWHERE, None).is_empty());

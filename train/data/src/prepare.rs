@@ -1,23 +1,20 @@
 //! Turning text into a folder of tokens.
 
+use super::corpus::{Corpus, Findings};
+use super::counts::unigram_entropy;
 use super::cut::Cuts;
 use super::division::{Division, SURVEYED};
-use super::document::Corpus;
-use super::entropy::unigram_entropy;
+use super::encode::{Encoded, Encoder};
 use super::info::{FORMAT_VERSION, INFO_FILE, TOKENIZER_FILE};
 use super::inputs::{INPUTS_FILE, Inputs};
 use super::listing::{Listing, list};
-use super::options::{PrepareOptions, TokenizerSource};
 use super::output::OutputFolder;
-use super::pass::{Encoder, Pass};
-use super::progress::{OnProgress, Progress, check};
-use super::remark::Remark;
-use super::resume::Record;
+use super::progress::{Counted, OnProgress, Progress, Remark, check};
 use super::sums::Sums;
-use super::token_names::TokenNames;
-use super::tokenizer::read_named_tokenizer;
+use super::tokenizer::{TokenNames, read_named_tokenizer};
 use super::{DataError, DataInfo, Result, Split, Stream, TokenWidth, Tokenizer};
-use std::path::Path;
+use kiln_sys::words::number_of;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 /// Maximum number of bytes of text that a tokenizer is trained on. More text changes the merges little, and
@@ -26,6 +23,67 @@ const TOKENIZER_TRAINING_BYTES: u64 = 1 << 30;
 
 /// Bytes of text between two progress reports while a tokenizer is trained.
 const REPORT_BYTES: u64 = 2 << 20;
+
+/// The inputs, the output and the options of [`prepare()`](super::prepare()).
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrepareOptions {
+    /// Files, folders and `builtin:arithmetic`, read in this order. `-` is the standard input.
+    pub inputs: Vec<PathBuf>,
+    /// The folder to create; it may exist if it is empty.
+    pub out: PathBuf,
+    /// The source of the tokenizer.
+    pub tokenizer: TokenizerSource,
+    /// Share of the text to validate on, above 0 and below 1.
+    pub validation_fraction: f64,
+    /// Seed that decides which text is held out.
+    pub seed: u64,
+    /// Maximum number of documents, counted from the start; `None` takes all. A document is a text file, a
+    /// line of a `.jsonl` file or a row of a `.parquet` file; those without text do not count.
+    pub limit: Option<u64>,
+    /// True if every document starts with a token for the start of text. `None`: it does if the tokenizer's
+    /// post-processor puts tokens in front of a text.
+    pub bos: Option<bool>,
+    /// Spelling of the token that ends a document. `None`: the one named in `config.json`,
+    /// `generation_config.json` or `tokenizer_config.json` next to the tokenizer, or else a special token
+    /// with a usual name.
+    pub end_of_text: Option<String>,
+    /// True if the spelling of a special token in the text becomes that token. Meant for chat texts: in other
+    /// text, anyone could end a document or pretend to be another speaker.
+    pub special_tokens: bool,
+    /// True if unusable lines of `.jsonl` files are counted and skipped; otherwise the first one is an error.
+    pub skip_bad_lines: bool,
+}
+
+impl PrepareOptions {
+    /// Default share of the text to validate on.
+    pub const VALIDATION_FRACTION: f64 = 0.05;
+
+    /// Creates options to prepare the folder `out` from `inputs`, with the defaults of `kiln data prepare`.
+    pub fn new(inputs: Vec<PathBuf>, out: PathBuf, tokenizer: TokenizerSource) -> Self {
+        Self {
+            inputs,
+            out,
+            tokenizer,
+            validation_fraction: Self::VALIDATION_FRACTION,
+            seed: 0,
+            limit: None,
+            bos: None,
+            end_of_text: None,
+            special_tokens: false,
+            skip_bad_lines: false,
+        }
+    }
+}
+
+/// The source of a tokenizer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// Trained on the inputs, using only the first gibibyte of larger ones. `vocab_size`: maximum number of
+    /// tokens.
+    Train { vocab_size: usize },
+    /// Read from a `tokenizer.json`.
+    File(PathBuf),
+}
 
 /// Writes a folder of tokens from text; [the module](super) describes its form.
 ///
@@ -44,10 +102,6 @@ pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<Dat
 /// Runs [`prepare()`], but ends with [`DataError::Stopped`], and without a folder, soon after `stop` becomes
 /// true. Only the merging of a tokenizer's tokens cannot be interrupted.
 ///
-/// Once the tokenizer is complete, a preparation that is stopped or killed, or fails at a file, leaves a
-/// hidden folder next to `out`. The next preparation of the same text and options on this machine resumes
-/// from it, and produces the same files.
-///
 /// # Errors
 ///
 /// As for [`prepare()`], and if it was stopped.
@@ -65,96 +119,97 @@ pub fn prepare_unless(
         Tokenizer::check_size(vocab_size)?;
     }
     let listing = list(&options.inputs)?;
-    let mut output = OutputFolder::create(&options.out)?;
-    for remark in output.remarks() {
-        progress(Progress::Remark(remark.clone()));
-    }
-    match fill(&mut output, listing, stop, options, progress) {
-        Ok(info) => {
-            output.commit()?;
-            Ok(info)
-        }
-        Err(error) => {
-            let is_kept = matches!(error, DataError::Stopped | DataError::Io { .. });
-            if is_kept && Record::is_in(output.path()) {
-                if !matches!(error, DataError::Stopped) {
-                    progress(Progress::Remark(Remark::KeptWork { path: output.path().to_owned() }));
-                }
-                output.keep();
-            }
-            Err(error)
-        }
-    }
+    let output = OutputFolder::create(&options.out)?;
+    let info = fill(output.path(), listing, stop, options, progress)?;
+    output.commit()?;
+    Ok(info)
 }
 
 /// Writes all files of the folder.
 fn fill(
-    output: &mut OutputFolder,
-    Listing { files: listed, passed_over }: Listing,
+    folder: &Path,
+    Listing { files: listed, skipped }: Listing,
     stop: &AtomicBool,
     options: &PrepareOptions,
     progress: OnProgress<'_>,
 ) -> Result<DataInfo> {
-    if passed_over.count() > 0 {
-        progress(Progress::Remark(Remark::NotFollowed { entries: passed_over }));
+    if skipped.count > 0 {
+        progress(Progress::Remark(Remark::warning(format!(
+            "{} {} of the input folders {} skipped: {skipped}; to read one, name it as an input",
+            skipped.count,
+            skipped.choose("entry", "entries"),
+            skipped.choose("was", "were"),
+        ))));
     }
     let mut streams: Vec<_> = listed.iter().filter_map(|listed| listed.stream).collect();
     if let TokenizerSource::File(path) = &options.tokenizer {
-        streams.extend(Stream::at(path));
+        streams.extend(Stream::from_path(path));
     }
     if !streams.is_empty() {
         progress(Progress::ReadingStreams { streams });
     }
-    let corpus =
-        Corpus::open(listed, output.path(), stop)?.take(options.limit).skip_bad_lines(options.skip_bad_lines);
+    let corpus = Corpus::open(listed, options.limit, options.skip_bad_lines, folder, stop)?;
     let empty = corpus.empty();
-    match empty.len() {
-        0 => {}
-        count if count == corpus.files() => {
+    if !empty.is_empty() {
+        if empty.len() == corpus.files() {
             return Err(DataError::EmptyInputs { inputs: empty });
         }
-        _ => progress(Progress::Remark(Remark::Empty { inputs: empty })),
+        let empty: Counted = empty.iter().map(|path| path.display().to_string()).collect();
+        progress(Progress::Remark(Remark::warning(format!("no text came from {empty}"))));
     }
     // Recorded before the files are read for tokens: a file that changes later differs from its record.
-    let given = match &options.tokenizer {
-        TokenizerSource::File(path) => read_named_tokenizer(path, stop)?,
-        TokenizerSource::Train { .. } => Vec::new(),
-    };
-    let names = match &options.tokenizer {
-        TokenizerSource::File(path) if Stream::at(path).is_none() => TokenNames::beside(path)?,
-        _ => TokenNames::default(),
-    };
-    let inputs = Inputs::of(&corpus, options, &given)?;
-    let groups = inputs.repeated();
-    if !groups.is_empty() {
-        progress(Progress::Remark(Remark::SameContent { groups }));
-    }
-    for path in output.take_over(&inputs)? {
-        progress(Progress::Remark(Remark::KeptWork { path }));
-    }
-    let folder = output.path();
-    let record = Record::load(folder, &inputs);
-    match &record {
-        Some(record) => progress(Progress::Remark(Remark::GoesOn { text_bytes: record.text_bytes })),
-        None => {
-            tokenizer(&corpus, given, stop, options, progress)?.save(folder.join(TOKENIZER_FILE))?;
-            inputs.save(folder)?;
-            Record::default().save(folder)?;
+    let (given, names) = match &options.tokenizer {
+        TokenizerSource::File(path) if Stream::from_path(path).is_some() => {
+            (read_named_tokenizer(path, stop)?, TokenNames::default())
         }
+        TokenizerSource::File(path) => (read_named_tokenizer(path, stop)?, TokenNames::next_to(path)?),
+        TokenizerSource::Train { .. } => (Vec::new(), TokenNames::default()),
+    };
+    let inputs = Inputs::new(&corpus, options, &given)?;
+    let repeated = inputs.repeated();
+    if repeated.count > 0 {
+        let message = format!("the same content occurs more than once: {repeated}");
+        progress(Progress::Remark(Remark::note(message)));
     }
-    // Loaded from the file, as a resumed preparation does.
-    let tokenizer = Tokenizer::load(folder.join(TOKENIZER_FILE))?
+    let tokenizer = match &options.tokenizer {
+        TokenizerSource::File(path) => Tokenizer::from_file(given, path)?,
+        TokenizerSource::Train { vocab_size } => {
+            let end_of_text = options.end_of_text.as_deref();
+            let tokenizer = train_tokenizer(&corpus, *vocab_size, end_of_text, stop, progress)?;
+            let reached = tokenizer.vocab_size();
+            if reached < *vocab_size {
+                progress(Progress::Remark(Remark::note(format!(
+                    "the vocabulary has {reached} tokens instead of the requested {vocab_size}: no other pair of \
+                     tokens occurs twice in this text"
+                ))));
+            }
+            tokenizer
+        }
+    };
+    let path = folder.join(TOKENIZER_FILE);
+    tokenizer.save(&path)?;
+    // Loaded from the file, as the readers of the folder do.
+    let tokenizer = Tokenizer::load(path)?
         .reading_special_tokens(options.special_tokens)
         .ending_as_named(options.end_of_text.as_deref(), &names)?;
     let (end, start) = (tokenizer.end_of_text()?, tokenizer.start_of_document(options.bos, &names)?);
     let (sizes, is_all) = corpus.sizes(SURVEYED, stop)?;
     let division = &Division::new(&sizes, is_all, options.validation_fraction, options.seed);
-    let pass = Encoder { tokenizer: &tokenizer, start, end, division };
-    let pass = encode(folder, record, &corpus, &pass, stop, progress)?;
-    remark_on_text(&pass, division, options, progress);
+    let encoder = Encoder { tokenizer: &tokenizer, start, end, division };
+    let encoded = encoder.encode(&corpus, folder, stop, progress)?;
+    for remark in remarks(&encoded, corpus.files(), division, options) {
+        progress(Progress::Remark(remark));
+    }
+    let skipped_files = encoded.findings.not_text.count;
+    if encoded.documents == 0 {
+        return Err(DataError::NoText { files: corpus.files(), skipped: skipped_files });
+    }
+    if encoded.train.tokens() == 0 || encoded.validation.tokens() == 0 {
+        return Err(DataError::TooLittleText { bytes: encoded.text_bytes });
+    }
 
-    let (train, train_counts) = pass.train.finish()?;
-    let (validation, validation_counts) = pass.validation.finish()?;
+    let (train, train_counts) = encoded.train.finish()?;
+    let (validation, validation_counts) = encoded.validation.finish()?;
     let info = DataInfo {
         format_version: FORMAT_VERSION,
         dtype: TokenWidth::of_vocabulary(tokenizer.vocab_size()),
@@ -162,90 +217,75 @@ fn fill(
         end_of_text: end,
         train,
         validation,
-        documents: pass.documents,
-        skipped_files: pass.passed_over.count() as u64,
-        unknown: pass.unknown,
+        documents: encoded.documents,
+        skipped_files,
+        unknown: encoded.unknown,
         unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
     };
     check(stop)?;
-    // The files may have moved since the work began.
     inputs.save(folder)?;
     info.save(folder)?;
     sums_of(folder, &info)?.save(folder)?;
-    Record::remove(folder)?;
     Ok(info)
 }
 
-/// Trains or loads the tokenizer that `options` request; `given` is the content of its file.
-fn tokenizer(
-    corpus: &Corpus,
-    given: Vec<u8>,
-    stop: &AtomicBool,
-    options: &PrepareOptions,
-    progress: OnProgress<'_>,
-) -> Result<Tokenizer> {
-    match &options.tokenizer {
-        TokenizerSource::File(path) => Tokenizer::from_file(given, path),
-        TokenizerSource::Train { vocab_size } => {
-            let wanted = *vocab_size;
-            let tokenizer = train_tokenizer(corpus, wanted, options.end_of_text.as_deref(), stop, progress)?;
-            let reached = tokenizer.vocab_size();
-            if reached < wanted {
-                progress(Progress::Remark(Remark::SmallVocabulary { wanted, reached }));
-            }
-            Ok(tokenizer)
-        }
+/// Returns the remarks on a text that has been read to its end.
+fn remarks(encoded: &Encoded, files: usize, division: &Division, options: &PrepareOptions) -> Vec<Remark> {
+    let mut remarks = Vec::new();
+    let Findings { not_text, bad_lines, json } = &encoded.findings;
+    if not_text.count > 0 {
+        remarks.push(Remark::warning(format!(
+            "{} of {files} files {} not UTF-8 text and {} skipped: {not_text}; convert or unpack files to read them",
+            not_text.count,
+            not_text.choose("is", "are"),
+            not_text.choose("was", "were"),
+        )));
     }
-}
-
-/// Encodes the text into the two token files, from `record` on if there is one.
-fn encode<'a>(
-    folder: &Path,
-    record: Option<Record>,
-    corpus: &Corpus,
-    encoder: &'a Encoder<'a>,
-    stop: &'a AtomicBool,
-    progress: OnProgress<'_>,
-) -> Result<Pass<'a>> {
-    let resumed = match record {
-        Some(record) => Pass::resume(record, encoder, folder, stop)?,
-        None => None,
-    };
-    let mut pass = match resumed {
-        Some(pass) => pass,
-        None => Pass::new(encoder, folder, stop)?,
-    };
-    pass.run(corpus, progress)?;
-    let (files, skipped_files) = (corpus.files(), pass.passed_over.count() as u64);
-    if skipped_files > 0 {
-        let passed_over = pass.passed_over.clone();
-        progress(Progress::Remark(Remark::PassedOver { files: passed_over, of: files }));
+    let divided = division.divided();
+    if divided > 0 {
+        remarks.push(Remark::note(format!(
+            "the text has so few documents that the end of {} is held out for validation, instead of whole documents",
+            if divided == 1 { "one".to_owned() } else { format!("{divided} of them") },
+        )));
     }
-    if pass.documents == 0 {
-        return Err(DataError::NoText { files, skipped: skipped_files });
+    if bad_lines.count > 0 {
+        // One line is enough to recognise the cause.
+        let one = Counted { first: bad_lines.first[..1].to_vec(), ..*bad_lines };
+        let (lines, was) = (number_of(one.count, "line"), one.choose("was", "were"));
+        remarks.push(Remark::warning(format!("{lines} cannot be used and {was} skipped: {one}")));
     }
-    if pass.has_empty_split() {
-        return Err(DataError::TooLittleText { bytes: pass.text_bytes });
+    if json.count > 0 {
+        remarks.push(Remark::warning(format!(
+            "{} of JSON {} read as plain text, with all braces and quotes: {json}; to read documents from JSON, write \
+             one object with the field \"text\" per line to a .jsonl file",
+            number_of(json.count, "file"),
+            json.choose("was", "were"),
+        )));
     }
-    Ok(pass)
-}
-
-/// Reports findings about the text to its owner.
-fn remark_on_text(pass: &Pass<'_>, division: &Division, options: &PrepareOptions, progress: OnProgress<'_>) {
-    let mut remark = |is_due: bool, remark: Remark| {
-        if is_due {
-            progress(Progress::Remark(remark));
-        }
-    };
-    let documents = division.divided();
-    remark(documents > 0, Remark::DividedDocuments { documents });
-    let tokens = pass.train.tokens() + pass.validation.tokens();
-    let Pass { bad_lines, json, spellings, unknown, .. } = pass;
-    remark(bad_lines.count > 0, Remark::BadLines(bad_lines.clone()));
-    remark(json.count() > 0, Remark::Json(json.clone()));
-    let (count, read) = (spellings.total(), options.special_tokens);
-    remark(count > 0, Remark::SpecialTokens { count, read, tokens: spellings.seen() });
-    remark(*unknown > 0, Remark::Unknown { unknown: *unknown, tokens });
+    let count = encoded.spellings.total();
+    if count > 0 {
+        let spellings = number_of(count, "spelling");
+        let tokens: Counted = encoded.spellings.seen().into_iter().collect();
+        remarks.push(Remark::note(match options.special_tokens {
+            true => format!("the text has {spellings} of special tokens, which became these tokens: {tokens}"),
+            false => format!(
+                "the text has {spellings} of special tokens ({tokens}), which {} ordinary text: set \
+                 data.special_tokens = true (`kiln data prepare --special-tokens`) if the author of the text may write \
+                 them",
+                if count == 1 { "is" } else { "are" }
+            ),
+        }));
+    }
+    if encoded.unknown > 0 {
+        let tokens = encoded.train.tokens() + encoded.validation.tokens();
+        remarks.push(Remark::warning(format!(
+            "the tokenizer cannot express all of the text: {} unknown or omitted tokens, {:.2} % of {tokens}; use a \
+             tokenizer that knows these characters, such as a byte-level one",
+            encoded.unknown,
+            encoded.unknown as f64 * 100.0 / tokens.max(1) as f64
+        )));
+    }
+    remarks
 }
 
 /// Computes the checksums of all files in an otherwise complete folder.
@@ -262,7 +302,7 @@ fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
     ];
     // Those of the large files are already known.
     let known = [train, validation].map(|split| (split.file_name(), info.split(split).sha256.as_ref()));
-    Sums::of(folder, &files, &known)
+    Sums::compute(folder, &files, &known)
 }
 
 /// Compares `options` with those that the prepared folder `options.out` was made from. Returns a line for
@@ -283,7 +323,7 @@ fn train_tokenizer(
     stop: &AtomicBool,
     progress: OnProgress<'_>,
 ) -> Result<Tokenizer> {
-    let input_bytes = corpus.bytes().min(TOKENIZER_TRAINING_BYTES);
+    let input_bytes = corpus.bytes.min(TOKENIZER_TRAINING_BYTES);
     let division = Division::default();
     let mut chunks = corpus.chunks(Cuts::AT_WORDS, &division);
     let (mut text_bytes, mut reported) = (0, 0);

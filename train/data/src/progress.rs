@@ -1,8 +1,8 @@
-//! Progress of preparing data.
+//! Progress of preparing data, and remarks for the user.
 
+use super::{DataError, Result, Stream};
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use super::{DataError, Remark, Result, Stream};
 
 /// The current activity of [`prepare()`](super::prepare()), and its remarks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,4 +32,96 @@ pub type OnProgress<'a> = &'a mut (dyn FnMut(Progress) + Send);
 /// Fails once `stop` is true.
 pub(super) fn check(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) { Err(DataError::Stopped) } else { Ok(()) }
+}
+
+/// A remark for the user who prepares the data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remark {
+    message: String,
+    is_warning: bool,
+}
+
+impl Remark {
+    pub(super) fn note(message: String) -> Self {
+        Self { message, is_warning: false }
+    }
+
+    pub(super) fn warning(message: String) -> Self {
+        Self { message, is_warning: true }
+    }
+
+    /// Reports whether intended text may be missing, or the user must act.
+    pub fn is_warning(&self) -> bool {
+        self.is_warning
+    }
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Maximum number of items named in a message; the others are only counted.
+pub(super) const NAMED: usize = 5;
+
+/// Files, lines or other items for a remark: how many, and the first few of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    pub(super) count: u64,
+    pub(super) first: Vec<String>,
+}
+
+impl Counted {
+    pub(super) fn add(&mut self, item: impl FnOnce() -> String) {
+        if self.first.len() < NAMED {
+            self.first.push(item());
+        }
+        self.count += 1;
+    }
+
+    pub(super) fn append(&mut self, others: Self) {
+        let room = NAMED - self.first.len();
+        self.first.extend(others.first.into_iter().take(room));
+        self.count += others.count;
+    }
+
+    /// Returns `one` for one item, and `many` for any other number.
+    pub(super) fn choose(&self, one: &'static str, many: &'static str) -> &'static str {
+        if self.count == 1 { one } else { many }
+    }
+}
+
+impl FromIterator<String> for Counted {
+    fn from_iter<I: IntoIterator<Item = String>>(items: I) -> Self {
+        let mut counted = Self::default();
+        items.into_iter().for_each(|item| counted.add(|| item));
+        counted
+    }
+}
+
+/// Lists the first items, and how many more there are.
+impl fmt::Display for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.first.join(", "))?;
+        match self.count - self.first.len() as u64 {
+            0 => Ok(()),
+            more => write!(f, ", and {more} more"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_items_are_counted() {
+        let items = |count: u32| (0..count).map(|index| index.to_string()).collect::<Counted>();
+        assert_eq!(items(8).to_string(), "0, 1, 2, 3, 4, and 3 more");
+        assert_eq!(items(5).to_string(), "0, 1, 2, 3, 4");
+        let mut both = items(3);
+        both.append(items(4));
+        assert_eq!(both.to_string(), "0, 1, 2, 0, 1, and 2 more");
+    }
 }

@@ -32,7 +32,7 @@ pub enum Stream {
 
 impl Stream {
     /// Returns the kind of a file that is neither a regular file nor a folder.
-    pub(super) fn of(metadata: &Metadata) -> Option<Self> {
+    pub(super) fn from_metadata(metadata: &Metadata) -> Option<Self> {
         let kind = metadata.file_type();
         match () {
             () if kind.is_file() || kind.is_dir() => None,
@@ -43,8 +43,8 @@ impl Stream {
     }
 
     /// Returns the kind of the stream at `path`, if it is one.
-    pub(super) fn at(path: &Path) -> Option<Self> {
-        Self::of(&fs::metadata(path).ok()?)
+    pub(super) fn from_path(path: &Path) -> Option<Self> {
+        Self::from_metadata(&fs::metadata(path).ok()?)
     }
 }
 
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_never_ends_is_not_read_on_and_on() {
+    fn endless_streams_are_limited() {
         let mut copy = Vec::new();
         let stop = AtomicBool::new(false);
         let endless = copy_to_end(Path::new("/dev/zero"), &mut copy, 1 << 20, &stop).unwrap_err();

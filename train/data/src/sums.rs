@@ -40,7 +40,7 @@ pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u
                 return Ok(content);
             }
             format!(
-                "{}: its SHA-256 is not the one that {SUMS_FILE} states; if the change is meant, remove \
+                "{}: its SHA-256 is not the one that {SUMS_FILE} states; if the change is intended, remove \
                  {SUMS_FILE}",
                 path.display()
             )
@@ -69,7 +69,7 @@ pub(super) struct Sums(BTreeMap<String, String>);
 
 impl Sums {
     /// Computes the checksums of `files`; those in `known` are reused.
-    pub(super) fn of(folder: &Path, files: &[&str], known: &[(&str, Option<&String>)]) -> Result<Self> {
+    pub(super) fn compute(folder: &Path, files: &[&str], known: &[(&str, Option<&String>)]) -> Result<Self> {
         let known: BTreeMap<_, _> = known.iter().copied().collect();
         let sum = |name: &&str| {
             let sum = match known.get(name).copied().flatten() {
@@ -101,7 +101,7 @@ impl Sums {
             is_sum.then(|| (name.to_owned(), sum.to_ascii_lowercase())).ok_or(index)
         };
         let sums = text.lines().enumerate().map(parse).collect::<Result<_, usize>>();
-        Ok(Some(sums.map(Self).map_err(|index| format!("line {} is no SHA-256", index + 1))))
+        Ok(Some(sums.map(Self).map_err(|index| format!("line {} is not a SHA-256", index + 1))))
     }
 
     /// Returns the checksum of the file `name`.
@@ -125,11 +125,11 @@ mod tests {
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
     #[test]
-    fn sums_are_written_as_sha256sum_writes_them() {
+    fn sums_have_the_format_of_sha256sum() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a"), "abc").unwrap();
         let known = "0".repeat(64);
-        let sums = Sums::of(folder.path(), &["a", "b"], &[("b", Some(&known))]).unwrap();
+        let sums = Sums::compute(folder.path(), &["a", "b"], &[("b", Some(&known))]).unwrap();
         sums.save(folder.path()).unwrap();
         let text = fs::read_to_string(folder.path().join(SUMS_FILE)).unwrap();
         assert_eq!(text, format!("{ABC}  a\n{known}  b\n"));
@@ -138,13 +138,13 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_sums_are_named() {
+    fn invalid_sums_are_named() {
         let folder = tempfile::tempdir().unwrap();
         assert!(Sums::load(folder.path()).unwrap().is_none());
         for wrong in ["abc  a", &ABC[1..], ABC, &format!("{ABC}-a")] {
             fs::write(folder.path().join(SUMS_FILE), format!("{ABC} *a\n{wrong}\n")).unwrap();
             let problem = Sums::load(folder.path()).unwrap().unwrap().err();
-            assert_eq!(problem.as_deref(), Some("line 2 is no SHA-256"), "{wrong}");
+            assert_eq!(problem.as_deref(), Some("line 2 is not a SHA-256"), "{wrong}");
         }
     }
 }

@@ -4,9 +4,9 @@ use super::cut::Cuts;
 use super::info::TOKENIZER_FILE;
 use super::stream::{self, Stream};
 use super::sums::read_small_file;
-use super::token_names::{Named, TokenNames};
 use super::{DataError, Result};
 use kiln_sys::files::{self, MAX_WHOLE};
+use serde_json::Value;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
@@ -399,7 +399,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
 
 /// Reads a tokenizer that the user named. Waits for a pipe until `stop` becomes true.
 pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec<u8>> {
-    if Stream::at(path).is_none() {
+    if Stream::from_path(path).is_none() {
         return read_file(path);
     }
     let mut content = Vec::new();
@@ -411,7 +411,7 @@ pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec
 ///
 /// # Errors
 ///
-/// When there is none, when it cannot be read, and when it differs from what was prepared.
+/// When the tokenizer is missing, cannot be read, or differs from what was prepared.
 pub fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>> {
     read_small_file(folder, TOKENIZER_FILE)
 }
@@ -435,6 +435,62 @@ pub fn are_other_tokenizers(a: &[u8], b: &[u8]) -> bool {
 
 fn encode_failed(error: tokenizers::Error) -> DataError {
     DataError::Encode { problem: error.to_string() }
+}
+
+/// A token as named in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Named {
+    /// By its id.
+    Id(u32),
+    /// By its spelling.
+    Spelling(String),
+}
+
+/// The tokens named by the files next to a tokenizer, in order of precedence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct TokenNames {
+    start: Vec<Named>,
+    end: Vec<Named>,
+}
+
+/// Files that name tokens by their ids, and one that names them by their spellings.
+const FILES: [&str; 3] = ["config.json", "generation_config.json", "tokenizer_config.json"];
+
+impl TokenNames {
+    /// Reads the files in the folder of `tokenizer`.
+    ///
+    /// # Errors
+    ///
+    /// When one of them cannot be read, or is not JSON.
+    pub(super) fn next_to(tokenizer: &Path) -> Result<Self> {
+        let folder = tokenizer.parent().unwrap_or(Path::new(""));
+        let mut names = Self::default();
+        for file in FILES {
+            let path = folder.join(file);
+            if !path.is_file() {
+                continue;
+            }
+            let content = files::read(&path, MAX_WHOLE).map_err(DataError::io("read", &path))?;
+            let content: Value = serde_json::from_slice(&content)
+                .map_err(|error| DataError::Info { path, problem: error.to_string() })?;
+            for (names, name) in [(&mut names.start, "bos_token"), (&mut names.end, "eos_token")] {
+                names.extend(named(&content[format!("{name}_id")]));
+                names.extend(named(&content[name]));
+            }
+        }
+        Ok(names)
+    }
+}
+
+/// Returns a token by its id, by the first of a list of ids, or by its spelling, which may be in an object.
+fn named(value: &Value) -> Option<Named> {
+    match value {
+        Value::Number(id) => Some(Named::Id(u32::try_from(id.as_u64()?).ok()?)),
+        Value::Array(ids) => named(ids.first()?),
+        Value::String(spelling) => Some(Named::Spelling(spelling.clone())),
+        Value::Object(token) => named(token.get("content")?),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -471,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn merges_shorten_text_and_no_text_yields_the_end() {
+    fn text_never_becomes_the_end_token() {
         let tokenizer = trained(600);
         assert!(tokenizer.encode(TEXT).unwrap().len() < TEXT.len() / 2);
         assert_eq!(tokenizer.end_of_text().unwrap(), 0);
@@ -494,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn tokenizers_differ_by_what_is_in_them() {
+    fn tokenizers_are_compared_by_content() {
         let folder = tempfile::tempdir().unwrap();
         let file = |size: usize| {
             let path = folder.path().join("tokenizer.json");
@@ -550,5 +606,22 @@ mod tests {
         fs::write(&path, words.replace("VOCAB", "{}")).unwrap();
         let error = Tokenizer::load(&path).unwrap_err().to_string();
         assert!(error.contains("its vocabulary is empty"), "{error}");
+    }
+
+    #[test]
+    fn token_names_follow_file_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |file: &str, content: &str| std::fs::write(folder.path().join(file), content).unwrap();
+        let tokenizer = folder.path().join("tokenizer.json");
+        assert_eq!(TokenNames::next_to(&tokenizer).unwrap(), TokenNames::default());
+        write("tokenizer_config.json", r#"{"eos_token": {"content": "<a>"}, "bos_token": "<b>"}"#);
+        write("generation_config.json", r#"{"eos_token_id": [7, 8], "pad_token_id": -1}"#);
+        write("config.json", r#"{"eos_token_id": 3, "bos_token_id": null}"#);
+        let names = TokenNames::next_to(&tokenizer).unwrap();
+        let spelling = |text: &str| Named::Spelling(text.to_owned());
+        assert_eq!(names.end, [Named::Id(3), Named::Id(7), spelling("<a>")]);
+        assert_eq!(names.start, [spelling("<b>")]);
+        write("config.json", "{");
+        assert!(TokenNames::next_to(&tokenizer).unwrap_err().to_string().contains("config.json"));
     }
 }

@@ -8,15 +8,16 @@ use super::sums::{SUMS_FILE, Sums};
 use super::{DataError, DataInfo, Result, Split, TokenWidth, Tokenizer};
 use kiln_sys::{Checksum, files};
 use sha2::{Digest, Sha256};
-use std::fmt;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::ErrorKind;
-use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 /// Bytes read at a time in files without block checksums.
 const CHUNK: u64 = 1 << 20;
+
+const MISSING: &str = "it is missing";
 
 /// Maximum number of damaged places named for a file.
 const NAMED: usize = 5;
@@ -30,70 +31,8 @@ pub struct Verified {
     pub bytes: u64,
     /// Files without a checksum, because an earlier version or another program prepared the folder.
     pub unproven: Vec<&'static str>,
-    /// Problems found.
-    pub problems: Vec<Problem>,
-}
-
-/// A problem with a file.
-#[derive(Debug)]
-pub struct Problem {
-    path: PathBuf,
-    defect: Defect,
-}
-
-#[derive(Debug)]
-enum Defect {
-    Missing,
-    Size {
-        actual: u64,
-        expected: u64,
-    },
-    /// Damaged tokens, and how many of all blocks contain them.
-    Tokens {
-        ranges: Vec<Range<u64>>,
-        blocks: u64,
-        of: u64,
-    },
-    Vocabulary {
-        position: u64,
-        id: u32,
-        vocab_size: usize,
-        others: u64,
-    },
-    Sha256 {
-        stated_in: &'static str,
-    },
-    Unlisted,
-    Other(String),
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.path.display())?;
-        match &self.defect {
-            Defect::Missing => f.write_str("it is missing"),
-            Defect::Size { actual, expected } => write!(f, "it has {actual} bytes, not {expected}"),
-            Defect::Tokens { ranges, blocks, of } => {
-                let named = ranges.iter().take(NAMED);
-                let named: Vec<_> =
-                    named.map(|range| format!("{} to {}", range.start, range.end - 1)).collect();
-                write!(f, "tokens {}", named.join(" and "))?;
-                if ranges.len() > NAMED {
-                    write!(f, " and in {} more places", ranges.len() - NAMED)?;
-                }
-                write!(f, " are not those that were prepared ({blocks} of {of} blocks differ)")
-            }
-            Defect::Vocabulary { position, id, vocab_size, others } => {
-                write!(f, "token {position} is {id}, outside the vocabulary of {vocab_size}")?;
-                if *others > 0 { write!(f, ", and so are {others} more") } else { Ok(()) }
-            }
-            Defect::Sha256 { stated_in } => {
-                write!(f, "its SHA-256 is not the one that {stated_in} states")
-            }
-            Defect::Unlisted => write!(f, "{SUMS_FILE} has no line for it"),
-            Defect::Other(problem) => f.write_str(problem),
-        }
-    }
+    /// Problems found, each with the path of its file.
+    pub problems: Vec<String>,
 }
 
 /// Reads every file of a folder of prepared data, and compares it with its checksums. `progress` receives the
@@ -108,11 +47,9 @@ pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verif
     }
     let info = DataInfo::load_unproven(folder)?;
     let splits = [Split::Train, Split::Validation];
-    let all = splits
-        .map(|split| info.split(split).tokens.saturating_mul(info.dtype.bytes() as u64))
-        .iter()
-        .fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-    let mut look = Look {
+    let sizes = splits.map(|split| info.split(split).tokens.saturating_mul(info.dtype.bytes() as u64));
+    let all = sizes[0].saturating_add(sizes[1]);
+    let mut check = Check {
         folder,
         info: &info,
         sums: None,
@@ -120,19 +57,19 @@ pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verif
         read: 0,
         found: Verified { files: 0, bytes: 0, unproven: Vec::new(), problems: Vec::new() },
     };
-    look.load_sums()?;
+    check.load_sums()?;
     for split in splits {
-        look.at_tokens(split)?;
+        check.check_tokens(split)?;
     }
     for name in [INFO_FILE, TOKENIZER_FILE, INPUTS_FILE] {
-        look.at_small_file(name)?;
+        check.check_small_file(name)?;
     }
-    look.at_tokenizer();
-    Ok(look.found)
+    check.check_tokenizer();
+    Ok(check.found)
 }
 
 /// The check of one folder.
-struct Look<'a> {
+struct Check<'a> {
     folder: &'a Path,
     info: &'a DataInfo,
     sums: Option<Sums>,
@@ -142,28 +79,21 @@ struct Look<'a> {
     found: Verified,
 }
 
-impl Look<'_> {
+impl Check<'_> {
     fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    fn add(&mut self, name: &str, defect: Defect) {
-        let path = self.path(name);
-        self.found.problems.push(Problem { path, defect });
-    }
-
-    /// Reports whether a problem with a file has been found so far.
-    fn is_faulty(&self, name: &str) -> bool {
-        let path = self.path(name);
-        self.found.problems.iter().any(|problem| problem.path == path)
+    fn add(&mut self, name: &str, problem: impl Display) {
+        self.found.problems.push(format!("{}: {problem}", self.path(name).display()));
     }
 
     fn load_sums(&mut self) -> Result<()> {
         match Sums::load(self.folder)? {
             Some(Ok(sums)) => self.sums = Some(sums),
-            Some(Err(problem)) => self.add(SUMS_FILE, Defect::Other(problem)),
+            Some(Err(problem)) => self.add(SUMS_FILE, problem),
             // Every program that writes block checksums writes this file as well.
-            None if self.info.train.block_bytes.is_some() => self.add(SUMS_FILE, Defect::Missing),
+            None if self.info.train.block_bytes.is_some() => self.add(SUMS_FILE, MISSING),
             None => {}
         }
         Ok(())
@@ -174,11 +104,11 @@ impl Look<'_> {
         let path = self.path(name);
         let file = match files::open(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.add(name, Defect::Missing);
+                self.add(name, MISSING);
                 return Ok(None);
             }
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                self.add(name, Defect::Other(error.to_string()));
+                self.add(name, error);
                 return Ok(None);
             }
             file => file.map_err(DataError::io("open", &path))?,
@@ -199,7 +129,7 @@ impl Look<'_> {
         let (expected, stated_in) = match listed {
             Some(Some(listed)) => (listed, SUMS_FILE),
             Some(None) => {
-                self.add(name, Defect::Unlisted);
+                self.add(name, format_args!("{SUMS_FILE} has no line for it"));
                 return None;
             }
             None => match in_info {
@@ -214,12 +144,12 @@ impl Look<'_> {
         self.found.bytes += bytes;
         let agrees = actual.eq_ignore_ascii_case(&expected);
         if !agrees {
-            self.add(name, Defect::Sha256 { stated_in });
+            self.add(name, format_args!("its SHA-256 is not the one that {stated_in} states"));
         }
         Some(agrees)
     }
 
-    fn at_small_file(&mut self, name: &'static str) -> Result<Option<bool>> {
+    fn check_small_file(&mut self, name: &'static str) -> Result<Option<bool>> {
         // Folders written by other programs need not have it.
         let is_there = self.path(name).exists();
         if !is_there && name == INPUTS_FILE && self.sums.is_none() {
@@ -232,9 +162,11 @@ impl Look<'_> {
     }
 
     /// Checks that the tokenizer is usable, whether or not it has a checksum.
-    fn at_tokenizer(&mut self) {
+    fn check_tokenizer(&mut self) {
         let path = self.path(TOKENIZER_FILE);
-        if self.is_faulty(TOKENIZER_FILE) {
+        // A file with a known problem needs no second one.
+        let prefix = format!("{}: ", path.display());
+        if self.found.problems.iter().any(|problem| problem.starts_with(&prefix)) {
             return;
         }
         let problem = match Tokenizer::load(&path) {
@@ -242,19 +174,19 @@ impl Look<'_> {
             Err(DataError::TokenizerFile { problem, .. }) => problem,
             Err(error) => error.to_string(),
         };
-        self.add(TOKENIZER_FILE, Defect::Other(format!("it is no usable tokenizer: {problem}")));
+        self.add(TOKENIZER_FILE, format_args!("it is not a usable tokenizer: {problem}"));
     }
 
-    fn at_tokens(&mut self, split: Split) -> Result<()> {
+    fn check_tokens(&mut self, split: Split) -> Result<()> {
         let (name, stated) = (split.file_name(), self.info.split(split).clone());
         let sums_agree = match stated.block_bytes {
-            Some(_) => self.at_small_file(split.block_sums_name())?,
+            Some(_) => self.check_small_file(split.block_sums_name())?,
             None => None,
         };
         let Some((file, bytes)) = self.open(name)? else { return Ok(()) };
         let expected = stated.tokens.saturating_mul(self.info.dtype.bytes() as u64);
         if bytes != expected {
-            self.add(name, Defect::Size { actual: bytes, expected });
+            self.add(name, format_args!("it has {bytes} bytes, not {expected}"));
             return Ok(());
         }
         // Without block checksums, the whole file still has a checksum.
@@ -263,7 +195,7 @@ impl Look<'_> {
                 match BlockSums::open(self.path(split.block_sums_name()), block, bytes) {
                     Ok(blocks) => Some(blocks),
                     Err(DataError::BlockSums { problem, .. }) => {
-                        self.add(split.block_sums_name(), Defect::Other(problem));
+                        self.add(split.block_sums_name(), problem);
                         None
                     }
                     Err(error) => return Err(error),
@@ -273,8 +205,13 @@ impl Look<'_> {
         };
         let scan = self.scan(&file, name, bytes, blocks.as_ref())?;
         if let Some((position, id)) = scan.outside {
-            let (vocab_size, others) = (self.info.vocab_size, scan.outsiders - 1);
-            self.add(name, Defect::Vocabulary { position, id, vocab_size, others });
+            let others = match scan.outsiders - 1 {
+                0 => String::new(),
+                others => format!(", and so are {others} more"),
+            };
+            let vocab_size = self.info.vocab_size;
+            let problem = format!("token {position} is {id}, outside the vocabulary of {vocab_size}{others}");
+            self.add(name, problem);
         }
         let before = self.found.problems.len();
         let agrees = self.compare(name, bytes, &scan.sha256, stated.sha256.as_deref());
@@ -284,17 +221,31 @@ impl Look<'_> {
             // If the checksum file has its own checksum, the damage has already been reported.
             if sums_agree.is_none() {
                 let problem = format!("{} checksums are not those of {name}", scan.changed.len());
-                self.add(split.block_sums_name(), Defect::Other(problem));
+                self.add(split.block_sums_name(), problem);
             }
             return Ok(());
         }
         // The damaged places say more than the mere fact of damage.
         self.found.problems.truncate(before);
         let width = self.info.dtype.bytes() as u64;
-        let ranges = joined(&scan.changed, blocks.block_bytes(), bytes);
-        let ranges = ranges.map(|range| range.start / width..range.end / width).collect();
-        let (changed, of) = (scan.changed.len() as u64, blocks.blocks());
-        self.add(name, Defect::Tokens { ranges, blocks: changed, of });
+        // Neighbouring blocks are joined; a run of blocks is never empty.
+        let runs: Vec<&[u64]> = scan.changed.chunk_by(|block, next| block + 1 == *next).collect();
+        let tokens = |run: &&[u64]| {
+            let end = ((run[run.len() - 1] + 1) * blocks.block_bytes()).min(bytes);
+            format!("{} to {}", run[0] * blocks.block_bytes() / width, end / width - 1)
+        };
+        let named = runs.iter().take(NAMED).map(tokens).collect::<Vec<_>>().join(" and ");
+        let more = match runs.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and in {more} more places"),
+        };
+        let (changed, all) = (scan.changed.len(), blocks.blocks());
+        self.add(
+            name,
+            format_args!(
+                "tokens {named}{more} are not those that were prepared ({changed} of {all} blocks differ)"
+            ),
+        );
         Ok(())
     }
 
@@ -311,11 +262,21 @@ impl Look<'_> {
             file.read_exact_at(&mut content, start).map_err(DataError::io("read", &path))?;
             hasher.update(&content);
             if let Some(blocks) = blocks
-                && Checksum::of(&content) != blocks.of_block(index)?
+                && Checksum::of(&content) != blocks.checksum(index)?
             {
                 scan.changed.push(index);
             }
-            scan.look_for_outsiders(&content, start / width, self.info);
+            let (first, vocab_size) = (start / width, self.info.vocab_size);
+            match self.info.dtype {
+                TokenWidth::U16 => {
+                    let ids = content.as_chunks().0.iter().map(|id| u16::from_le_bytes(*id).into());
+                    scan.check_ids(ids, first, vocab_size);
+                }
+                TokenWidth::U32 => {
+                    let ids = content.as_chunks().0.iter().map(|id| u32::from_le_bytes(*id));
+                    scan.check_ids(ids, first, vocab_size);
+                }
+            }
             self.read += content.len() as u64;
             (self.progress)(self.read);
         }
@@ -337,36 +298,13 @@ struct Scan {
 }
 
 impl Scan {
-    fn look_for_outsiders(&mut self, content: &[u8], first: u64, info: &DataInfo) {
-        let mut look = |index: usize, id: u32| {
-            if id as usize >= info.vocab_size {
-                self.outside.get_or_insert((first + index as u64, id));
+    /// Looks for ids outside the vocabulary; `first` is the position of the first of `ids` in the file.
+    fn check_ids(&mut self, ids: impl Iterator<Item = u32>, first: u64, vocab_size: usize) {
+        for (position, id) in (first..).zip(ids) {
+            if id as usize >= vocab_size {
+                self.outside.get_or_insert((position, id));
                 self.outsiders += 1;
             }
-        };
-        match info.dtype {
-            TokenWidth::U16 => content
-                .as_chunks()
-                .0
-                .iter()
-                .enumerate()
-                .for_each(|(index, id)| look(index, u16::from_le_bytes(*id).into())),
-            TokenWidth::U32 => content
-                .as_chunks()
-                .0
-                .iter()
-                .enumerate()
-                .for_each(|(index, id)| look(index, u32::from_le_bytes(*id))),
         }
     }
-}
-
-/// Returns the byte ranges of `blocks`, with neighbours joined.
-fn joined(blocks: &[u64], block_bytes: u64, bytes: u64) -> impl Iterator<Item = Range<u64>> {
-    let runs = blocks.chunk_by(|block, next| block + 1 == *next);
-    runs.map(move |run| {
-        // A run is never empty.
-        let (first, last) = (run[0], run[run.len() - 1]);
-        first * block_bytes..((last + 1) * block_bytes).min(bytes)
-    })
 }

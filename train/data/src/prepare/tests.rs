@@ -2,7 +2,10 @@ use super::super::verify;
 use std::sync::atomic::Ordering;
 
 use super::*;
+use rustix::process::{Signal, getpid, kill_process};
 use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
 
 fn options(inputs: &[&Path], out: &Path) -> PrepareOptions {
     let inputs = inputs.iter().map(|path| path.to_path_buf()).collect();
@@ -78,8 +81,7 @@ fn a_stop_is_noticed_at_every_stage() {
         let stopped = prepare_unless(&stop, &options, &mut progress);
         assert!(matches!(stopped, Err(DataError::Stopped)), "{stopped:?}");
         assert_eq!(seen, 1 + usize::from(stage), "it goes no further");
-        // Encoded text is kept for the next preparation.
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(stage));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
     run(&options).unwrap();
     assert_whole(&out);
@@ -111,7 +113,7 @@ fn a_limit_takes_the_first_documents() {
 }
 
 #[test]
-fn the_number_of_threads_changes_no_bit() {
+fn thread_count_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("a.txt");
     let content: String = (0..20_000).map(|line| format!("line {line} of {}\n", line % 97)).collect();
@@ -231,7 +233,7 @@ fn run_again(options: &PrepareOptions, remarks: &mut Vec<Remark>) -> Result<Data
 }
 
 #[test]
-fn documents_start_as_the_post_processor_says_unless_told_otherwise() {
+fn bos_overrides_the_post_processor() {
     let (_folder, options) = with_tokenizer(&["</s>", "<s>"], |file| {
         file["post_processor"] = starting_with("<s>", 257);
     });
@@ -257,13 +259,16 @@ fn documents_start_as_the_post_processor_says_unless_told_otherwise() {
 }
 
 #[test]
-fn special_tokens_of_the_text_are_read_when_asked_for() {
+fn special_tokens_are_read_on_request() {
     let (_folder, options) = with_tokenizer(&["</s>", "<s>", "<|user|>", "<|other|>"], |_| {});
     for read in [false, true] {
         let mut remarks = Vec::new();
         run_again(&PrepareOptions { special_tokens: read, ..options.clone() }, &mut remarks).unwrap();
-        let tokens = ["<s>", "<|user|>"].map(str::to_owned).to_vec();
-        assert_eq!(remarks, [Remark::SpecialTokens { count: 80, read, tokens }]);
+        let expected = match read {
+            true => "the text has 80 spellings of special tokens, which became these tokens: <s>, <|user|>",
+            false => "the text has 80 spellings of special tokens (<s>, <|user|>), which are ordinary text: ",
+        };
+        assert!(remarks.len() == 1 && remarks[0].to_string().starts_with(expected), "{remarks:?}");
         let expected = if read { 40 } else { 0 };
         assert_eq!([257, 258, 259].map(|id| count(&options.out, id)), [expected, expected, 0]);
         assert_eq!(count(&options.out, 0), 40);
@@ -271,7 +276,7 @@ fn special_tokens_of_the_text_are_read_when_asked_for() {
 }
 
 #[test]
-fn the_end_of_text_is_the_one_that_is_named() {
+fn end_of_text_follows_the_named_token() {
     let end = |options: &PrepareOptions| run_again(options, &mut Vec::new()).map(|info| info.end_of_text);
     // An ordinary entry of the vocabulary is not a special token, whatever it is called.
     let ordinary = |file: &mut serde_json::Value| file["model"]["vocab"]["</s>"] = 300.into();
@@ -338,7 +343,7 @@ fn dropout_is_off_and_stays_in_the_file() {
 }
 
 #[test]
-fn text_that_the_tokenizer_does_not_know_is_counted() {
+fn unknown_text_is_counted() {
     for (unknown, expected) in [(Some("<unk>"), 40 * 3), (None, 40 * 3)] {
         let (folder, options) = with_tokenizer(&["</s>", "<unk>"], |file| {
             // Keeps only letters, digits and the usual punctuation.
@@ -354,7 +359,9 @@ fn text_that_the_tokenizer_does_not_know_is_counted() {
         let info = run_again(&options, &mut remarks).unwrap();
         let tokens = info.train.tokens + info.validation.tokens;
         assert_eq!(info.unknown, expected);
-        assert_eq!(remarks, [Remark::Unknown { unknown: expected, tokens }]);
+        let message = format!("{expected} unknown or omitted tokens, ");
+        assert!(remarks.len() == 1 && remarks[0].to_string().contains(&message), "{remarks:?}");
+        assert!(remarks[0].is_warning() && remarks[0].to_string().contains(&format!(" % of {tokens}; ")));
         assert_eq!(count(&options.out, 257), if unknown.is_some() { 120 } else { 0 });
     }
 }
@@ -385,7 +392,7 @@ fn a_long_document_gets_one_space_in_front() {
 }
 
 #[test]
-fn lines_that_cannot_be_used_are_skipped_when_asked_for() {
+fn skip_bad_lines_skips_and_counts() {
     let folder = tempfile::tempdir().unwrap();
     let (input, out) = (folder.path().join("a.ndjson"), folder.path().join("data"));
     let good = lines((0..30).map(|number| format!("document {number}")));
@@ -397,12 +404,13 @@ fn lines_that_cannot_be_used_are_skipped_when_asked_for() {
     let mut remarks = Vec::new();
     let info = run_again(&PrepareOptions { skip_bad_lines: true, ..options }, &mut remarks).unwrap();
     assert_eq!(info.documents, 60);
-    let Remark::BadLines(bad) = &remarks[remarks.len() - 1] else { panic!("{remarks:?}") };
-    assert_eq!(bad.count, 2);
+    let last = remarks[remarks.len() - 1].to_string();
+    assert!(last.starts_with("2 lines cannot be used and were skipped: "), "{last}");
+    assert!(last.ends_with("a.ndjson, line 31: NaN is not JSON (column 24), and 1 more"), "{last}");
 }
 
 #[test]
-fn json_that_is_read_as_text_is_reported() {
+fn json_read_as_text_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join("texts").join(name);
     fs::create_dir(folder.path().join("texts")).unwrap();
@@ -418,8 +426,7 @@ fn json_that_is_read_as_text_is_reported() {
     let named = |inputs: &[&Path]| options(inputs, &folder.path().join("data"));
     run_again(&named(&[&folder.path().join("texts")]), &mut remarks).unwrap();
     let json = |remarks: &[Remark]| -> Vec<String> {
-        let json = |remark: &&Remark| matches!(remark, Remark::Json(_));
-        remarks.iter().filter(json).map(ToString::to_string).collect()
+        remarks.iter().map(ToString::to_string).filter(|remark| remark.contains(" of JSON ")).collect()
     };
     let found = json(&remarks);
     assert!(found.len() == 1 && found[0].starts_with("1 file of JSON was read as plain text"), "{found:?}");
@@ -430,7 +437,7 @@ fn json_that_is_read_as_text_is_reported() {
 }
 
 #[test]
-fn no_text_of_a_long_document_is_lost_and_stretches_are_closed() {
+fn divided_document_keeps_all_text() {
     let folder = tempfile::tempdir().unwrap();
     let (input, out) = (folder.path().join("long.txt"), folder.path().join("data"));
     let long: String = (0..9000).map(|line| format!("line number {line}\n")).collect();
@@ -438,7 +445,8 @@ fn no_text_of_a_long_document_is_lost_and_stretches_are_closed() {
     let options = PrepareOptions { validation_fraction: 0.3, ..options(&[&input], &out) };
     let mut remarks = Vec::new();
     let info = run_again(&options, &mut remarks).unwrap();
-    assert_eq!(remarks, [Remark::DividedDocuments { documents: 1 }]);
+    let expected = "the text has so few documents that the end of one is held out for validation, ";
+    assert!(remarks.len() == 1 && remarks[0].to_string().starts_with(expected), "{remarks:?}");
     let (train, validation) = (text(&out, Split::Train), text(&out, Split::Validation));
     assert_eq!(sorted_lines(&(train.clone() + &validation)), sorted_lines(&long));
     let bytes = [&info.train, &info.validation].map(|split| split.text_bytes.unwrap());
@@ -496,7 +504,7 @@ fn a_large_vocabulary_takes_four_bytes() {
 }
 
 #[test]
-fn options_and_inputs_of_no_use_are_refused_and_leave_nothing() {
+fn invalid_options_and_inputs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (empty, out) = (folder.path().join("empty"), folder.path().join("data"));
     fs::create_dir(&empty).unwrap();
@@ -528,4 +536,55 @@ fn options_and_inputs_of_no_use_are_refused_and_leave_nothing() {
     fs::create_dir(&out).unwrap();
     fs::write(out.join("data.json"), "{}").unwrap();
     assert!(matches!(fails(&good), DataError::AlreadyPrepared { .. }));
+}
+
+/// Environment variables that give the process to be killed its folder, and the number of reports after which
+/// it ends.
+const FOLDER: &str = "KILN_TEST_FOLDER";
+const REPORTS: &str = "KILN_TEST_REPORTS";
+
+/// The process that is killed in the middle of its work.
+#[test]
+#[ignore = "a program for the other tests"]
+fn killed() {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).expect("a folder"));
+    let mut left: u32 = std::env::var(REPORTS).expect("a number").parse().expect("a number");
+    let options = options(&[&folder.join("a.jsonl")], &folder.join("data"));
+    let mut count_down = |progress: Progress| {
+        left -= u32::from(matches!(progress, Progress::Encoding { .. }));
+        if left == 0 {
+            kill_process(getpid(), Signal::KILL).unwrap();
+        }
+    };
+    prepare(&options, &mut count_down).unwrap();
+}
+
+#[test]
+fn killed_prepare_starts_over_to_equal_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let input = folder.join("a.jsonl");
+    let document = |number: usize| format!("line {number} of a document\n").repeat(number % 90 + 1);
+    fs::write(&input, lines((0..600).map(document))).unwrap();
+    let [whole, out] = ["whole", "data"].map(|name| options(&[&input], &folder.join(name)));
+    run(&whole).unwrap();
+    for reports in [1, 3] {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "prepare::tests::killed", "--ignored"]);
+        let ended = command.env(FOLDER, folder).env(REPORTS, reports.to_string()).output().unwrap();
+        assert_eq!(ended.status.signal(), Some(Signal::KILL.as_raw()), "{ended:?}");
+        assert!(!out.out.exists());
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 3, "the hidden folder is left");
+        run(&out).unwrap();
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 3, "it was removed");
+        for file in fs::read_dir(&whole.out).unwrap() {
+            let name = file.unwrap().file_name();
+            assert!(
+                fs::read(whole.out.join(&name)).unwrap() == fs::read(out.out.join(&name)).unwrap(),
+                "{name:?}"
+            );
+        }
+        assert_whole(&out.out);
+        fs::remove_dir_all(&out.out).unwrap();
+    }
 }

@@ -15,7 +15,7 @@ fn broken(damage: impl FnOnce(&Workspace)) -> Workspace {
 }
 
 #[test]
-fn data_that_is_not_there_or_does_not_fit_is_refused() {
+fn missing_or_unfit_data_is_refused() {
     let mut messages = Messages::default();
     let mut refused = |title: &str, damage: &dyn Fn(&Workspace)| {
         messages.refused(title, &broken(damage), &TRAIN);
@@ -48,7 +48,7 @@ fn data_that_is_not_there_or_does_not_fit_is_refused() {
 }
 
 #[test]
-fn damaged_data_fails_before_the_run_folder_is_made() {
+fn damaged_data_stops_the_start() {
     let mut messages = Messages::default();
     let mut fails = |title: &str, damage: &dyn Fn(&Workspace)| {
         let workspace = broken(damage);
@@ -68,7 +68,7 @@ fn damaged_data_fails_before_the_run_folder_is_made() {
 
 /// The error appears when the token is read; until then the run proceeds normally.
 #[test]
-fn a_token_outside_the_vocabulary_is_located() {
+fn token_outside_the_vocabulary_is_located() {
     let mut messages = Messages::default();
     let workspace = Workspace::new();
     let mut train = tokens(TRAIN_TOKENS);
@@ -84,7 +84,7 @@ fn a_token_outside_the_vocabulary_is_located() {
 
 /// The run ends with an error message instead of a signal.
 #[test]
-fn truncating_the_data_of_a_run_is_an_error() {
+fn truncated_data_stops_the_run() {
     for ranks in ["1", "2"] {
         let workspace = Workspace::new();
         workspace.config("run.toml", &[("train.steps", "1000000"), ("train.ranks", ranks)]);

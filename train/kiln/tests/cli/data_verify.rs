@@ -38,7 +38,7 @@ fn change(workspace: &Workspace, file: &str, position: u64) {
 const VERIFY: [&str; 3] = ["data", "verify", "own"];
 
 #[test]
-fn verifying_names_what_is_wrong_and_where() {
+fn verify_names_and_locates_damage() {
     let mut messages = Messages::default();
     let workspace = prepared(40_000);
     let said = workspace.succeed(&VERIFY);
@@ -90,7 +90,7 @@ fn verifying_names_what_is_wrong_and_where() {
 
 /// Data prepared by an earlier version, without checksums of blocks and small files.
 #[test]
-fn data_of_an_earlier_version_is_used_and_verified_as_far_as_it_goes() {
+fn data_without_block_checksums_is_used() {
     let workspace = prepared(40_000);
     for file in ["train.crc", "val.crc", "SHA256SUMS"] {
         workspace.remove(&format!("own/{file}"));
@@ -106,12 +106,12 @@ fn data_of_an_earlier_version_is_used_and_verified_as_far_as_it_goes() {
     let ended = workspace.kiln(&VERIFY);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("own/train.bin: its SHA-256 is "), "{}", ended.stderr);
-    let tokenizer = "own/tokenizer.json: it is no usable tokenizer: ";
+    let tokenizer = "own/tokenizer.json: it is not a usable tokenizer: ";
     assert!(ended.stderr.contains(tokenizer), "{}", ended.stderr);
 }
 
 #[test]
-fn a_changed_token_ends_a_run_before_its_folder_is_made() {
+fn changed_token_stops_the_start() {
     let mut messages = Messages::default();
     let workspace = prepared(2_000);
     let train = ["train", "run.toml", "--out", "run"];
@@ -132,7 +132,7 @@ fn a_changed_token_ends_a_run_before_its_folder_is_made() {
 
 /// A start checks sixteen blocks of each file; the others are checked on first use.
 #[test]
-fn a_changed_token_ends_a_run_when_it_gets_there() {
+fn changed_token_stops_the_run_on_first_use() {
     let workspace = prepared(90_000);
     let blocks = workspace.read("own/train.bin").len() as u64 / BLOCK;
     assert!((24..30).contains(&blocks), "{blocks}");
@@ -150,27 +150,27 @@ fn a_changed_token_ends_a_run_when_it_gets_there() {
     );
     let ended = workspace.kiln(&["train", "run.toml", "--out", "run"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let message = "error: tokens 65536 to 98303 of own/train.bin do not agree with their checksum: ";
+    let message = "error: tokens 65536 to 98303 of own/train.bin do not match their checksum: ";
     assert!(ended.stderr.contains(message), "{}", ended.stderr);
     // The last sample of the sixteenth step ends with the first token of the third block.
     assert_eq!(workspace.steps("run").len(), 15);
 }
 
 #[test]
-fn a_changed_token_ends_an_evaluation() {
+fn changed_token_stops_an_evaluation() {
     let workspace = prepared(2_000);
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     change(&workspace, "own/val.bin", 100);
     let ended = workspace.kiln(&["eval", "--checkpoint", "run"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let message = "error: tokens 0 to 886 of own/val.bin do not agree with their checksum: ";
+    let message = "error: tokens 0 to 886 of own/val.bin do not match their checksum: ";
     assert!(ended.stderr.starts_with(message), "{}", ended.stderr);
     assert_eq!(ended.stdout, "");
 }
 
 /// Reading a FIFO would wait forever, and a device may never end.
 #[test]
-fn prepared_data_that_is_no_file_is_not_waited_for() {
+fn special_files_as_data_are_refused() {
     let workspace = prepared(2_000);
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     let train = ["train", "run.toml", "--out", "new"];
@@ -211,7 +211,7 @@ fn prepared_data_that_is_no_file_is_not_waited_for() {
 
 /// Small files are compared at every start: a changed tokenizer would change the meaning of the data.
 #[test]
-fn a_small_file_that_has_changed_ends_a_start() {
+fn changed_small_file_stops_the_start() {
     let mut messages = Messages::default();
     let workspace = prepared(2_000);
     workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);

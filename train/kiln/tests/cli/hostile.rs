@@ -365,7 +365,7 @@ fn a_tokenizer_that_nothing_could_use_is_not_imported() {
         workspace.replace(file, "\"eos_token_id\": 0", "\"eos_token_id\": null");
     }
     let ended = workspace.kiln(&["import", "--hf", "hf", "--out", "imported"]);
-    assert!(ended.stderr.contains("which token ends a text is not known"), "{ended:?}");
+    assert!(ended.stderr.contains("the end-of-text token is unknown"), "{ended:?}");
     assert!(!workspace.path("imported").exists());
     workspace.write("hf/generation_config.json", config);
     workspace.write("hf/tokenizer.json", tokenizer);

@@ -51,7 +51,7 @@ fn prepare(workspace: &Workspace, input: &str, out: &str, tokenizer: [&str; 2]) 
 }
 
 #[test]
-fn folders_and_json_lines_give_the_same_tokens() {
+fn folders_and_lines_give_the_same_tokens() {
     let workspace = with_texts();
     let trained = ["--vocab-size", "400"];
     let info = prepare(&workspace, "texts", "new/from_folder", trained);
@@ -70,7 +70,7 @@ fn folders_and_json_lines_give_the_same_tokens() {
 }
 
 #[test]
-fn training_takes_the_vocabulary_of_the_data() {
+fn training_uses_the_vocabulary_of_the_data() {
     let workspace = with_texts();
     let info = prepare(&workspace, "texts", "prepared", ["--vocab-size", "400"]);
     let arguments = ["--set", "data.path=prepared", "--set", "train.steps=10"];
@@ -98,7 +98,7 @@ fn training_takes_the_vocabulary_of_the_data() {
 }
 
 #[test]
-fn the_first_documents_are_taken_where_there_is_a_limit() {
+fn limit_takes_the_first_documents() {
     let workspace = with_texts();
     let arguments = ["data", "prepare", "--input", "texts", "--vocab-size", "400", "--out"];
     let said = workspace.succeed(&[&arguments[..], &["first", "--limit", "1"]].concat());
@@ -108,9 +108,9 @@ fn the_first_documents_are_taken_where_there_is_a_limit() {
     assert_eq!(ended.code, Some(2), "{ended:?}");
 }
 
-/// A stopped prepare is continued by the next one. The data crate tests prepares that were killed.
+/// The data crate tests prepares that were killed.
 #[test]
-fn a_prepare_that_was_stopped_is_gone_on_with() {
+fn a_stopped_prepare_leaves_nothing() {
     let workspace = with_texts();
     let tokenizer = TokenizerSource::Train { vocab_size: 400 };
     let options = PrepareOptions::new(vec![workspace.path("texts")], workspace.path("new"), tokenizer);
@@ -119,9 +119,10 @@ fn a_prepare_that_was_stopped_is_gone_on_with() {
         stop.store(matches!(progress, Progress::Encoding { .. }), Ordering::Relaxed);
     });
     assert!(matches!(stopped, Err(DataError::Stopped)), "{stopped:?}");
+    assert_eq!(names(&workspace.path("")), ["data", "documents.jsonl", "run.toml", "texts"]);
     let arguments = ["data", "prepare", "--input", "texts", "--vocab-size", "400", "--out"];
     let said = workspace.succeed(&[&arguments[..], &["new"]].concat());
-    assert!(said.starts_with("data: going on from what a prepare that ended early has left"), "{said}");
+    assert!(said.starts_with("data: training a tokenizer on "), "{said}");
     workspace.succeed(&[&arguments[..], &["whole"]].concat());
     assert_eq!(names(&workspace.path("")), ["data", "documents.jsonl", "new", "run.toml", "texts", "whole"]);
     for file in FILES {
@@ -132,7 +133,7 @@ fn a_prepare_that_was_stopped_is_gone_on_with() {
 
 /// Flags and configuration keys have the same effect.
 #[test]
-fn flags_and_keys_say_how_text_becomes_tokens() {
+fn flags_and_keys_give_the_same_tokens() {
     let workspace = Workspace::new();
     let lines: String = (0..40).map(|line| format!("{{\"text\": \"<|fin|>line {line}\"}}\n")).collect();
     workspace.write("documents.ndjson", lines.clone() + "{\"text\": NaN}\n" + &lines);
@@ -208,7 +209,7 @@ fn a_run_prepares_its_own_data_once() {
 
 /// The first run prepares the data; the others use it once it exists.
 #[test]
-fn runs_that_start_together_on_data_not_prepared_yet_all_train() {
+fn concurrent_starts_share_prepared_data() {
     let workspace = with_texts();
     workspace.config(
         "run.toml",
@@ -237,7 +238,7 @@ fn prepared_by_a_run() -> Workspace {
 }
 
 #[test]
-fn data_that_was_prepared_from_something_else_is_refused() {
+fn data_from_other_text_is_refused() {
     let mut messages = Messages::default();
     let workspace = prepared_by_a_run();
     let mut refused = |title: &str, more: &[&str]| {
@@ -266,7 +267,7 @@ fn data_that_was_prepared_from_something_else_is_refused() {
 /// The run resumes with the data it was trained on. So does a run on a folder that does not record its
 /// sources.
 #[test]
-fn a_run_that_goes_on_is_warned_of_another_text() {
+fn resumed_run_warns_of_other_text() {
     let workspace = prepared_by_a_run();
     workspace.write("texts/a.txt", "another text, shorter\n");
     let resumed = ["train", "run.toml", "--out", "first", "--resume", "latest"];
@@ -286,7 +287,7 @@ fn a_run_that_goes_on_is_warned_of_another_text() {
 /// A different seed would only split new data differently, so existing data is not refused. Neither is a file
 /// that was rewritten with the same content.
 #[test]
-fn another_seed_and_another_time_are_no_difference() {
+fn other_seed_and_time_are_accepted() {
     let workspace = prepared_by_a_run();
     workspace.write("texts/a.txt", workspace.read("texts/a.txt"));
     workspace.succeed(&["train", "run.toml", "--out", "second", "--set", "train.seed=7"]);
@@ -294,7 +295,7 @@ fn another_seed_and_another_time_are_no_difference() {
 
 /// An input that can be read only once gives the same tokens as a file with the same text.
 #[test]
-fn pipes_are_inputs_like_any_other() {
+fn pipes_give_the_same_tokens() {
     let workspace = with_texts();
     let [text, _] = documents();
     let (trained, tokens) =

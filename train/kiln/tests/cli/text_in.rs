@@ -37,7 +37,7 @@ fn said(workspace: &Workspace, inputs: &[&str], out: &str, vocab_size: &str) -> 
 }
 
 #[test]
-fn files_that_are_no_text_are_counted_and_named() {
+fn files_that_are_not_text_are_named() {
     let workspace = Workspace::new();
     workspace.write("texts/a.txt", text("first"));
     let utf16: Vec<u8> = "some text".encode_utf16().flat_map(u16::to_le_bytes).collect();
@@ -47,10 +47,10 @@ fn files_that_are_no_text_are_counted_and_named() {
     workspace.write("texts/e.txt.gz", b"\x1F\x8B\x08\0\0\0\0\0\0\x03");
     assert_eq!(
         warnings(&workspace, "texts", "four"),
-        " WARN 4 of 5 files are not UTF-8 text and were passed over: texts/b.txt (it is UTF-16), \
+        " WARN 4 of 5 files are not UTF-8 text and were skipped: texts/b.txt (it is UTF-16), \
          texts/c.txt (it is UTF-16), texts/d.txt (there is an invalid byte at position 3, as in \
-         Latin-1), texts/e.txt.gz (it is compressed with gzip); convert or unpack what is to be \
-         read\n"
+         Latin-1), texts/e.txt.gz (it is compressed with gzip); convert or unpack files to read \
+         them\n"
     );
     for index in 0..3 {
         workspace.write(&format!("texts/f{index}.png"), b"\x89PNG\r\n\x1A\n\0\0\0\rIHDR");
@@ -66,7 +66,7 @@ fn files_that_are_no_text_are_counted_and_named() {
     }
     let ended = workspace.kiln(&prepare("texts", "none"));
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let warning = " WARN 1 of 1 files is not UTF-8 text and was passed over: texts/e.txt.gz (it is ";
+    let warning = " WARN 1 of 1 files is not UTF-8 text and was skipped: texts/e.txt.gz (it is ";
     assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
     let error = "error: the inputs hold no text (1 file found, 1 of them not UTF-8); ";
     assert!(ended.stderr.contains(error), "{}", ended.stderr);
@@ -78,7 +78,7 @@ fn files_that_are_no_text_are_counted_and_named() {
 }
 
 #[test]
-fn a_byte_order_mark_is_no_text() {
+fn byte_order_mark_is_not_text() {
     let workspace = Workspace::new();
     let lines: String = (0..200)
         .map(|line| format!("{{\"text\": \"line {line} of a document, and some more of it\"}}\n"))
@@ -97,7 +97,7 @@ fn a_byte_order_mark_is_no_text() {
 }
 
 #[test]
-fn text_that_comes_twice_is_said() {
+fn repeated_content_is_reported() {
     let workspace = Workspace::new();
     workspace.write("texts/a.txt", text("first"));
     workspace.write("texts/b.txt", text("second"));
@@ -106,7 +106,7 @@ fn text_that_comes_twice_is_said() {
         workspace.write(empty, "");
     }
     let once = said(&workspace, &["texts"], "one", "300");
-    let same = "data: the same content comes more than once: ";
+    let same = "data: the same content occurs more than once: ";
     assert_eq!(once[0], format!("{same}texts/a.txt = texts/deep/copy.txt"));
     let twice = said(&workspace, &["texts/b.txt", "./texts/b.txt"], "two", "300");
     assert_eq!(twice[0], format!("{same}texts/b.txt (2 times)"));
@@ -115,24 +115,24 @@ fn text_that_comes_twice_is_said() {
 }
 
 #[test]
-fn a_vocabulary_that_is_not_reached_is_said() {
+fn small_vocabulary_is_reported() {
     let workspace = Workspace::new();
     workspace.write("a.txt", "a b c d e f g\n".repeat(300));
     let lines = said(&workspace, &["a.txt"], "own", "4096");
     let reached = &workspace.json("own/data.json")["vocab_size"];
     let expected = format!(
-        "data: the vocabulary has {reached} tokens, not the 4096 that were asked for: in this text, no \
-         more pairs of tokens come twice"
+        "data: the vocabulary has {reached} tokens instead of the requested 4096: no other pair of tokens \
+         occurs twice in this text"
     );
     assert_eq!(lines[1], expected);
     let reached = reached.to_string();
     let lines = said(&workspace, &["a.txt"], "again", &reached);
-    assert!(!lines.iter().any(|line| line.contains("asked for")), "{lines:?}");
+    assert!(!lines.iter().any(|line| line.contains("requested")), "{lines:?}");
 }
 
 /// Regression: a line for every two megabytes did not show the remaining time, and merging printed nothing.
 #[test]
-fn progress_is_said_by_the_clock() {
+fn progress_follows_the_clock() {
     let workspace = Workspace::new();
     let text: String = (0..60_000).map(|line| format!("line {line} of the document\n")).collect();
     workspace.write("a.txt", text.repeat(3));
@@ -147,7 +147,7 @@ fn progress_is_said_by_the_clock() {
 }
 
 #[test]
-fn inputs_without_text_are_said() {
+fn empty_inputs_are_reported() {
     let workspace = Workspace::new();
     workspace.write("a.txt", text("first"));
     let empty = |inputs: &[&str], out: &str| -> Ended {
@@ -160,13 +160,13 @@ fn inputs_without_text_are_said() {
     assert_eq!(ended.stderr, " WARN no text came from /dev/stdin\n");
     let ended = empty(&["-"], "two");
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let says = "error: no text came from /dev/stdin; see that whatever writes it succeeds\n";
+    let says = "error: no text came from /dev/stdin; check that the program that writes it succeeds\n";
     assert_eq!(ended.stderr, format!("{says}more: kiln explain too-little-text\n"));
     assert_eq!(names(&workspace.path("")), ["a.txt", "data", "one", "run.toml"]);
 }
 
 #[test]
-fn links_in_a_circle_are_passed_over() {
+fn circular_links_are_skipped() {
     let workspace = Workspace::new();
     workspace.write("texts/deep/a.txt", text("first"));
     symlink("..", workspace.path("texts/deep/up")).expect("a link");
@@ -177,7 +177,7 @@ fn links_in_a_circle_are_passed_over() {
 
 /// Only the content counts.
 #[test]
-fn another_way_to_the_same_text_is_no_difference() {
+fn moved_text_is_the_same_text() {
     let workspace = Workspace::new();
     workspace.write("texts/a.txt", text("first"));
     workspace.write("texts/b.txt", text("second"));
@@ -220,35 +220,26 @@ fn reads_a_pipe(child: &mut Child) -> Said {
 
 fn unfinished(workspace: &Workspace) -> Vec<String> {
     let mut names = names(&workspace.path(""));
-    names.retain(|name| name.contains(".partial"));
+    names.retain(|name| name.starts_with('.'));
     names
 }
 
 #[test]
-fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
+fn the_next_prepare_removes_what_a_killed_one_left() {
     let workspace = Workspace::new();
     workspace.write("a.txt", text("first"));
-    let (mut killed, _) = waiting(&workspace, "killed.fifo", "killed");
-    let (mut living, _said) = waiting(&workspace, "living.fifo", "living");
+    let (mut killed, _) = waiting(&workspace, "killed.fifo", "own");
+    let (living, _said) = waiting(&workspace, "living.fifo", "own");
     assert_eq!(unfinished(&workspace).len(), 2);
     killed.kill().expect("it runs");
     status_of(&mut killed);
     // A folder of another machine, whose processes cannot be checked.
-    workspace.write(".far.partial-1-0/train.bin", "");
-    workspace.write(
-        ".other.partial-0123456789abcdef/.writer.json",
-        r#"{"host":"far","boot":"another","pid":7,"started":1}"#,
-    );
+    workspace.write(".own.kiln-00000000-1-0/train.bin", "");
 
-    let said = warnings(&workspace, "a.txt", "own");
+    assert_eq!(warnings(&workspace, "a.txt", "own"), "");
     let left = unfinished(&workspace);
-    assert_eq!(left.len(), 3, "{left:?}");
-    assert!(left[0] == ".far.partial-1-0" && left[1].starts_with(".living."), "{left:?}");
-    assert_eq!(
-        said,
-        " WARN ./.other.partial-0123456789abcdef was made by a prepare on far (process 7), which may \
-         still run; if it does not, remove the folder\n"
-    );
+    assert_eq!(left.len(), 2, "{left:?}");
+    assert!(left.contains(&".own.kiln-00000000-1-0".to_owned()), "{left:?}");
     // Without a reader, this returns an error instead of waiting.
     let mut options = File::options();
     options.write(true).custom_flags(libc::O_NONBLOCK);
@@ -256,15 +247,18 @@ fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
     let mut fifo = wait_for("a reader", open);
     fifo.write_all(text("second").as_bytes()).expect("a reader");
     drop(fifo);
-    let ended = status_of(&mut living);
-    assert!(ended.success(), "{ended:?}");
-    assert_eq!(names(&workspace.path("living")), names(&workspace.path("own")));
-    assert_eq!(unfinished(&workspace), [left[0].as_str(), left[2].as_str()]);
+    // The other process was first, and its data stay.
+    let before = workspace.read("own/train.bin");
+    let ended = workspace.end(living);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("error: own already holds prepared data"), "{ended:?}");
+    assert!(workspace.read("own/train.bin") == before);
+    assert_eq!(unfinished(&workspace), [".own.kiln-00000000-1-0"]);
 }
 
 /// A link may lead anywhere, such as to the whole disk; only entries inside the folder count.
 #[test]
-fn links_out_of_a_folder_and_what_is_no_file_are_passed_over() {
+fn links_out_of_a_folder_are_skipped() {
     let workspace = Workspace::new();
     workspace.write("texts/a.txt", text("first"));
     workspace.write("elsewhere/b.txt", text("second"));
@@ -278,9 +272,9 @@ fn links_out_of_a_folder_and_what_is_no_file_are_passed_over() {
     let elsewhere = elsewhere.display().to_string();
     assert_eq!(
         said.replace(&elsewhere, "ELSEWHERE").replace("elsewhere/b.txt)", "ELSEWHERE)"),
-        " WARN 4 entries of the input folders were passed over: texts/b.txt (a link out of the folder, \
-         to ELSEWHERE), texts/c.txt (a link that leads nowhere), texts/d.txt (a pipe), texts/root (a link \
-         out of the folder, to /); name what is to be read as an input of its own\n"
+        " WARN 4 entries of the input folders were skipped: texts/b.txt (a link out of the folder, \
+         to ELSEWHERE), texts/c.txt (a broken link), texts/d.txt (a pipe), texts/root (a link \
+         out of the folder, to /); to read one, name it as an input\n"
     );
     let files = workspace.json("one/inputs.json");
     let files = files["files"].as_array().expect("files");
@@ -306,7 +300,7 @@ fn links_out_of_a_folder_and_what_is_no_file_are_passed_over() {
 
 /// As for an input that is a FIFO: data may arrive later, and a stop ends the wait.
 #[test]
-fn a_tokenizer_that_is_a_fifo_is_waited_for_until_a_stop() {
+fn waiting_for_a_fifo_can_be_stopped() {
     let workspace = Workspace::new();
     workspace.write("a.txt", text("first"));
     mkfifo(&workspace.path("tokenizer.json"), Mode::S_IRWXU).expect("a FIFO");

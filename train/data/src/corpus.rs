@@ -6,21 +6,39 @@
 use super::builtin::Builtin;
 use super::cut::Cuts;
 use super::division::Division;
-use super::encoding::NotText;
 use super::jsonl::JsonLines;
 use super::listing::{Format, Listed, sha256_of};
 use super::piece::{CHUNK_BYTES, Cutter, TextChunk, TextPiece};
-use super::progress::check;
-use super::reader::{BadLines, DocumentReader, DocumentText};
-use super::remark::{JsonFiles, PassedOver, Unread};
+use super::progress::{Counted, check};
 use super::stream;
-use super::text::{Json, TextFile};
+use super::text_file::{Json, NotText, TextFile};
 use super::{DataError, Result, Split};
 use rayon::prelude::*;
 use std::fs::{self, File};
 use std::io::{Cursor, Read, Seek as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+
+/// The text of one document, as bytes that are valid UTF-8.
+pub(super) type DocumentText = Box<dyn Read + Send>;
+
+/// A source of documents in one format. A new format implements this trait and gets an arm in [`Format`] and in
+/// [`Source::open`].
+pub(super) trait DocumentReader: Send {
+    /// The next document; `None` after the last one. Adds skipped lines to `bad_lines`.
+    fn next_document(&mut self, bad_lines: &mut Counted) -> Result<Option<DocumentText>>;
+}
+
+/// Files and lines with a remark.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Findings {
+    /// Files skipped because they are not UTF-8 text.
+    pub(super) not_text: Counted,
+    /// Lines skipped because they cannot be used.
+    pub(super) bad_lines: Counted,
+    /// JSON files that are read as plain text.
+    pub(super) json: Counted,
+}
 
 /// One file, or one built-in text, that can be read repeatedly.
 #[derive(Debug)]
@@ -31,12 +49,12 @@ struct Source {
 }
 
 impl Source {
-    /// Opens a reader of the documents; the inner error says why the file is skipped as not text. A data file
+    /// Opens a reader of the documents; the inner error is the reason why a file without text is skipped. A data file
     /// that is read as text is added to `json`.
     fn open(
         &self,
         skip_bad_lines: bool,
-        json: &mut JsonFiles,
+        json: &mut Counted,
     ) -> Result<Result<Box<dyn DocumentReader>, NotText>> {
         let path = &self.listed.path;
         Ok(Ok(match self.listed.format {
@@ -47,7 +65,7 @@ impl Source {
                 Ok(file) => {
                     // Source folders contain such files, too.
                     if file.json().is_some_and(|kind| self.listed.is_named || kind == Json::Documents) {
-                        json.add(path);
+                        json.add(|| path.display().to_string());
                     }
                     Box::new(file)
                 }
@@ -91,7 +109,7 @@ struct BuiltinText {
 }
 
 impl DocumentReader for BuiltinText {
-    fn next_document(&mut self) -> Result<Option<DocumentText>> {
+    fn next_document(&mut self, _: &mut Counted) -> Result<Option<DocumentText>> {
         let index = self.next;
         self.next += 1;
         let exists = index < self.text.documents();
@@ -103,21 +121,30 @@ impl DocumentReader for BuiltinText {
 #[derive(Debug)]
 pub(super) struct Corpus {
     sources: Vec<Source>,
-    bytes: u64,
+    /// Size of all files together, in bytes. The text in them is smaller in `.jsonl` files and may be larger
+    /// in `.parquet` files.
+    pub(super) bytes: u64,
     /// Maximum number of documents to read.
     limit: Option<u64>,
     skip_bad_lines: bool,
 }
 
 impl Corpus {
-    /// Opens the listed files. Reads inputs that can be read only once to their ends now, and keeps their
-    /// contents in unnamed files in the folder `scratch`, which disappear with the corpus.
+    /// Opens the listed files: at most `limit` documents, without unusable lines if `skip_bad_lines` is true.
+    /// Reads inputs that can be read only once to their ends now, and keeps their contents in unnamed files in
+    /// the folder `scratch`, which disappear with the corpus.
     ///
     /// # Errors
     ///
     /// When this build cannot read one of the formats, when a stream cannot be read or copied, and when
     /// `stop` becomes true meanwhile.
-    pub(super) fn open(listed: Vec<Listed>, scratch: &Path, stop: &AtomicBool) -> Result<Self> {
+    pub(super) fn open(
+        listed: Vec<Listed>,
+        limit: Option<u64>,
+        skip_bad_lines: bool,
+        scratch: &Path,
+        stop: &AtomicBool,
+    ) -> Result<Self> {
         // Reported now, before hours of work on the files that come first.
         let parquet = listed.iter().find(|listed| listed.format == Format::Parquet);
         if let (Some(listed), false) = (parquet, cfg!(feature = "parquet")) {
@@ -132,17 +159,7 @@ impl Corpus {
             sources.push(Source { listed, copy });
         }
         let bytes = sources.iter().map(|source| source.listed.bytes).sum();
-        Ok(Self { sources, bytes, limit: None, skip_bad_lines: false })
-    }
-
-    /// Limits the corpus to the first `limit` documents, if given.
-    pub(super) fn take(self, limit: Option<u64>) -> Self {
-        Self { limit, ..self }
-    }
-
-    /// Skips lines of `.jsonl` files that cannot be used, if `skip` is true.
-    pub(super) fn skip_bad_lines(self, skip: bool) -> Self {
-        Self { skip_bad_lines: skip, ..self }
+        Ok(Self { sources, bytes, limit, skip_bad_lines })
     }
 
     /// Returns every file with its SHA-256; files are read on all cores.
@@ -169,12 +186,6 @@ impl Corpus {
         };
         let empty = listed.filter(|listed| listed.is_named && is_empty(listed));
         empty.map(|listed| listed.path.clone()).collect()
-    }
-
-    /// Size of all files together, in bytes. The text in them is smaller in `.jsonl`
-    /// files and may be larger in `.parquet` files.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// Returns the sizes in bytes of up to `most` documents that are not empty, and whether there are no
@@ -212,9 +223,7 @@ impl Corpus {
             split: Split::Train,
             starts: true,
             documents: 0,
-            passed_over: PassedOver::default(),
-            bad_lines: BadLines::default(),
-            json: JsonFiles::default(),
+            findings: Findings::default(),
             failed: false,
         }
     }
@@ -226,9 +235,7 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
     let mut copy = File::options()
         .read(true)
         .write(true)
-        // A killed `prepare` may have left this file.
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .open(&path)
         .map_err(DataError::io("create", &path))?;
     // No one else needs its name, and a file without a name cannot be left behind.
@@ -251,38 +258,14 @@ pub(super) struct TextChunks<'a> {
     split: Split,
     /// True if that chunk is the first of its split.
     starts: bool,
-    documents: u64,
-    passed_over: PassedOver,
-    bad_lines: BadLines,
-    json: JsonFiles,
+    /// Number of non-empty documents finished so far.
+    pub(super) documents: u64,
+    /// Files and lines with a remark so far.
+    pub(super) findings: Findings,
     failed: bool,
 }
 
 impl TextChunks<'_> {
-    /// Number of non-empty documents finished so far.
-    pub(super) fn documents(&self) -> u64 {
-        self.documents
-    }
-
-    /// Files skipped so far because they are not UTF-8 text.
-    pub(super) fn passed_over(&self) -> &PassedOver {
-        &self.passed_over
-    }
-
-    /// Lines skipped so far because they cannot be used.
-    pub(super) fn bad_lines(&self) -> BadLines {
-        let mut all = self.bad_lines.clone();
-        if let Some((_, reader)) = &self.source {
-            all.append(reader.skipped());
-        }
-        all
-    }
-
-    /// Data files that are read as text.
-    pub(super) fn json(&self) -> &JsonFiles {
-        &self.json
-    }
-
     fn advance(&mut self) -> Result<Option<TextChunk>> {
         loop {
             if let (Some(cutter), Some((source, _))) = (&mut self.cutter, &self.source) {
@@ -305,27 +288,25 @@ impl TextChunks<'_> {
                 return Ok(None);
             }
             if let Some((_, reader)) = &mut self.source {
-                match reader.next_document()? {
+                match reader.next_document(&mut self.findings.bad_lines)? {
                     Some(document) => {
                         let section = self.division.section_of(self.documents);
                         self.split = self.division.split_of(self.documents);
                         self.starts = true;
                         self.cutter = Some(Cutter::new(document, CHUNK_BYTES, self.cuts, section));
                     }
-                    None => {
-                        self.bad_lines.append(reader.skipped());
-                        self.source = None;
-                    }
+                    None => self.source = None,
                 }
                 continue;
             }
             let Some(source) = self.sources.next() else {
                 return Ok(None);
             };
-            match source.open(self.skip_bad_lines, &mut self.json)? {
+            match source.open(self.skip_bad_lines, &mut self.findings.json)? {
                 Ok(reader) => self.source = Some((source, reader)),
                 Err(reason) => {
-                    self.passed_over.add(&source.listed.path, Unread::NotText(reason));
+                    let path = source.listed.path.display();
+                    self.findings.not_text.add(|| format!("{path} ({reason})"));
                 }
             }
         }
@@ -352,7 +333,7 @@ mod tests {
 
     fn open(inputs: &[&Path]) -> Result<Corpus, DataError> {
         let inputs: Vec<_> = inputs.iter().map(|path| path.to_path_buf()).collect();
-        Corpus::open(list(&inputs)?.files, &std::env::temp_dir(), &AtomicBool::new(false))
+        Corpus::open(list(&inputs)?.files, None, false, &std::env::temp_dir(), &AtomicBool::new(false))
     }
 
     #[test]
@@ -375,8 +356,8 @@ mod tests {
             }
             documents[chunk.document as usize].push_str(&chunk.text);
         }
-        assert_eq!(chunks.passed_over().count(), 1);
-        assert_eq!(chunks.documents(), documents.len() as u64);
+        assert_eq!(chunks.findings.not_text.count, 1);
+        assert_eq!(chunks.documents, documents.len() as u64);
         assert_eq!(documents[..3], ["one\n", "two", "3"]);
         assert_eq!(documents[3], Builtin::Arithmetic.document(0));
         assert_eq!(documents.last().unwrap(), "one\n");
