@@ -1,14 +1,24 @@
 //! Buffers on a GPU: ranks as threads that share one, through wgpu. Without a GPU, Mesa's lavapipe is
 //! sufficient.
 
-use crate::failures::{check_invalid, check_mismatch, diverge};
-use crate::support::*;
 use cubecl::client::Client;
 use half::{bf16, f16};
 use kiln_collectives::{ArgumentError, Buffer, CommError, Communicator, DType, Element, Location};
+use kiln_conformance::failures::{check_invalid, check_mismatch, diverge};
+use kiln_conformance::{
+    PATIENCE, Settings, TestElement, World, assert_bits, label, on_each_rank, reference_sum, values,
+};
 use std::sync::Arc;
 
 const WORLD_SIZES: [usize; 4] = [1, 2, 3, 4];
+
+fn world(world_size: usize) -> World {
+    crate::world(world_size, Settings::default())
+}
+
+fn delayed(world_size: usize, seed: u64) -> World {
+    crate::world(world_size, Settings { delay_seed: Some(seed), ..Settings::default() })
+}
 
 fn client() -> Client {
     let client = cubecl::Device::Wgpu(cubecl::wgpu::WgpuDevice::default()).client();

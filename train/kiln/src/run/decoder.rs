@@ -330,7 +330,7 @@ fn run_as_process(
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
         let config = with_groups(config.clone(), &*world)?;
         agree::on_config(&*world, &config, options)?;
-        let with_mpi = world.backend() == "mpi";
+        let with_mpi = !world.shares_holds();
         let (ranks, steps) = (world.world_size(), config.train.steps);
         options.debug.check(ranks, steps, with_mpi, device.is_gpu()).map_err(TrainError::usage)?;
         if config.device.backend != Backend::Cpu {

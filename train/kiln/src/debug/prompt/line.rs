@@ -30,7 +30,7 @@ impl Debugger {
     /// Reads the next line on `reader` and returns it on all held ranks. Collective unless `alone`.
     pub(super) fn read(&mut self, engine: &Engine, reader: usize, alone: bool) -> Result<String> {
         // A stop request reaches the threads of one process together.
-        let asks_others = !alone && engine.world().backend() != "local";
+        let asks_others = !alone && !engine.world().is_one_process();
         loop {
             let line = match reader == self.rank {
                 true => self.wait_for_line(engine, asks_others)?,

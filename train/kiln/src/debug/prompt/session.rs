@@ -28,7 +28,7 @@ const AROUND: usize = 6;
 const NO_TIME_WITH_MPI: &str = "with MPI, all ranks are held together: the others would time out";
 
 fn is_mpi(engine: &Engine) -> bool {
-    engine.world().backend() == "mpi"
+    !engine.world().shares_holds()
 }
 
 /// The state of a held rank after a command.
