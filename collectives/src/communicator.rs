@@ -47,7 +47,7 @@ pub trait Communicator: Send + Sync {
     /// Collects every rank's `input` in the `output` of all ranks.
     ///
     /// `output` is `world_size` times as long as `input`; the input of rank `r` becomes its chunk `r`. Where
-    /// ranks share memory ([`Communicator::shares_gathers`]), all of them may pass an output without memory
+    /// ranks share memory ([`Communicator::shares_gathers`]), all ranks may pass an output without memory
     /// ([`Buffer::unallocated`]). They then get buffers that read the same memory.
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work;
 

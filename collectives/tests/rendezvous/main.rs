@@ -242,7 +242,7 @@ fn ranks_of_two_jobs_do_not_cross_over() {
     let [first, second] = [0, 1].map(|rank| job(rank, address.port() + 1));
     join_despite([first, second], || {
         let error = TcpCommunicator::join(stranger).unwrap_err();
-        let told = format!("and this rank was told port {}", address.port());
+        let told = format!("and this rank expects port {}", address.port());
         assert!(error.to_string().contains(&told), "{error}");
     });
 }
@@ -327,7 +327,7 @@ fn a_default_secret_needs_the_loopback_address() {
         let error = TcpCommunicator::join(options).unwrap_err();
         assert!(matches!(&error, JoinError::OpenSecret { rank: r, .. } if *r == rank), "{error}");
         assert!(error.to_string().contains("KILN_JOB_SECRET"), "{error}");
-        assert!(TcpStream::connect(address).is_err(), "somebody listens");
+        assert!(TcpStream::connect(address).is_err(), "a program listens");
     }
     options.iter_mut().for_each(|options| options.open = true);
     join_despite(options.clone(), || {});
