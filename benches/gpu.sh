@@ -434,7 +434,7 @@ two_ranks() {
 }
 counters() {
     local filter
-    for filter in attention_on_cuda_matches_the_reference_in_bf16 rms_norm; do
+    for filter in attention_on_cuda_matches_reference_in_bf16 rms_norm; do
         ncu --clock-control none --set basic --launch-count 12 "$bin/it" "$filter" --test-threads=1 || return
     done
 }
@@ -511,7 +511,7 @@ if [ "$call" = second ]; then
         if command -v compute-sanitizer >/dev/null; then
             # An allocation for each tensor, so that its bounds are its own.
             KILN_TEST_EXACT_BOUNDS=1 step sanitizer 45 170 "${with_libraries[@]}" compute-sanitizer --report-api-errors no --error-exitcode 9 \
-                "$bin/it" --test-threads=1 cube::a_decoder_on_wgpu attention_on_cuda_matches_the_reference_in_bf16
+                "$bin/it" --test-threads=1 cube::a_decoder_on_wgpu attention_on_cuda_matches_reference_in_bf16
         else
             skip sanitizer "there is no compute-sanitizer"
         fi

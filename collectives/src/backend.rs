@@ -1,4 +1,4 @@
-//! The trait that the backends of a process group implement, and the types it uses.
+//! The traits that a backend of a [`ProcessGroup`](crate::ProcessGroup) implements, and the types they use.
 
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, Call, CallSite};
@@ -37,7 +37,8 @@ impl fmt::Debug for WorkerStart {
 /// answers.
 pub type AskAll = Arc<dyn Fn(Duration) -> Vec<Witness> + Send + Sync>;
 
-/// One rank's side of a group that can fail: it knows the cause and informs the other ranks.
+/// One rank's side of a group that can fail: it knows the cause and informs the other ranks. The part of a
+/// [`Backend`] that a [`Work`](crate::Work) needs.
 pub trait GroupControl: Send + Sync {
     /// Returns the group, and this rank's place in it.
     fn identity(&self) -> &GroupRank;
@@ -45,8 +46,15 @@ pub trait GroupControl: Send + Sync {
     /// Returns why the group has failed, if it has.
     fn cause(&self, site: &CallSite) -> Option<CommError>;
 
+    /// Fails the group on all ranks with `abort`, unless it has failed already.
+    fn fail(&self, abort: Abort);
+
     /// Fails the group on behalf of the caller, unless it has failed already; returns the cause.
-    fn give_up(&self, site: &CallSite, reason: &str) -> CommError;
+    fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
+        let by = self.identity().abort(reason);
+        self.fail(by.clone());
+        self.cause(site).unwrap_or_else(|| CommError::Aborted { site: site.clone(), by })
+    }
 
     /// Fails the group because a wait timed out, unless it has failed already; returns the cause.
     fn time_out(&self, site: &CallSite, waited: Duration) -> CommError;
@@ -61,8 +69,12 @@ pub trait GroupControl: Send + Sync {
     }
 }
 
-/// The implementation of one rank's operations in one group. Dropping it, or [`Backend::leave`], leaves the
-/// group.
+/// The implementation of one rank's operations in one group, for [`ProcessGroup`](crate::ProcessGroup).
+/// Dropping it, or [`Backend::leave`], leaves the group.
+///
+/// The worker thread of the process group calls [`Backend::execute`] and [`Backend::split`], one at a time and
+/// in the order of the calls; all other methods may be called from any thread at any time. The
+/// [crate documentation](crate#a-backend-of-your-own) shows where to start.
 pub trait Backend: GroupControl + Sized + 'static {
     /// Name of the backend, as [`Communicator::backend`](crate::Communicator::backend) returns it.
     const NAME: &'static str;
@@ -71,6 +83,14 @@ pub trait Backend: GroupControl + Sized + 'static {
     /// [`Communicator::shares_gathers`](crate::Communicator::shares_gathers).
     const SHARES_GATHERS: bool = false;
 
+    /// True if all ranks of a world are threads of one process; see
+    /// [`Communicator::is_one_process`](crate::Communicator::is_one_process).
+    const IS_ONE_PROCESS: bool = false;
+
+    /// True if [`GroupControl::hold`] reaches all ranks of the world; see
+    /// [`Communicator::shares_holds`](crate::Communicator::shares_holds).
+    const SHARES_HOLDS: bool = false;
+
     /// Returns the machine of each rank, as [`Communicator::nodes`](crate::Communicator::nodes) does.
     fn nodes(&self) -> Vec<usize>;
 
@@ -78,24 +98,40 @@ pub trait Backend: GroupControl + Sized + 'static {
     fn issued(&self, site: &CallSite, call: &Call);
 
     /// Returns why a call whose buffers are on a GPU cannot run, if it cannot. Only called for such calls.
+    /// Backends for buffers on the host keep the default.
     fn refuse_device(&self, _payload: &Payload) -> Option<ArgumentError> {
         Some(ArgumentError::NoDeviceTransport)
     }
 
-    /// Runs one operation on the worker thread. Work for a GPU joins the queue of the thread that issued the
-    /// operation.
+    /// Runs one operation: waits until all ranks have called it, compares their calls ([`Call::agree`]), moves
+    /// the data and returns the filled buffer. No other rank may read `payload` afterwards, on success or not.
+    ///
+    /// A call with an invalid argument ([`Call::problem`]) comes with [`Payload::Nothing`], so that the other
+    /// ranks learn of it. Work for a GPU joins the queue of the thread that issued the operation.
+    ///
+    /// # Errors
+    ///
+    /// The cause of the group's failure.
     fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError>;
 
-    /// Runs a split on the worker thread. Returns this rank's backend of its new group, if it joins one.
+    /// Runs a split. Returns this rank's backend of its new group, if it joins one.
+    ///
+    /// # Errors
+    ///
+    /// The cause of the group's failure.
     fn split(&self, site: &CallSite, call: Call) -> Result<Option<Self>, CommError>;
 
     /// Records that the worker thread has stopped, perhaps in the middle of an operation.
-    fn crash(&self, reason: &str);
+    fn crash(&self, reason: &str) {
+        self.fail(self.identity().abort(reason));
+    }
 
     /// Leaves the group. Interrupts a running operation that needs other ranks.
-    fn leave(&self);
+    fn leave(&self) {
+        self.fail(self.identity().left());
+    }
 
-    /// Returns the verdict that all ranks reached after a failure.
+    /// Returns the verdict that all ranks reached after a failure, if any.
     fn verdict(&self) -> Option<Verdict>;
 
     /// Returns a function that asks all ranks of the world what they are doing, or `None` if this rank cannot
@@ -124,13 +160,13 @@ impl GroupRank {
     }
 
     /// Returns an abort caused by this rank.
-    pub(crate) fn abort(&self, reason: &str) -> Abort {
+    pub fn abort(&self, reason: &str) -> Abort {
         let (group, reason) = (Arc::clone(&self.name), Arc::from(reason));
         Abort { group, rank: self.rank, world_rank: self.shared.world_rank, reason }
     }
 
     /// Returns the abort with which the group's operations fail after this rank has left it.
-    pub(crate) fn left(&self) -> Abort {
+    pub fn left(&self) -> Abort {
         self.abort(&format!("rank {} left the group", self.rank))
     }
 }
@@ -153,7 +189,7 @@ pub struct RankShared {
 
 impl RankShared {
     /// Creates the state of a rank whose flight recorder keeps `capacity` records.
-    pub(crate) fn new(
+    pub fn new(
         world_rank: usize,
         world_size: usize,
         node: &str,
@@ -173,7 +209,7 @@ impl RankShared {
     }
 
     /// Returns the flight recorder's contents, with at most its last `records` records and without a verdict.
-    pub(crate) fn flight(&self, backend: &str, records: usize) -> Flight {
+    pub fn flight(&self, backend: &str, records: usize) -> Flight {
         Flight {
             rank: self.world_rank,
             world_size: self.world_size,

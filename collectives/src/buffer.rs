@@ -125,7 +125,7 @@ impl Buffer {
     }
 
     /// Creates a buffer of `len` elements on the host without memory. An all-gather among ranks that share
-    /// memory allocates it once for all of them. Any other first write allocates the buffer and zeroes it.
+    /// memory allocates it once for all ranks. Any other first write allocates the buffer and zeroes it.
     pub fn unallocated(dtype: DType, len: usize) -> Buffer {
         Buffer { dtype, len, storage: Storage::Unallocated }
     }

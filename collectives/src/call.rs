@@ -151,6 +151,23 @@ impl Call {
         call
     }
 
+    /// Compares the calls of all ranks of a group, in rank order. Returns the name and ranks of each group that
+    /// the operation creates (none unless it is a split), or `None` if the calls differ or one is invalid.
+    pub fn agree(calls: &[Call]) -> Option<Vec<(Arc<str>, Vec<usize>)>> {
+        if calls.iter().any(|call| call.problem.is_some()) {
+            return None;
+        }
+        // Splits compare names only within a color, so each color has its own reference.
+        let mut references: BTreeMap<Option<u32>, &Call> = BTreeMap::new();
+        let agree = calls.iter().all(|call| {
+            let color = call.split_key.and_then(|split| split.color);
+            call.agrees_with(&calls[0]) && call.agrees_with(references.entry(color).or_insert(call))
+        });
+        let groups = partition(calls.iter().map(|call| call.split_key)).into_values();
+        let named = |ranks: Vec<usize>| (Arc::clone(&calls[ranks[0]].label.scope), ranks);
+        agree.then(|| groups.map(named).collect())
+    }
+
     /// Returns the size of the full tensor in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         // usize has at most 64 bits on every target Rust supports.
@@ -209,23 +226,6 @@ pub(crate) fn partition(keys: impl Iterator<Item = Option<SplitKey>>) -> BTreeMa
         ranks.into_iter().map(|(_, rank)| rank).collect()
     };
     groups.into_iter().map(|(color, ranks)| (color, order(ranks))).collect()
-}
-
-/// Returns the name and ranks of each group that the operation creates (none unless it is a split), or `None`
-/// if the `calls` do not match.
-pub(crate) fn agree(calls: &[Call]) -> Option<Vec<(Arc<str>, Vec<usize>)>> {
-    if calls.iter().any(|call| call.problem.is_some()) {
-        return None;
-    }
-    // Splits compare names only within a color, so each color has its own reference.
-    let mut references: BTreeMap<Option<u32>, &Call> = BTreeMap::new();
-    let agree = calls.iter().all(|call| {
-        let color = call.split_key.and_then(|split| split.color);
-        call.agrees_with(&calls[0]) && call.agrees_with(references.entry(color).or_insert(call))
-    });
-    let groups = partition(calls.iter().map(|call| call.split_key)).into_values();
-    let named = |ranks: Vec<usize>| (Arc::clone(&calls[ranks[0]].label.scope), ranks);
-    agree.then(|| groups.map(named).collect())
 }
 
 /// Identifies one call by one rank.

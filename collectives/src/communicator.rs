@@ -37,14 +37,17 @@ pub trait Communicator: Send + Sync {
     /// Returns the name of the group for logs, such as `"world"`, `"shard"` or `"replicate"`.
     fn name(&self) -> &str;
 
-    /// Returns the name of the backend: `"local"`, `"tcp"`, `"mpi"` or `"fake"`, or `"nccl"` for a group with
-    /// NCCL attached.
+    /// Returns the name of the backend for logs: `"local"`, `"tcp"`, `"mpi"` or `"fake"`, or `"nccl"` for a
+    /// group with NCCL attached.
     fn backend(&self) -> &'static str;
+
+    /// Returns whether all ranks of the world are threads of this process.
+    fn is_one_process(&self) -> bool;
 
     /// Collects every rank's `input` in the `output` of all ranks.
     ///
     /// `output` is `world_size` times as long as `input`; the input of rank `r` becomes its chunk `r`. Where
-    /// ranks share memory ([`Communicator::shares_gathers`]), all of them may pass an output without memory
+    /// ranks share memory ([`Communicator::shares_gathers`]), all ranks may pass an output without memory
     /// ([`Buffer::unallocated`]). They then get buffers that read the same memory.
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work;
 
@@ -94,8 +97,12 @@ pub trait Communicator: Send + Sync {
     fn abort(&self, reason: &str);
 
     /// Marks this rank as held by a debugger or user, or releases it. While any rank is held, no wait of any
-    /// rank of the world times out; with MPI, only this rank's own waits do not.
+    /// rank of the world times out. Unless the backend [shares holds](Communicator::shares_holds), this applies
+    /// to this rank's own waits only.
     fn hold(&self, is_held: bool);
+
+    /// Returns whether [`Communicator::hold`] reaches all ranks of the world. MPI alone does not.
+    fn shares_holds(&self) -> bool;
 
     /// Returns the held ranks of the world, and the total time for which any rank was held.
     fn holds(&self) -> &Holds;

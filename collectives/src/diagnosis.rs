@@ -2,17 +2,15 @@
 
 mod lag;
 mod stuck;
-mod wait;
 mod witness;
 
 use crate::call::{Call, list_calls, list_distinct, list_ranks};
 use crate::flight::Flight;
 use crate::verdict::{Finding, Verdict};
 pub use lag::Lag;
-use stuck::{Stuck, find_stuck, follow};
-pub use wait::{Wait, waits_for};
+use stuck::{Stuck, find_stuck, follow, heads_of};
 pub use witness::Witness;
-use witness::{Moment, flight};
+use witness::{Moment, flight, view};
 
 impl Verdict {
     /// Compares the flights of the ranks; witness `i` is world rank `i`.
@@ -229,6 +227,45 @@ impl Stuck<'_> {
 /// Rounds to whole seconds, so that ranks with nearly the same time share a sentence.
 fn whole(seconds: f64) -> u64 {
     seconds.max(0.0).round() as u64
+}
+
+/// The longest current wait, which may still end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wait {
+    /// Seconds since the first waiting rank issued its operation; 0 if no rank waits.
+    pub seconds: f64,
+    /// The verdict if the wait does not end.
+    pub verdict: Verdict,
+}
+
+impl Wait {
+    /// Returns the longest wait of all ranks. Witness `i` is world rank `i`, and all witnesses date from
+    /// about the same moment.
+    pub fn longest(witnesses: &[Witness]) -> Wait {
+        let waits = (0..witnesses.len()).flat_map(|rank| heads_of(witnesses, rank));
+        let seconds = waits.map(|(seconds, _)| seconds).fold(0.0, f64::max);
+        let verdict = Verdict::about_stuck(witnesses, find_stuck(witnesses), Moment::SoFar);
+        Wait { seconds, verdict }
+    }
+}
+
+/// Returns the world ranks that `rank` waits for, in ascending order: those that have not issued its
+/// operation, or did not answer. Witness `i` is world rank `i`.
+pub fn waits_for(witnesses: &[Witness], rank: usize) -> Vec<usize> {
+    let mut awaited: Vec<usize> = heads_of(witnesses, rank)
+        .flat_map(|(_, stuck)| {
+            let has_not = move |other: &usize| match flight(witnesses, *other) {
+                None => true,
+                Some(_) => {
+                    view(witnesses, *other, stuck.group).is_none_or(|group| group.issued <= stuck.sequence)
+                }
+            };
+            stuck.group.1.iter().copied().filter(has_not)
+        })
+        .collect();
+    awaited.sort_unstable();
+    awaited.dedup();
+    awaited
 }
 
 #[cfg(test)]

@@ -83,7 +83,8 @@ pub struct Abort {
 
 /// The reason why a group has failed. Every affected operation turns it into an error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Cause {
+pub enum Cause {
+    /// A rank gave up, left the group or died.
     Abort(Abort),
     /// A mismatch or a time-out.
     Error(CommError),
@@ -91,7 +92,7 @@ pub(crate) enum Cause {
 
 impl Cause {
     /// Returns the error of the call at `site`. `problem` is the fault in that call's own arguments.
-    pub(crate) fn error(&self, site: &CallSite, problem: Option<ArgumentError>) -> CommError {
+    pub fn error(&self, site: &CallSite, problem: Option<ArgumentError>) -> CommError {
         match (self, problem) {
             // The other ranks have found that this call differs from theirs.
             (Cause::Error(CommError::Mismatch { sequence, .. }), Some(problem))

@@ -147,6 +147,10 @@ impl Communicator for FakeCommunicator {
         "fake"
     }
 
+    fn is_one_process(&self) -> bool {
+        false
+    }
+
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
         self.run(label, Payload::AllGather { input, output })
     }
@@ -195,6 +199,10 @@ impl Communicator for FakeCommunicator {
     fn hold(&self, is_held: bool) {
         let shared = &self.identity.shared;
         shared.holds.set(shared.world_rank, is_held);
+    }
+
+    fn shares_holds(&self) -> bool {
+        true
     }
 
     fn holds(&self) -> &Holds {

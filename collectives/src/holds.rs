@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_stands_still_until_the_last_rank_is_let_go() {
+    fn holds_last_until_the_last_rank_is_released() {
         let holds = Holds::default();
         assert_eq!(holds.total(), Duration::ZERO);
         holds.set(1, true);

@@ -52,6 +52,15 @@
 //!   comparing the flight recorders of all ranks.
 //!
 //! NCCL keeps these guarantees with the exceptions that the module `nccl` lists.
+//!
+//! # A backend of your own
+//!
+//! A backend moves the data; everything else is shared. Implement [`GroupControl`] and [`Backend`] for one
+//! rank's side of a group, and pass it to [`ProcessGroup::start`], which implements [`Communicator`]: it checks
+//! arguments, numbers and records the calls, and runs them on a worker thread. [`Call::agree`] compares the calls
+//! of all ranks, [`sum_into`] adds in rank order, [`Cause`] keeps the first failure of a group, and
+//! [`Verdict::of_wait`] finds the ranks to blame for a timeout. `examples/own-backend` is a complete backend,
+//! tested by the conformance suite of all backends, the crate `kiln-conformance`.
 
 // Launching a kernel is unsafe, and so is calling the driver.
 #![cfg_attr(not(feature = "cube"), forbid(unsafe_code))]
@@ -90,7 +99,7 @@ mod timeline;
 mod verdict;
 mod work;
 
-pub use backend::WorkerStart;
+pub use backend::{AskAll, Backend, GroupControl, GroupRank, RankShared, WorkerStart};
 pub use buffer::{Buffer, BufferError, Location, allocates_for_all};
 pub use call::{Argument, ArgumentError, Call, CallSite};
 pub use communicator::{Communicator, SplitResult};
@@ -98,15 +107,18 @@ pub use communicator::{Communicator, SplitResult};
 pub use device::DeviceMemory;
 pub use diagnosis::{Lag, Wait, Witness, waits_for};
 pub use dtype::{DType, Element};
-pub use error::{Abort, CommError};
+pub use error::{Abort, Cause, CommError};
 pub use fake::FakeCommunicator;
 pub use flight::{Activity, Flight, GroupFlight, Pending, Record, Stall};
 pub use holds::Holds;
 pub use label::{Label, Phase};
 pub use local::{LocalCommunicator, LocalGroup, LocalOptions};
 pub use operation::Operation;
+pub use payload::Payload;
+pub use process_group::ProcessGroup;
 pub use rank_view::RankView;
 pub use recorder::{DEFAULT_CAPACITY, Recorder, Total};
+pub use reduce::{chunk_range, sum_into};
 pub use timeline::{ActivityTime, HELD, Span, StepTimeline};
 pub use verdict::{Finding, Verdict};
 pub use work::Work;

@@ -8,14 +8,32 @@ use std::sync::Arc;
 
 /// The buffers of an operation.
 pub enum Payload {
-    /// This rank's chunk, and room for the chunks of all ranks.
-    AllGather { input: Arc<Buffer>, output: Buffer },
-    /// This rank's addend, and room for its chunk of the sum.
-    ReduceScatter { input: Arc<Buffer>, output: Buffer },
-    /// This rank's addend, later the sum.
-    AllReduce { buffer: Buffer },
-    /// The buffer of rank `root` is sent; the buffers of the others are overwritten.
-    Broadcast { buffer: Buffer, root: usize },
+    /// An all-gather.
+    AllGather {
+        /// This rank's chunk.
+        input: Arc<Buffer>,
+        /// Room for the chunks of all ranks.
+        output: Buffer,
+    },
+    /// A reduce-scatter.
+    ReduceScatter {
+        /// This rank's addend.
+        input: Arc<Buffer>,
+        /// Room for this rank's chunk of the sum.
+        output: Buffer,
+    },
+    /// An all-reduce.
+    AllReduce {
+        /// This rank's addend, later the sum.
+        buffer: Buffer,
+    },
+    /// A broadcast.
+    Broadcast {
+        /// On rank `root` the buffer to send, on the others the buffer to overwrite.
+        buffer: Buffer,
+        /// The rank that sends.
+        root: usize,
+    },
     /// A barrier or a split, or a call with invalid arguments, which is still posted so that all ranks learn
     /// of it.
     Nothing,

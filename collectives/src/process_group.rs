@@ -83,8 +83,8 @@ pub struct ProcessGroup<B: Backend> {
 }
 
 impl<B: Backend> ProcessGroup<B> {
-    /// Starts the worker thread of `backend`.
-    pub(crate) fn start(backend: B) -> ProcessGroup<B> {
+    /// Starts the worker thread of `backend`, and joins the group's flight recorder.
+    pub fn start(backend: B) -> ProcessGroup<B> {
         let backend = Arc::new(backend);
         let identity = backend.identity();
         let group = identity.shared.recorder.join(&identity.name, &identity.world_ranks);
@@ -245,6 +245,10 @@ impl<B: Backend> Communicator for ProcessGroup<B> {
         B::NAME
     }
 
+    fn is_one_process(&self) -> bool {
+        B::IS_ONE_PROCESS
+    }
+
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
         self.issue(label, Payload::AllGather { input, output })
     }
@@ -285,6 +289,10 @@ impl<B: Backend> Communicator for ProcessGroup<B> {
 
     fn hold(&self, is_held: bool) {
         self.backend.hold(is_held);
+    }
+
+    fn shares_holds(&self) -> bool {
+        B::SHARES_HOLDS
     }
 
     fn holds(&self) -> &Holds {

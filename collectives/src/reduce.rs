@@ -27,11 +27,7 @@ const BLOCK: usize = 4096;
 /// # Panics
 ///
 /// If an input is shorter than `start + output.len()`. Callers compare lengths first.
-pub(crate) fn sum_into(
-    output: &mut Buffer,
-    inputs: &[Arc<Buffer>],
-    start: usize,
-) -> Result<(), ArgumentError> {
+pub fn sum_into(output: &mut Buffer, inputs: &[Arc<Buffer>], start: usize) -> Result<(), ArgumentError> {
     let (dtype, len, size) = (output.dtype(), output.len(), output.dtype().size());
     if let Some(other) = inputs.iter().map(|input| input.dtype()).find(|other| *other != dtype) {
         return Err(ArgumentError::DType { input: other, output: dtype });
@@ -56,7 +52,7 @@ pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Re
 
 /// Returns the chunk of `len` elements that `rank` reduces. Chunks are equal, except that the first ones have
 /// one element more if `len` is not divisible.
-pub(crate) fn chunk_range(len: usize, world_size: usize, rank: usize) -> Range<usize> {
+pub fn chunk_range(len: usize, world_size: usize, rank: usize) -> Range<usize> {
     let (size, longer) = (len / world_size, len % world_size);
     let start = |rank: usize| rank * size + rank.min(longer);
     start(rank)..start(rank + 1)

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_spans_are_kept_unless_all_are_wanted() {
+    fn old_spans_are_dropped_unless_all_are_kept() {
         let mut timeline = Timeline::default();
         let run = |timeline: &mut Timeline, from: u64| {
             (from..from + 5000).for_each(|at| timeline.set_activity("forward", us(at)));

@@ -1,36 +1,28 @@
-//! The guarantees of every communicator, checked on ranks as threads, with and without random delays, and,
-//! where it makes sense for a world without peers, on the fake backend.
-//!
-//! Each backend has its own test binary that runs the same checks: a module `backend` that creates worlds,
-//! and the checks from `conformance/`.
+//! The conformance suite on ranks as threads, with and without random delays. With the feature `wgpu`, on
+//! buffers on a GPU as well.
 
-/// Ranks as threads.
-mod backend {
-    use crate::support::{Settings, World, share};
-    use kiln_collectives::{LocalGroup, LocalOptions};
-    use std::time::Duration;
+use kiln_collectives::{LocalGroup, LocalOptions};
+use kiln_conformance::{Settings, World, share};
+use std::time::Duration;
 
-    pub const NAME: &str = "local";
-
-    pub fn world(world_size: usize, settings: Settings) -> World {
-        share(LocalGroup::with_options(
-            world_size,
-            LocalOptions {
-                random_delay_seed: settings.delay_seed,
-                max_delay: Duration::from_micros(300),
-                recorder_capacity: settings.recorder_capacity,
-                on_worker_start: settings.on_worker_start,
-            },
-        ))
-    }
-
-    #[test]
-    fn a_world_may_be_empty() {
-        drop(LocalGroup::new(0));
-    }
+fn world(world_size: usize, settings: Settings) -> World {
+    share(LocalGroup::with_options(
+        world_size,
+        LocalOptions {
+            random_delay_seed: settings.delay_seed,
+            max_delay: Duration::from_micros(300),
+            recorder_capacity: settings.recorder_capacity,
+            on_worker_start: settings.on_worker_start,
+        },
+    ))
 }
 
-include!("conformance/suite.rs");
+kiln_conformance::tests!("local", world);
+
+#[test]
+fn a_world_may_be_empty() {
+    drop(LocalGroup::new(0));
+}
 
 #[cfg(feature = "wgpu")]
 #[path = "conformance/device.rs"]
@@ -42,5 +34,5 @@ mod host_only;
 #[cfg(feature = "wgpu")]
 #[test]
 fn fake_refuses_buffers_on_a_gpu() {
-    host_only::check_refusal(|| support::fake(2, &[]));
+    host_only::check_refusal(|| kiln_conformance::fake(2, &[]));
 }

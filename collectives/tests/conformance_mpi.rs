@@ -6,52 +6,15 @@
 //! than there are cores. Each process runs the checks of the conformance suite for its own rank: a world of
 //! one member that has a rank among many.
 
-/// Worlds with one member in this process.
-mod backend {
-    use crate::support::{Settings, World, share};
-    use kiln_collectives::mpi::{Mpi, MpiOptions};
-    use std::sync::Mutex;
-
-    pub const NAME: &str = "mpi";
-
-    /// Set while the checks run.
-    pub static MPI: Mutex<Option<Mpi>> = Mutex::new(None);
-
-    pub fn world(world_size: usize, settings: Settings) -> World {
-        let mpi = MPI.lock().unwrap();
-        let mpi = mpi.as_ref().expect("MPI is running");
-        assert_eq!(world_size, mpi.world_size(), "worlds have all processes");
-        share([mpi.world(MpiOptions {
-            recorder_capacity: settings.recorder_capacity,
-            on_worker_start: settings.on_worker_start,
-        })])
-    }
-}
-
-#[path = "conformance/accounting.rs"]
-#[allow(dead_code, unused_imports)]
-mod accounting;
-#[path = "conformance/failures.rs"]
-#[allow(dead_code, unused_imports)]
-mod failures;
-#[path = "conformance/groups.rs"]
-#[allow(dead_code, unused_imports)]
-mod groups;
 #[path = "mpi/own.rs"]
 mod own;
-#[path = "conformance/results.rs"]
-#[allow(dead_code, unused_imports)]
-mod results;
-#[path = "conformance/support.rs"]
-#[allow(dead_code, unused_imports)]
-mod support;
 
 use half::{bf16, f16};
 use kiln_collectives::DType;
-use kiln_collectives::mpi::Mpi;
+use kiln_collectives::mpi::{Mpi, MpiOptions};
+use kiln_conformance::{Settings, World, failures, groups, label, results, share};
 use std::env;
 use std::process::{Command, ExitCode};
-use support::{World, label};
 
 /// Numbers of processes to run with.
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 6, 8];
@@ -97,8 +60,11 @@ fn start(processes: usize) -> bool {
 fn check_all() {
     let mpi = Mpi::start().expect("MPI starts under mpirun");
     let size = mpi.world_size();
-    *backend::MPI.lock().unwrap() = Some(mpi);
-    let world = || support::world(size);
+    // Worlds with one member in this process.
+    let world = || {
+        let Settings { recorder_capacity, on_worker_start, .. } = Settings::default();
+        share([mpi.world(MpiOptions { recorder_capacity, on_worker_start })])
+    };
     for len in [0, 1, 1023] {
         results::check_operations::<f64>(&world(), len);
         results::check_operations::<f32>(&world(), len);
@@ -127,8 +93,6 @@ fn check_all() {
         6 => groups::check_split(&world()),
         _ => {}
     }
-    // Shuts MPI down; a static is never dropped.
-    *backend::MPI.lock().unwrap() = None;
 }
 
 fn check_mismatches(world: impl Fn() -> World) {

@@ -1,20 +1,24 @@
-//! The guarantees of every communicator, checked on ranks connected by TCP: with peer reads, and, in worlds
-//! created with a delay seed, over sockets, directly or on the ring.
+//! The conformance suite on ranks connected by TCP, in one process over the loopback interface: with peer reads,
+//! and, in worlds created with a delay seed, over sockets, directly or on the ring.
 
 use kiln_collectives::tcp::Seal;
-
-include!("conformance/suite.rs");
+use kiln_conformance::{Settings, World};
 
 #[path = "conformance/tcp.rs"]
-mod backend;
+mod tcp;
+
+fn world(world_size: usize, settings: Settings) -> World {
+    tcp::world(Seal::Off, world_size, settings)
+}
+
+kiln_conformance::tests!("tcp", world);
+
 #[cfg(feature = "wgpu")]
 #[path = "conformance/host_only.rs"]
 mod host_only;
 
-const SEAL: Seal = Seal::Off;
-
 #[cfg(feature = "wgpu")]
 #[test]
 fn buffers_on_a_gpu_are_refused() {
-    host_only::check_refusal(|| support::world(2));
+    host_only::check_refusal(|| world(2, Settings::default()));
 }

@@ -1,10 +1,13 @@
-//! The checks of `conformance_tcp`, with all traffic encrypted.
+//! The conformance suite on ranks connected by TCP, with all traffic encrypted.
 
 use kiln_collectives::tcp::Seal;
-
-include!("conformance/suite.rs");
+use kiln_conformance::{Settings, World};
 
 #[path = "conformance/tcp.rs"]
-mod backend;
+mod tcp;
 
-const SEAL: Seal = Seal::Encrypt;
+fn world(world_size: usize, settings: Settings) -> World {
+    tcp::world(Seal::Encrypt, world_size, settings)
+}
+
+kiln_conformance::tests!("tcp", world);

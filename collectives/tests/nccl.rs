@@ -73,7 +73,7 @@ fn the_library_is_found_or_all_places_are_named() {
 
 #[test]
 #[ignore = "needs the wheel nvidia-nccl-cu12 in PYTHONPATH: cargo test --release -p kiln-collectives --features cuda --test nccl -- --ignored wheel"]
-fn the_library_of_a_python_wheel_makes_ids_without_a_driver() {
+fn the_library_of_a_python_wheel_makes_ids() {
     let found = nccl::installation().unwrap();
     println!("NCCL {} from {}", found.version, found.place);
     assert!(found.version.starts_with("2."), "{found:?}");
@@ -247,7 +247,7 @@ fn memory(client: &Client) -> (u64, u64) {
 /// meanwhile. Each collective reuses the memory of earlier ones nevertheless.
 #[test]
 #[ignore = "needs stand-ins: benches/standins/execute.sh nccl"]
-fn memory_is_reused_before_the_gpu_has_run_its_collectives() {
+fn memory_is_reused_before_collectives_have_run() {
     const ROUNDS: usize = 20;
     on_two_ranks(|rank, world, client, next| {
         let value = rank as f32 + 1.0;
@@ -273,7 +273,7 @@ fn memory_is_reused_before_the_gpu_has_run_its_collectives() {
 /// for it.
 #[test]
 #[ignore = "needs stand-ins: benches/standins/execute.sh nccl"]
-fn memory_of_another_stream_is_reused_behind_the_collective() {
+fn memory_of_another_stream_is_reused_later() {
     on_two_ranks(|rank, world, client, next| {
         let input = || Buffer::from_slice(&vec![rank as f32 + 1.0; 2 * SHARD]).to_device(client);
         // Connects the ranks.

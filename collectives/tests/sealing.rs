@@ -114,7 +114,7 @@ fn without_a_seal_nobody_notices() {
 }
 
 #[test]
-fn a_change_in_what_the_rendezvous_says_is_noticed() {
+fn tampered_rendezvous_messages_are_noticed() {
     for change in [(|bytes| rename(bytes)) as Change, cut] {
         let ([one, zero], changed) = join_through(Seal::Encrypt, change);
         let error = one.unwrap_err();

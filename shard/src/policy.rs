@@ -55,7 +55,7 @@ impl Accumulate {
     }
 }
 
-/// What is computed again in backward instead of kept from forward.
+/// The activations that backward recomputes instead of forward keeping them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {

@@ -170,7 +170,7 @@ mod tests {
 
     /// Some functions are replaced under the second name, and the rest are the library's.
     #[test]
-    fn functions_take_the_place_of_those_of_the_library() {
+    fn functions_replace_those_of_the_library() {
         let alias = "libkiln-other-functions.so";
         // SAFETY: opens a library of the system by its name.
         let original = unsafe { Library::new("libm.so.6") }.expect("mathematics");

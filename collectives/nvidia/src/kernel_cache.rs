@@ -27,9 +27,8 @@ use cudarc::nvrtc::sys::nvrtcProgram;
 use libloading::Library;
 
 use crate::alias::Instead;
-use crate::cache_folder::cache_folder;
 use crate::kernel_files::{Form, Kept, form_of};
-use crate::places::{Lookup, environment};
+use crate::places::{Lookup, cache_folder, environment};
 
 /// NVRTC's code for success.
 pub(crate) const SUCCESS: c_int = 0;

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_is_found_by_its_source_options_and_versions() {
+    fn kernels_are_keyed_by_source_and_versions() {
         let folder = tempfile::tempdir().expect("a folder");
         let kept = kept(folder.path());
         write_headers(folder.path(), "13000");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_count_as_missing_and_are_replaced() {
+    fn damaged_files_are_replaced() {
         let folder = tempfile::tempdir().expect("a folder");
         let kept = kept(folder.path());
         let file = kept.file(b"source", &[]);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_costs_nothing_else() {
+    fn an_unwritable_folder_only_disables_the_cache() {
         let folder = tempfile::tempdir().expect("a folder");
         // A file in the place of the folder.
         fs::write(folder.path().join("a"), "a file").expect("a file");

@@ -6,7 +6,6 @@
 
 #[cfg(feature = "cuda")]
 mod alias;
-mod cache_folder;
 #[cfg(feature = "cuda")]
 pub mod kernel_cache;
 #[cfg(feature = "cuda")]
@@ -17,10 +16,9 @@ pub mod libraries;
 pub mod nvrtc;
 mod places;
 
-pub use cache_folder::cache_folder;
 #[cfg(feature = "cuda")]
 pub use places::reason;
-pub use places::{Lookup, Places, environment};
+pub use places::{Lookup, Places, cache_folder, environment};
 
 /// Loads NVRTC with its cache of kernels, for programs that find their GPU by themselves, such as tests of
 /// kernels. Does nothing without feature `cuda`, or if there is no NVRTC.

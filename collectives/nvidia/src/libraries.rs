@@ -80,7 +80,7 @@ fn make_known(wanted: &Wanted, asked: &[String]) -> Result<(), String> {
         if !instead.is_empty()
             && let Err(error) = alias::give(file, alias, &instead)
         {
-            tracing::debug!("{file} is used as it is: {error}");
+            tracing::debug!("{file} is used unchanged: {error}");
         }
     }
     if is_known() {

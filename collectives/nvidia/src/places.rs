@@ -170,6 +170,15 @@ pub fn reason(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
+/// Returns Kiln's cache folder according to the XDG Base Directory Specification: `$XDG_CACHE_HOME/kiln`, or
+/// `~/.cache/kiln`. `None` if neither is known.
+pub fn cache_folder(lookup: &Lookup) -> Option<PathBuf> {
+    let absolute = |path: &PathBuf| path.is_absolute();
+    let base = lookup("XDG_CACHE_HOME").filter(absolute);
+    let base = base.or_else(|| Some(lookup("HOME").filter(absolute)?.join(".cache")))?;
+    Some(base.join("kiln"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -97,7 +97,7 @@ fn waiting(index: usize) -> Witness {
 }
 
 #[test]
-fn a_rank_that_never_entered_is_named_with_what_it_does() {
+fn a_missing_rank_is_named_with_its_activity() {
     let late = rank(2, "data loading", &[("world", WORLD, 1085, None)]);
     check(
         &[waiting(0), waiting(1), late, waiting(3)],
@@ -130,7 +130,7 @@ fn the_chain_of_waits_is_followed_to_its_end() {
 }
 
 #[test]
-fn differing_calls_are_listed_and_the_minority_is_to_blame() {
+fn the_minority_of_differing_calls_is_blamed() {
     let other = rank(1, "forward", &[("world", WORLD, 1086, Some(gather("block.8")))]);
     check(
         &[waiting(0), other, waiting(2), waiting(3)],
@@ -142,7 +142,7 @@ fn differing_calls_are_listed_and_the_minority_is_to_blame() {
 }
 
 #[test]
-fn the_dead_and_the_silent_go_before_those_who_wait_for_them() {
+fn dead_and_silent_ranks_are_blamed_first() {
     let gone = || Witness::Gone { reason: "died".into() };
     let silent = || Witness::Silent { seconds: 12.4 };
     check(
@@ -168,7 +168,7 @@ fn the_dead_and_the_silent_go_before_those_who_wait_for_them() {
 }
 
 #[test]
-fn a_slow_transfer_and_a_healthy_run_blame_nobody() {
+fn slow_transfers_and_healthy_runs_blame_no_rank() {
     check(
         &[waiting(0), waiting(1), waiting(2), waiting(3)],
         Finding::Transfer,
@@ -182,7 +182,7 @@ fn a_slow_transfer_and_a_healthy_run_blame_nobody() {
 
 /// The late rank arrives after another rank has given up and before that rank asks.
 #[test]
-fn a_rank_that_comes_just_too_late_is_to_blame_and_not_the_network() {
+fn a_late_rank_is_blamed_not_the_network() {
     let text = "rank 2 entered #1085 all_gather(block.7) 61 s late; ranks 0, 1, 3 had waited for it: look at \
                 what it did before, or allow more time with comm.timeout_s";
     let entered_all = [entered(0, 61.0, None), entered(1, 60.0, None), entered(2, 0.2, None), waiting(3)];
@@ -213,7 +213,7 @@ fn a_rank_that_comes_just_too_late_is_to_blame_and_not_the_network() {
 /// Rank 2 entered the operation when its process was continued, and then answered. Rank 0 had answered two
 /// seconds earlier.
 #[test]
-fn a_rank_is_late_by_the_whole_time_also_beyond_the_deadline() {
+fn lateness_counts_beyond_the_deadline() {
     let earlier = |index| match entered(index, 10.0, None) {
         Witness::Answered(flight) => Witness::Answered(Box::new(flight.later(2.0))),
         _ => unreachable!(),
@@ -229,7 +229,7 @@ fn a_rank_is_late_by_the_whole_time_also_beyond_the_deadline() {
 
 /// The processes were stopped with their launcher, and continued a minute later.
 #[test]
-fn processes_that_did_not_run_are_to_blame_and_not_the_network() {
+fn stopped_processes_are_blamed_not_the_network() {
     let stopped = |witness: Witness, seconds: f64, ago: f64| {
         let Witness::Answered(mut flight) = witness else { unreachable!() };
         flight.stall = Some(Stall { seconds, ago });
@@ -297,7 +297,7 @@ fn a_wait_is_judged_by_its_own_operation() {
 }
 
 #[test]
-fn files_tell_the_same_and_missing_files_mean_dead_ranks() {
+fn missing_files_mean_dead_ranks() {
     let flights: Vec<Flight> = [waiting(0), waiting(1), waiting(3)]
         .into_iter()
         .filter_map(|witness| match witness {
@@ -352,7 +352,7 @@ fn ready_before(index: usize, milliseconds: impl Fn(u64) -> u64) -> Witness {
 }
 
 #[test]
-fn a_rank_that_the_others_wait_for_again_and_again_lags() {
+fn a_rank_that_others_keep_waiting_for_lags() {
     let quick = |index| ready_before(index, move |_| 60 + index as u64);
     let witnesses = [quick(0), ready_before(1, |_| 10), quick(2), quick(3)];
     let lag = Lag::find(&witnesses).unwrap();

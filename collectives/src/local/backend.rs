@@ -12,7 +12,7 @@ use crate::buffer::Buffer;
 use crate::call::ArgumentError;
 use crate::call::{Call, CallSite};
 use crate::diagnosis::Witness;
-use crate::error::CommError;
+use crate::error::{Abort, CommError};
 use crate::holds::Holds;
 use crate::payload::Payload;
 use crate::process_group::ProcessGroup;
@@ -108,10 +108,8 @@ impl GroupControl for LocalBackend {
         self.group().cause(site)
     }
 
-    fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
-        let by = self.identity.abort(reason);
-        self.group().fail(by.clone());
-        self.cause(site).unwrap_or_else(|| CommError::Aborted { site: site.clone(), by })
+    fn fail(&self, abort: Abort) {
+        self.group().fail(abort);
     }
 
     fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
@@ -126,6 +124,8 @@ impl GroupControl for LocalBackend {
 impl Backend for LocalBackend {
     const NAME: &'static str = BACKEND;
     const SHARES_GATHERS: bool = true;
+    const IS_ONE_PROCESS: bool = true;
+    const SHARES_HOLDS: bool = true;
 
     fn nodes(&self) -> Vec<usize> {
         vec![0; self.group().world_size()]
@@ -177,10 +177,6 @@ impl Backend for LocalBackend {
 
     fn crash(&self, reason: &str) {
         self.group().crash(self.identity.rank, reason);
-    }
-
-    fn leave(&self) {
-        self.membership.leave();
     }
 
     fn verdict(&self) -> Option<Verdict> {

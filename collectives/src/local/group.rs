@@ -3,7 +3,7 @@
 use super::state::{Deposits, Operation, State};
 use super::world::{GroupState, World};
 use crate::buffer::Buffer;
-use crate::call::{Call, CallSite, agree};
+use crate::call::{Call, CallSite};
 use crate::error::{Abort, Cause, CommError};
 use crate::sync::lock;
 use std::collections::BTreeMap;
@@ -127,7 +127,7 @@ impl Group {
     fn decide(&self, state: &mut State, sequence: u64) {
         let Some(operation) = state.operations.get_mut(&sequence) else { return };
         let calls: Vec<Call> = operation.calls.iter().flatten().cloned().collect();
-        let Some(groups) = agree(&calls) else {
+        let Some(groups) = Call::agree(&calls) else {
             let (group, calls) = (Arc::clone(&self.name), calls.into_iter().map(Some).collect());
             state.failure = Some(Cause::Error(CommError::Mismatch { group, sequence, calls }));
             return;
@@ -221,16 +221,10 @@ pub(super) struct Membership {
     pub(super) rank: usize,
 }
 
-impl Membership {
-    pub(super) fn leave(&self) {
-        let reason = format!("rank {} left the group", self.rank);
-        self.group.fail(self.group.abort_by(self.rank, &reason));
-    }
-}
-
 impl Drop for Membership {
     fn drop(&mut self) {
-        self.leave();
+        let reason = format!("rank {} left the group", self.rank);
+        self.group.fail(self.group.abort_by(self.rank, &reason));
     }
 }
 

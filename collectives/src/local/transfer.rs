@@ -108,7 +108,7 @@ impl Exchange<'_> {
         let whole = leads.then(|| Arc::new(Buffer::concatenated(output.dtype(), &self.deposits(0))));
         self.arrive(1, whole)?;
         let whole = self.deposits(1).first().map(|whole| (**whole).clone());
-        whole.ok_or_else(|| self.failed("the rank that writes for all has memory of its own"))
+        whole.ok_or_else(|| self.failed("the rank that writes for all ranks passed an output with memory"))
     }
 
     /// Reduce-scatter into a chunk per rank, then all-gather of the chunks.

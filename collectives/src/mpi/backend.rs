@@ -8,7 +8,7 @@ use super::world::BACKEND;
 use crate::backend::{Backend, GroupControl, GroupRank, empty, number_nodes};
 use crate::buffer::Buffer;
 use crate::call::{Call, CallSite};
-use crate::error::{Cause, CommError};
+use crate::error::{Abort, Cause, CommError};
 use crate::payload::Payload;
 use crate::reduce::{chunk_range, sum_into};
 use crate::verdict::Verdict;
@@ -128,6 +128,10 @@ impl GroupControl for MpiBackend {
         self.group.failure().map(|failure| failure.cause.error(site, None))
     }
 
+    fn fail(&self, abort: Abort) {
+        let _ = self.group.give_up(Cause::Abort(abort));
+    }
+
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
         let cause = Cause::Abort(self.group.identity.abort(reason));
         self.group.give_up(cause).error(site, None)
@@ -179,13 +183,9 @@ impl Backend for MpiBackend {
         }))
     }
 
-    fn crash(&self, reason: &str) {
-        let _ = self.group.give_up(Cause::Abort(self.group.identity.abort(reason)));
-    }
-
     fn leave(&self) {
         if !self.left.swap(true, Ordering::Relaxed) {
-            let _ = self.group.give_up(Cause::Abort(self.group.identity.left()));
+            self.fail(self.group.identity.left());
         }
     }
 

@@ -4,7 +4,7 @@ use super::message::{Failure, Message, NewGroup, Notice, Number};
 use super::outbox::Outbox;
 use super::world::World;
 use crate::backend::{GroupRank, RankShared};
-use crate::call::{ArgumentError, Call, CallSite, agree};
+use crate::call::{ArgumentError, Call, CallSite};
 use crate::error::{Cause, CommError};
 use crate::sync::Monitor;
 use crate::verdict::{Finding, Verdict};
@@ -88,7 +88,7 @@ impl Group {
             return;
         }
         let calls: Vec<Call> = state.calls.remove(&sequence).into_iter().flatten().flatten().collect();
-        let Some(groups) = agree(&calls) else {
+        let Some(groups) = Call::agree(&calls) else {
             let (group, calls) = (Arc::clone(&self.identity.name), calls.into_iter().map(Some).collect());
             let cause = Cause::Error(CommError::Mismatch { group, sequence, calls });
             return self.fail(state, Failure { cause, everywhere: false });

@@ -157,7 +157,7 @@ fn listen(inbox: &Inbox, done: &AtomicBool) {
         match Message::decode(&bytes) {
             Ok(message) => inbox.dispatch(message),
             // Only a different version of this program sends invalid messages.
-            Err(error) => tracing::error!("a message that is none has come: {error}"),
+            Err(error) => tracing::error!("received an invalid message: {error}"),
         }
     }
 }

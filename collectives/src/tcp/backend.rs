@@ -8,7 +8,7 @@ use super::wire::{Stop, Wire};
 use crate::backend::{AskAll, Backend, GroupControl, GroupRank, RankShared, empty, number_nodes};
 use crate::buffer::Buffer;
 use crate::call::{Call, CallSite, SplitKey, partition};
-use crate::error::{Cause, CommError};
+use crate::error::{Abort, Cause, CommError};
 use crate::operation::Operation;
 use crate::payload::Payload;
 use crate::process_group::ProcessGroup;
@@ -165,10 +165,8 @@ impl GroupControl for TcpBackend {
         self.failure().map(|cause| cause.error(site, None))
     }
 
-    fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
-        let by = self.identity.abort(reason);
-        self.world.control.fail_here(self.group.number, by.clone());
-        self.cause(site).unwrap_or_else(|| CommError::Aborted { site: site.clone(), by })
+    fn fail(&self, abort: Abort) {
+        self.world.control.fail_here(self.group.number, abort);
     }
 
     fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
@@ -186,6 +184,7 @@ impl GroupControl for TcpBackend {
 
 impl Backend for TcpBackend {
     const NAME: &'static str = "tcp";
+    const SHARES_HOLDS: bool = true;
 
     fn nodes(&self) -> Vec<usize> {
         nodes(&self.world, &self.group)
@@ -210,7 +209,7 @@ impl Backend for TcpBackend {
     }
 
     fn leave(&self) {
-        self.world.control.fail_here(self.group.number, self.identity.left());
+        self.fail(self.identity.left());
         // The worker releases the wire once it learns of the failure.
         lock(&self.wire).leave();
     }

@@ -31,7 +31,7 @@ pub enum FrameError {
         limit: usize,
     },
     /// The content is not the expected message.
-    #[error("a frame that is no message: {0}")]
+    #[error("a frame does not contain a valid message: {0}")]
     Garbage(String),
     /// The connection failed or ended.
     #[error("{}", in_words(.0))]

@@ -167,7 +167,7 @@ impl Joining<'_> {
     fn register(&self, ports: &[u16]) -> Result<(Channel, Arc<PendingConnections>, Listener), JoinError> {
         let options = self.options;
         let (mut pause, mut hello) = (PAUSE[0], HELLO[0]);
-        let mut reason = "nobody listens there".to_owned();
+        let mut reason = "no program listens there".to_owned();
         let mut distrusted: Option<Instant> = None;
         loop {
             let hosts = match resolve(&options.host, options.port) {
@@ -207,7 +207,7 @@ impl Joining<'_> {
                             .into();
                     }
                     Err(error) => {
-                        reason = format!("somebody listens there, but not as a rendezvous: {error}");
+                        reason = format!("a program listens there, but it is not a rendezvous: {error}");
                     }
                 }
             }
@@ -275,7 +275,7 @@ impl Joining<'_> {
         Ok((channel, pending, listener))
     }
 
-    /// Waits until all ranks have arrived. If this process is asked to stop meanwhile, it informs the
+    /// Waits until all ranks have arrived. If this process receives a stop request meanwhile, it informs the
     /// rendezvous, which informs all ranks.
     fn wait_for_all(&self, channel: &mut Channel) -> Result<(u64, Vec<RankInfo>), JoinError> {
         let options = self.options;

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_for_good_and_the_end_of_the_world_end_the_calls() {
+    fn final_refusals_and_the_end_stop_the_calls() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let admit = |caller: handshake::Caller| caller.refuse("never", false);

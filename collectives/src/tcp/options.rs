@@ -344,7 +344,7 @@ pub enum JoinError {
         distrust: bool,
     },
     /// A rank received a stop request before all ranks had arrived.
-    #[error("rank {by} was asked to stop before all ranks had come")]
+    #[error("rank {by} received a stop request before all ranks had arrived")]
     Stopped {
         /// The rank that was asked.
         by: usize,

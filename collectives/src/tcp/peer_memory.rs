@@ -247,7 +247,7 @@ mod tests {
 
     /// Even if a rank may read its own process, it does not accept its own answer to its own challenge.
     #[test]
-    fn a_rank_does_not_take_its_own_answer_for_the_peers() {
+    fn a_rank_rejects_its_own_answer() {
         let [mut own, mut other] = channels();
         let met = thread::scope(|scope| {
             scope.spawn(move || {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_within_a_machine_are_told_by_their_addresses() {
+    fn local_connections_are_found_by_address() {
         let [own, other] = channels();
         assert!(is_on_this_machine(own.stream()).unwrap());
         assert!(is_on_this_machine(other.stream()).unwrap());

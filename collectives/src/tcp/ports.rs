@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_free_port_from_a_ranks_own_on_is_taken() {
+    fn a_rank_takes_the_first_free_port() {
         // Two adjacent ports that are free at this moment; other programs open ports as well.
         let (ports, low, high) = (0..100)
             .find_map(|_| {

@@ -39,8 +39,8 @@ impl Why {
     /// Describes a caller of another job. Takes two ranks and their jobs, the refusing rank first.
     pub(super) fn other_job([(own, ours), (rank, theirs)]: [(usize, &str); 2]) -> Why {
         Why::Job(format!(
-            "rank {own} is of the job \"{ours}\", and rank {rank} of \"{theirs}\"; give each job a port \
-             of its own (MASTER_PORT), or all processes of one the same name (--rdzv-id)"
+            "rank {own} is of the job \"{ours}\", and rank {rank} of \"{theirs}\"; give each job its \
+             own port (MASTER_PORT), or all processes of one job the same name (--rdzv-id)"
         ))
     }
 
@@ -75,8 +75,8 @@ impl fmt::Display for Refused {
         let Refused { rank, from, why } = self;
         let reason = why.reason();
         match self.is_proven() {
-            true => write!(f, "rank {rank} at {from} came and was refused: {reason}"),
-            false => write!(f, "somebody at {from} came as rank {rank} and was refused: {reason}"),
+            true => write!(f, "rank {rank} at {from} was refused: {reason}"),
+            false => write!(f, "a caller at {from} claimed to be rank {rank} and was refused: {reason}"),
         }
     }
 }

@@ -136,12 +136,11 @@ impl Inner {
             && own != told
         {
             self.warnings.warn(format!(
-                "refused rank {rank} of another job from {from}: its ranks were told port {told}, and those \
-                 of this job port {own}"
+                "refused rank {rank} of another job from {from}: its ranks expect port {told}, and those of \
+                 this job port {own}"
             ));
-            let text = format!(
-                "it keeps a job whose ranks were told port {own}, and this rank was told port {told}"
-            );
+            let text =
+                format!("it serves a job whose ranks expect port {own}, and this rank expects port {told}");
             // The caller's own rendezvous may be at the next port.
             return caller.refuse(&text, true);
         }

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_are_repeated_moved_or_left_out_are_noticed() {
+    fn replayed_moved_or_missing_records_are_noticed() {
         let [a, b, c]: [Vec<u8>; 3] = sealed(&[b"a", b"b", b"c"]).try_into().unwrap();
         let forged = |record| Some(SealError::Forged { record });
         assert_eq!(opened(&[&*a, &*a].concat()), (b"a".to_vec(), forged(1)));
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_take_the_next_key_at_the_same_record() {
+    fn both_sides_change_keys_at_the_same_record() {
         let mut sealer = Sealer::new(Seal::Encrypt, &KEY).unwrap();
         let mut opener = Opener::new(Seal::Encrypt, &KEY).unwrap();
         for next in [0, RECORDS_PER_KEY - 1, RECORDS_PER_KEY] {

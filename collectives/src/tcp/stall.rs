@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rest_that_is_far_too_long_shows_that_the_process_did_not_run() {
+    fn a_sleep_far_too_long_is_a_stall() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let mut detector = StallDetector::new(Duration::from_secs(1));

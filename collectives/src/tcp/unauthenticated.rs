@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_the_most_makes_room_the_oldest_first() {
+    fn the_busiest_address_makes_room() {
         let mut street = Street::new(4);
         let flood: Vec<Number> = (0..3).map(|_| street.enter(1).0).collect();
         let (rank, displaced) = street.enter(2);

@@ -79,7 +79,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
-    fn a_thousand_warnings_are_two_and_every_one_is_counted() {
+    fn a_thousand_warnings_become_two_with_a_count() {
         static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
         let say = |text: &str| lock(&SAID).push(text.to_owned());
         let warnings = Warnings { state: Mutex::default(), period: Duration::MAX, say };
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_far_apart_are_all_said() {
+    fn warnings_far_apart_are_all_logged() {
         static SAID: AtomicU64 = AtomicU64::new(0);
         let say = |_: &str| {
             SAID.fetch_add(1, Ordering::Relaxed);

@@ -1,14 +1,24 @@
 //! Buffers on a GPU: ranks as threads that share one, through wgpu. Without a GPU, Mesa's lavapipe is
 //! sufficient.
 
-use crate::failures::{check_invalid, check_mismatch, diverge};
-use crate::support::*;
 use cubecl::client::Client;
 use half::{bf16, f16};
 use kiln_collectives::{ArgumentError, Buffer, CommError, Communicator, DType, Element, Location};
+use kiln_conformance::failures::{check_invalid, check_mismatch, diverge};
+use kiln_conformance::{
+    PATIENCE, Settings, TestElement, World, assert_bits, label, on_each_rank, reference_sum, values,
+};
 use std::sync::Arc;
 
 const WORLD_SIZES: [usize; 4] = [1, 2, 3, 4];
+
+fn world(world_size: usize) -> World {
+    crate::world(world_size, Settings::default())
+}
+
+fn delayed(world_size: usize, seed: u64) -> World {
+    crate::world(world_size, Settings { delay_seed: Some(seed), ..Settings::default() })
+}
 
 fn client() -> Client {
     let client = cubecl::Device::Wgpu(cubecl::wgpu::WgpuDevice::default()).client();
@@ -132,7 +142,7 @@ fn device_operations_match_the_reference() {
 }
 
 #[test]
-fn device_operations_match_the_reference_under_delays() {
+fn device_operations_match_under_delays() {
     check_all_types(|world_size| delayed(world_size, world_size as u64));
 }
 
@@ -177,7 +187,7 @@ fn device_buffers_larger_than_a_kernel_sees() {
 }
 
 #[test]
-fn device_parts_of_a_buffer_are_read_and_written_alone() {
+fn device_ranges_are_read_and_written_alone() {
     let client = client();
     on_each_rank(&world(2), |member| {
         let own = values::<f32>(member.rank(), 300);
@@ -198,7 +208,7 @@ fn device_parts_of_a_buffer_are_read_and_written_alone() {
 }
 
 #[test]
-fn device_work_before_and_after_is_ordered_without_the_host() {
+fn device_work_is_ordered_without_the_host() {
     let client = client();
     for seed in 0..5 {
         on_each_rank(&delayed(3, seed), |member| {
@@ -281,7 +291,7 @@ fn buffers_of_a_call_must_be_in_one_place() {
 }
 
 #[test]
-fn parts_come_back_to_the_host_and_changes_go_there_and_back() {
+fn ranges_and_changes_cross_to_the_host_and_back() {
     let client = client();
     let values: Vec<f32> = (0..10).map(|index| index as f32).collect();
     for buffer in [Buffer::from_slice(&values), on_device(&client, &values)] {

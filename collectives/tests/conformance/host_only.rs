@@ -1,7 +1,7 @@
 //! A backend that cannot move GPU memory refuses it on every rank.
 
-use crate::support::*;
 use kiln_collectives::{ArgumentError, Buffer, CommError, Communicator, DType, Work};
+use kiln_conformance::{PATIENCE, World, label, on_each_rank};
 use std::sync::Arc;
 
 /// Checks that every operation of `make`'s worlds refuses buffers on a GPU.

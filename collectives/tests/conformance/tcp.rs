@@ -1,18 +1,15 @@
 //! Ranks of one process that communicate over the loopback interface, as processes would.
 
-use crate::SEAL;
-use crate::support::{Settings, World, share};
 use kiln_collectives::tcp::{self, Ring, Seal, Secret};
-
-pub const NAME: &str = "tcp";
+use kiln_conformance::{Settings, World, share};
 
 /// Creates ranks that read each other's memory or, with a delay seed, use sockets, directly or on the ring.
-pub fn world(world_size: usize, settings: Settings) -> World {
+pub fn world(seal: Seal, world_size: usize, settings: Settings) -> World {
     // The seed selects the algorithm; the system provides the delays.
     let ring = settings.delay_seed.is_some_and(|seed| seed % 2 == 1);
     let ranks = tcp::loopback(world_size, |options| {
-        if SEAL != Seal::Off {
-            options.seal = SEAL;
+        if seal != Seal::Off {
+            options.seal = seal;
             options.secret = Secret::new("of this world");
         }
         options.recorder_capacity = settings.recorder_capacity;

@@ -1,9 +1,8 @@
 //! Checks whose counterparts in the suite need all ranks in one process, because ranks wait for each other
 //! through shared memory. Here, ranks wait for each other through a second world.
 
-use crate::accounting;
-use crate::support::*;
 use kiln_collectives::{ArgumentError, Buffer, CallSite, CommError, Communicator, DType, Finding, Operation};
+use kiln_conformance::{PATIENCE, World, accounting, assert_bits, label, reference_sum, values};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -55,7 +54,7 @@ pub fn check_lifetime(world: &World) {
 
 pub fn check_records(world: &World) {
     let member = &world[0];
-    assert_eq!(member.backend(), crate::backend::NAME);
+    assert_eq!(member.backend(), "mpi");
     assert_eq!(member.name(), "world");
     assert_eq!(member.nodes(), vec![0; member.world_size()]);
     member.barrier(label("good")).wait(PATIENCE).unwrap();

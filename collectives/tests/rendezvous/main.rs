@@ -103,7 +103,7 @@ fn garbage_is_hung_up_on_and_the_job_goes_on() {
 }
 
 #[test]
-fn an_oversized_frame_is_refused_before_memory_is_taken() {
+fn an_oversized_frame_allocates_nothing() {
     let (options, address) = pair();
     join_despite(options, || {
         let mut stream = connect(address);
@@ -130,7 +130,7 @@ fn a_silent_stranger_does_not_hold_up_the_job() {
 }
 
 #[test]
-fn a_crowd_of_silent_strangers_does_not_keep_a_rank_out() {
+fn silent_strangers_do_not_keep_a_rank_out() {
     let (options, address) = pair();
     let mut strangers = Vec::new();
     join_despite(options, || {
@@ -177,7 +177,7 @@ fn a_second_rank_of_the_same_number_is_told_so() {
 }
 
 #[test]
-fn a_rendezvous_that_never_opens_is_rank_0s_fault() {
+fn an_unopened_rendezvous_is_rank_0s_fault() {
     let (mut options, _) = pair();
     options[1].timeout = Duration::from_millis(200);
     let error = TcpCommunicator::join(options[1].clone()).unwrap_err();
@@ -197,7 +197,7 @@ fn missing_ranks_are_named_in_time() {
 
 /// Rank 2 of the world never arrives. Rank 0 learns of the stop, whether it has registered by then or not.
 #[test]
-fn a_rank_that_is_asked_to_stop_ends_the_wait_of_all() {
+fn a_stop_request_ends_the_wait_of_all_ranks() {
     let outcome = tcp::loopback(2, |options| {
         options.world_size = 3;
         options.linger = PATIENCE;
@@ -242,14 +242,14 @@ fn ranks_of_two_jobs_do_not_cross_over() {
     let [first, second] = [0, 1].map(|rank| job(rank, address.port() + 1));
     join_despite([first, second], || {
         let error = TcpCommunicator::join(stranger).unwrap_err();
-        let told = format!("and this rank was told port {}", address.port());
+        let told = format!("and this rank expects port {}", address.port());
         assert!(error.to_string().contains(&told), "{error}");
     });
 }
 
 /// If nothing keeps the jobs apart, the message at least names the possible cause.
 #[test]
-fn a_second_rank_without_a_secret_may_be_of_another_job() {
+fn a_duplicate_rank_may_be_of_another_job() {
     let (mut options, _) = pair();
     options.iter_mut().for_each(|options| options.secret = Secret::open("none"));
     let mut again = options[1].clone();
@@ -264,7 +264,7 @@ fn a_second_rank_without_a_secret_may_be_of_another_job() {
 /// Rank 1 is busy with something else long after the run has failed. Rank 0 does not wait for it, and rank 1
 /// later gets the actual cause, in all groups.
 #[test]
-fn nobody_stays_for_a_rank_that_does_not_end_after_a_failure() {
+fn no_rank_waits_for_one_hung_after_failure() {
     let world = tcp::loopback(2, |options| options.linger = Duration::from_secs(3600)).unwrap();
     let both = |run: fn(&TcpCommunicator) -> Arc<dyn Communicator>| {
         thread::scope(|scope| {
@@ -286,7 +286,7 @@ fn nobody_stays_for_a_rank_that_does_not_end_after_a_failure() {
 }
 
 #[test]
-fn numbers_that_are_no_rank_and_names_that_are_no_host() {
+fn invalid_ranks_and_hosts_are_rejected() {
     let error = TcpCommunicator::join(JoinOptions::new(2, 2, "127.0.0.1", 1)).unwrap_err();
     assert!(matches!(error, JoinError::Rank { rank: 2, world_size: 2 }));
     for rank in 0..2 {
@@ -316,7 +316,7 @@ fn strangers_do_not_disturb_a_running_job() {
 
 /// The unspecified address counts as one that other machines can reach.
 #[test]
-fn an_open_secret_is_refused_off_the_loopback_address_before_anyone_listens() {
+fn a_default_secret_needs_the_loopback_address() {
     let (mut options, address) = pair();
     for options in &mut options {
         options.host = "0.0.0.0".into();
@@ -327,7 +327,7 @@ fn an_open_secret_is_refused_off_the_loopback_address_before_anyone_listens() {
         let error = TcpCommunicator::join(options).unwrap_err();
         assert!(matches!(&error, JoinError::OpenSecret { rank: r, .. } if *r == rank), "{error}");
         assert!(error.to_string().contains("KILN_JOB_SECRET"), "{error}");
-        assert!(TcpStream::connect(address).is_err(), "somebody listens");
+        assert!(TcpStream::connect(address).is_err(), "a program listens");
     }
     options.iter_mut().for_each(|options| options.open = true);
     join_despite(options.clone(), || {});
@@ -368,7 +368,7 @@ fn nodes_follow_the_names_of_the_machines() {
 }
 
 #[test]
-fn a_rank_that_never_calls_is_named_with_what_it_does_instead() {
+fn a_rank_that_never_calls_is_named() {
     let world = tcp::loopback(3, |_| {}).unwrap();
     let errors: Vec<CommError> = thread::scope(|scope| {
         let ranks: Vec<_> = world[..2]

@@ -18,7 +18,7 @@ fn refused(options: &JoinOptions, change: impl FnOnce(&mut JoinOptions)) -> Join
 }
 
 #[test]
-fn a_wrong_secret_and_a_wrong_job_are_refused_and_the_job_goes_on() {
+fn wrong_secrets_and_jobs_do_not_stop_the_job() {
     let (options, _) = pair();
     let mut other = options[1].clone();
     other.timeout = Duration::from_secs(1);
@@ -43,7 +43,7 @@ fn a_wrong_secret_and_a_wrong_job_are_refused_and_the_job_goes_on() {
 /// The rank knows the secret and belongs to this job, so no other rank with its number will arrive. The
 /// others stop waiting for it.
 #[test]
-fn a_rank_with_other_settings_ends_the_wait_of_all() {
+fn different_settings_end_the_wait_of_all_ranks() {
     let changes: [(Change, &str); 3] = [
         (|options| options.world_size = 3, "rank 0 expects 2 ranks, and rank 1 expects 3"),
         (
@@ -64,7 +64,7 @@ fn a_rank_with_other_settings_ends_the_wait_of_all() {
         });
         assert!(matches!(other, JoinError::Refused { .. }), "{other}");
         assert!(other.to_string().contains(says), "{other}");
-        assert!(kept.to_string().contains("came and was refused: "), "{kept}");
+        assert!(kept.to_string().contains(" at 127.0.0.1 was refused: "), "{kept}");
         assert!(kept.to_string().contains(says), "{kept}");
     }
 }
@@ -95,7 +95,7 @@ fn waited_for(options: [JoinOptions; 2], change: Change, says: &str) -> String {
 /// Anyone can connect without the secret, or knowing an open one. That ends no job, and is reported if no
 /// genuine rank arrives.
 #[test]
-fn strangers_in_a_ranks_place_are_told_of_in_the_end() {
+fn refused_strangers_are_listed_at_the_end() {
     let (options, _) = pair();
     let says = "does not know this job's secret";
     let text = waited_for(options, |options| options.secret = Secret::new("none"), says);
@@ -106,12 +106,12 @@ fn strangers_in_a_ranks_place_are_told_of_in_the_end() {
     options.iter_mut().for_each(|options| options.secret = Secret::open("none"));
     let says = "rank 0 expects 2 ranks, and rank 1 expects 3";
     let text = waited_for(options, |options| options.world_size = 3, says);
-    assert!(text.contains(says) && text.contains("came and was refused"), "{text}");
+    assert!(text.contains(says) && text.contains(" at 127.0.0.1 was refused: "), "{text}");
 }
 
 /// Another program at that port, for example.
 #[test]
-fn somebody_who_says_nothing_or_hangs_up_is_told_in_words() {
+fn silent_and_closed_connections_are_explained() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let error = |milliseconds| {

@@ -103,7 +103,7 @@ fn cached_decoding_matches_over_many_tiles() {
 /// Prompts that are shorter than the window, equally long and longer, and chunks that begin and end anywhere
 /// in it.
 #[test]
-fn cached_decoding_in_a_window_matches_the_whole_pass() {
+fn cached_windows_match_the_whole_pass() {
     for config in windowed() {
         for batch in [1, 3] {
             assert_chunks_match(&config, batch, &[1; 20]);
@@ -118,7 +118,7 @@ fn cached_decoding_in_a_window_matches_the_whole_pass() {
 
 /// A window at least as long as the cache's capacity keeps the same positions as full attention.
 #[test]
-fn a_window_for_all_has_the_bits_of_full_attention() {
+fn a_full_window_has_the_bits_of_full_attention() {
     let logits = |window| {
         let model = decoder(&ModelConfig { window, ..config(2) }, 5, &Device::flex());
         let cache = KeyValueCache::new(20);

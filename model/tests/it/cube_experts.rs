@@ -36,7 +36,7 @@ fn all_tokens_on_one_expert_on_wgpu() {
 }
 
 #[test]
-fn an_expert_without_tokens_has_a_gradient_of_zero_on_wgpu() {
+fn an_idle_expert_has_zero_gradient_on_wgpu() {
     let device = device();
     poison(&device);
     let inputs = inputs(&ODD.flat());
@@ -78,7 +78,7 @@ fn assert_runs_as_on_flex(op: impl Operation, inputs: &[Vec<f64>], (dtype, bound
 /// does the gradient of token 1 after its last matrix. The results for its own tokens do not come close to
 /// overflowing.
 #[test]
-fn what_overflows_in_an_expert_that_is_not_chosen_does_not_count_on_wgpu() {
+fn an_unchosen_overflow_does_not_count_on_wgpu() {
     let sizes = Sizes { tokens: 4, per_token: 1, experts: 2, d_model: 4, d_ff: 3 };
     let device = device();
     for (dtype, bound) in dtypes() {
@@ -115,7 +115,7 @@ fn what_overflows_in_an_expert_that_is_not_chosen_does_not_count_on_wgpu() {
 
 /// A token that is NaN only affects the gradients of its own experts.
 #[test]
-fn a_token_of_nan_leaves_other_experts_alone_on_wgpu() {
+fn a_nan_token_spares_other_experts_on_wgpu() {
     let mut inputs = inputs(&ODD.flat());
     inputs[0][..ODD.d_model].fill(f64::NAN);
     assert_runs_as_on_flex(over(experts, ODD), &inputs, (FloatDType::F32, F32_BOUND));

@@ -33,7 +33,7 @@ impl ModuleVisitor for Count {
 }
 
 #[test]
-fn presets_have_exactly_the_parameters_they_are_known_for() {
+fn presets_have_their_published_parameter_counts() {
     let known = [8_959_232, 89_884_800, 302_558_208, 1_100_048_384, 6_738_415_616];
     for (name, known) in PRESETS.into_iter().zip(known) {
         let config = ModelConfig::preset(name).expect("a preset");
@@ -167,7 +167,7 @@ fn keys_of_different_names_are_different() {
 }
 
 #[test]
-fn an_untrained_decoder_finds_all_tokens_equally_likely() {
+fn an_untrained_decoder_is_uniform_over_tokens() {
     for tied in [true, false] {
         let config = tiny(tied);
         let device = Device::flex();

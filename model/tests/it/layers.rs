@@ -113,7 +113,7 @@ fn attention_reference(config: &ModelConfig, t: &[Tensor<1>]) -> Tensor<1> {
 }
 
 #[test]
-fn attention_with_biases_norms_and_wide_heads_matches_plain_burn() {
+fn attention_with_all_options_matches_plain_burn() {
     for bias in [AttentionBias::None, AttentionBias::Qkv, AttentionBias::All] {
         for qk_norm in [false, true] {
             let config = config(bias, qk_norm);
@@ -140,7 +140,7 @@ fn attention_in_a_window_matches_plain_burn() {
 }
 
 #[test]
-fn attention_with_biases_norms_and_wide_heads_has_exact_gradients() {
+fn attention_with_all_options_has_its_gradients() {
     let config = config(AttentionBias::All, true);
     let attention = Attention::new(LayerInit::of_block(&config, 0, Key::new(1), &Device::flex()));
     let sizes = sizes(&attention, config.d_model);
@@ -176,7 +176,7 @@ fn feed_forward_layers_match_plain_burn() {
 }
 
 #[test]
-fn a_parallel_block_gives_both_layers_the_same_input() {
+fn a_parallel_block_shares_one_input() {
     let (config, device) = (config(AttentionBias::Qkv, false), Device::flex());
     let init = LayerInit::of_block(&config, 0, Key::new(1), &device);
     let (attention, ffn) = (Attention::new(init.fork("attention")), SwiGlu::new(init.fork("ffn")));

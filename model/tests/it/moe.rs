@@ -176,7 +176,7 @@ impl ModuleVisitor for Gradient<'_> {
 
 /// The loss of an even load is `experts_per_token`; these random weights give slightly more.
 #[test]
-fn the_balance_loss_joins_the_training_loss_with_its_weight() {
+fn the_balance_loss_is_added_with_its_weight() {
     let (plain, gradient) = losses(0.0);
     let (one, with_one) = losses(1.0);
     let (two, with_two) = losses(2.0);
@@ -191,7 +191,7 @@ fn the_balance_loss_joins_the_training_loss_with_its_weight() {
 /// Loss and gradients of one layer are the same either way, those of two layers are not. Over all layers, a
 /// coefficient counts the experts' shares of all tokens: less than over each, since layers prefer other experts.
 #[test]
-fn the_balance_may_be_that_of_all_layers_together() {
+fn the_balance_can_span_all_layers() {
     let with = |over: BalanceOver, router_aux_loss_coef: f64, dense_layers: &[usize]| {
         let moe = MoeConfig { router_aux_loss_over: Some(over), router_aux_loss_coef, ..experts() };
         let (loss, gradients, _) = train(MoeConfig { dense_layers: dense_layers.to_vec(), ..moe });

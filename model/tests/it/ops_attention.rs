@@ -55,7 +55,7 @@ fn attention_is_sound() {
 }
 
 #[test]
-fn attention_has_the_same_bits_on_any_number_of_threads() {
+fn attention_bits_do_not_depend_on_threads() {
     let shape = [2, 200, 6, 2, 64];
     assert_same_bits(operation(causal_attention, shape), &sizes(shape));
 }
@@ -87,7 +87,7 @@ fn attention_is_causal() {
 
 #[test]
 #[should_panic(expected = "3 heads cannot share 2 key heads")]
-fn attention_rejects_heads_that_cannot_be_grouped() {
+fn attention_rejects_ungroupable_heads() {
     let device = Device::flex();
     let kv = Tensor::<4>::ones([1, 4, 2, 8], &device);
     causal_attention(Tensor::ones([1, 4, 3, 8], &device), kv.clone(), kv, None);
@@ -154,7 +154,7 @@ fn cached_attention_continues_a_sequence() {
 }
 
 #[test]
-fn cached_attention_has_the_same_bits_on_any_number_of_threads() {
+fn cached_attention_bits_ignore_thread_count() {
     let on = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool");
         pool.install(|| cached(cached_attention, [2, 100, 4, 2, 64], [300, 310], FloatDType::F32, None))
@@ -172,7 +172,7 @@ fn cached_attention_refuses_to_be_differentiated() {
 
 #[test]
 #[should_panic(expected = "2 queries, 5 of 4 keys")]
-fn cached_attention_rejects_rows_that_are_not_there() {
+fn cached_attention_rejects_missing_rows() {
     let device = Device::flex();
     let kv = Tensor::<4>::ones([1, 4, 1, 8], &device);
     cached_attention(Tensor::ones([1, 2, 1, 8], &device), kv.clone(), kv, 5, None);

@@ -113,7 +113,7 @@ fn attention_is_that_of_f64() {
 }
 
 #[test]
-fn products_have_the_same_bits_on_any_number_of_threads() {
+fn product_bits_do_not_depend_on_threads() {
     let shape @ [rows, d_in, d_out] = [300, 130, 210];
     let op = operation(linear, shape, false);
     assert_same_bits_in(FloatDType::BF16, op, &[rows * d_in, d_in * d_out, d_out]);

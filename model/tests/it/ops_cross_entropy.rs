@@ -156,7 +156,7 @@ fn cross_entropy_of_ignored_rows_is_zero() {
 
 #[test]
 #[should_panic(expected = "target 17 is outside a vocabulary of 17")]
-fn cross_entropy_rejects_a_target_beyond_the_vocabulary() {
+fn cross_entropy_rejects_invalid_targets() {
     let device = Device::flex();
     let (hidden, weight) = (Tensor::ones([2, 4], &device), Tensor::ones([17, 4], &device));
     linear_cross_entropy(hidden, weight, HeadLayout::VocabRows, targets(vec![0, 17]), 1.0);

@@ -35,7 +35,7 @@ fn dropout_keeps_the_expected_share() {
 }
 
 #[test]
-fn dropout_depends_on_the_key_and_the_counter_alone() {
+fn dropout_depends_only_on_key_and_counter() {
     let (n, golden) = (10_000, 0x9E37_79B9_7F4A_7C15u64);
     assert_eq!(mask(n, 0.5, 1, 0), mask(n, 0.5, 1, 0));
     // Different keys, even those one counter step apart, agree on half of the elements.

@@ -88,7 +88,7 @@ fn experts_are_sound() {
 
 /// An expert without tokens has a gradient, which is zero.
 #[test]
-fn an_expert_without_tokens_has_a_gradient_of_zero() {
+fn an_idle_expert_has_zero_gradient() {
     let sizes = Sizes { tokens: 9, per_token: 2, experts: 4, d_model: 5, d_ff: 3 };
     let gradients = run(&over(experts, sizes), &inputs(&sizes.flat()), FloatDType::F32).gradients;
     for gradient in &gradients[2..] {

@@ -33,7 +33,7 @@ fn linear_is_sound() {
 }
 
 #[test]
-fn linear_has_the_same_bits_on_any_number_of_threads() {
+fn linear_bits_do_not_depend_on_threads() {
     // Cut into chunks by rows, by columns and by both, in one and in several blocks of the sum.
     for shape in [[2, 300, 130, 210], [1, 301, 1_100, 417], [1, 3, 700, 1_030]] {
         assert_same_bits(operation(linear, shape), &sizes(shape));
@@ -98,7 +98,7 @@ fn linears_need_not_all_be_used() {
 }
 
 #[test]
-fn linears_leave_the_gradient_of_a_leaf_to_its_caller() {
+fn linears_leave_leaf_gradients_to_the_caller() {
     // The input is the tracked leaf itself: burn keeps its gradient, which must not be added twice.
     let [d_in, d_out] = [20, 17];
     let op = |f: fn(Tensor<1>, [Map; 2]) -> [Tensor<1>; 2]| {

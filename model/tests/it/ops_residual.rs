@@ -106,7 +106,7 @@ fn residual_of_which_one_part_is_used() {
 }
 
 #[test]
-fn residual_leaves_the_gradient_of_a_leaf_to_its_caller() {
+fn residual_leaves_leaf_gradients_to_the_caller() {
     let op = |t: &[Tensor<1>]| {
         let stream = Residual::new(t[0].clone());
         let normed = stream.rms_norm(t[1].clone(), 1e-5);

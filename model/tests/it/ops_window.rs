@@ -59,7 +59,7 @@ fn attention_in_a_window_is_sound() {
 
 /// The shortest window that hides nothing is as long as the sequence.
 #[test]
-fn attention_in_a_window_for_all_has_the_bits_of_full_attention() {
+fn attention_in_a_full_window_keeps_bits() {
     for shape @ [_, seq, ..] in [[1, 1, 1, 1, 2], [2, 129, 4, 1, 64], [1, 257, 3, 3, 10]] {
         for dtype in [FloatDType::F32, FloatDType::F64, FloatDType::BF16] {
             let inputs = inputs(&sizes(shape));
@@ -74,7 +74,7 @@ fn attention_in_a_window_for_all_has_the_bits_of_full_attention() {
 }
 
 #[test]
-fn attention_in_a_window_has_the_same_bits_on_any_number_of_threads() {
+fn windowed_attention_bits_ignore_thread_count() {
     let shape = [2, 300, 6, 2, 64];
     assert_same_bits(in_window(causal_attention, shape, Some(70)), &sizes(shape));
 }

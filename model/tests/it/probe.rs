@@ -30,7 +30,7 @@ fn step(probe: Option<Probe>) -> Bits {
 }
 
 #[test]
-fn a_pass_shows_its_modules_in_order_and_is_not_changed() {
+fn a_probed_pass_is_ordered_and_unchanged() {
     let shown = Arc::new(Mutex::new(Vec::new()));
     let to = shown.clone();
     let probe = Probe::new(move |seen: Seen<'_>| {

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_finite_is_the_largest_difference() {
+    fn a_non_finite_value_is_the_largest_difference() {
         let compare = |a: &[f32], b: &[f32]| {
             let mut difference = TensorDifference::default();
             difference.add(0, a, b);

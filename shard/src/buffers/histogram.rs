@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_lies_between_the_limits_of_its_bucket() {
+    fn every_value_lies_within_its_bucket() {
         let limits = ValueHistogram::limits();
         assert_eq!(limits.len(), BUCKETS);
         assert!(limits.is_sorted());

@@ -2,7 +2,7 @@
 //!
 //! Until the first step is done, the first regions have pages of the usual size. If a hypervisor reclaims the
 //! memory that a guest has freed, it takes large blocks of free memory and leaves small ones: huge pages are
-//! then slow to get, and the first thread that touches one must clear all of it. After the first step they
+//! then slow to get, and the first thread that touches one must clear it entirely. After the first step they
 //! are worth it, since accesses have fewer TLB misses: a separate thread moves existing memory into them.
 //! Memory beyond the needs of a small model is in huge pages from the start, because usual pages take longer
 //! for that much if nothing was reclaimed.

@@ -28,7 +28,7 @@ fn connected() -> [Channel; 2] {
 
 /// The message reports the time that the rank has waited for an answer; the wait had no other limit.
 #[test]
-fn a_rank_that_lost_a_connection_says_how_long_it_has_waited_for_an_answer() {
+fn a_lost_connection_reports_the_time_waited() {
     let [_silent, channel] = connected();
     let shared = RankShared::new(1, 3, "node0", 8, Arc::default(), None);
     let control = Control::start(channel, shared, "tcp", None).unwrap();

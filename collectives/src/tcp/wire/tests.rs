@@ -105,7 +105,7 @@ fn a_changed_payload_is_noticed_if_it_is_sealed() {
 }
 
 #[test]
-fn a_connection_that_ends_inside_a_record_is_no_leave() {
+fn a_connection_cut_inside_a_record_is_lost() {
     let stop = gather(Seal::Encrypt, false, None, PART / 2).unwrap_err();
     let Stop::Lost { peer: 0, left: false, reason } = &stop else { panic!("{stop:?}") };
     assert!(reason.contains("ended inside record"), "{reason}");

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_are_passed_once_with_their_index_and_results_keep_their_order() {
+    fn items_run_once_and_results_keep_order() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().expect("a pool");
         pool.install(|| {
             for (count, at_once) in [(0, 1), (1, 1), (1000, 1), (1000, usize::MAX)] {

@@ -99,7 +99,7 @@ fn sources(
 }
 
 #[test]
-fn attention_compiles_to_tensor_cores_in_half_precision() {
+fn half_attention_compiles_to_tensor_cores() {
     for (version, dtype, name) in
         [(80, FloatKind::BF16, "bf16"), (90, FloatKind::BF16, "bf16"), (90, FloatKind::F16, "f16")]
     {
@@ -123,7 +123,7 @@ fn attention_compiles_to_tensor_cores_in_half_precision() {
 }
 
 #[test]
-fn attention_compiles_without_tensor_cores_in_f32_and_for_other_heads() {
+fn other_attention_compiles_without_tensor_cores() {
     for (dtype, head_dim) in
         [(FloatKind::F32, 64), (FloatKind::F32, 128), (FloatKind::BF16, 72), (FloatKind::F16, 256)]
     {
@@ -152,7 +152,7 @@ fn attention_tiles_fit_the_device() {
 
 /// Sequences of 2048 rows of heads of 64 values on 132 multiprocessors.
 #[test]
-fn attention_shares_out_query_heads_where_key_heads_are_few() {
+fn attention_divides_query_heads_if_keys_are_few() {
     let properties = properties(90);
     let tile = Tile::select(Pass::Keys, &properties, FloatKind::BF16, 64).expect("a tile");
     let multiprocessors = properties.hardware.num_streaming_multiprocessors;

@@ -197,18 +197,18 @@ const SIZES: [Sizes; 16] = [
 ];
 
 #[test]
-fn attention_on_wgpu_matches_the_reference_in_f32() {
+fn attention_on_wgpu_matches_reference_in_f32() {
     SIZES.into_iter().for_each(|sizes| Case::new(sizes, DType::F32).check());
 }
 
 #[test]
-fn attention_on_wgpu_matches_the_reference_in_f16() {
+fn attention_on_wgpu_matches_reference_in_f16() {
     SIZES.into_iter().for_each(|sizes| Case::new(sizes, DType::F16).check());
 }
 
 /// The dtype of training on NVIDIA GPUs; wgpu does not have it.
 #[test]
-fn attention_on_cuda_matches_the_reference_in_bf16() {
+fn attention_on_cuda_matches_reference_in_bf16() {
     if on_cuda() {
         SIZES.into_iter().for_each(|sizes| Case::new(sizes, DType::BF16).check());
     } else {
@@ -222,7 +222,7 @@ fn attention_on_cuda_matches_the_reference_in_bf16() {
 /// with one head width for each method, f32 without tensor cores and bf16 with them, and some windows with
 /// the other widths.
 #[test]
-fn attention_on_wgpu_in_a_window_matches_the_reference() {
+fn windowed_attention_on_wgpu_matches_reference() {
     let sizes =
         [[1, 1, 1, 1, 8], [2, 65, 4, 1, 40], [1, 130, 2, 1, 64], [2, 97, 2, 1, 128], [1, 40, 2, 1, 256]];
     for sizes in sizes {
@@ -245,7 +245,7 @@ fn attention_on_wgpu_in_a_window_matches_the_reference() {
 
 /// The kernels are the same as without a window.
 #[test]
-fn attention_on_wgpu_in_a_window_for_all_has_the_bits_of_full_attention() {
+fn attention_on_wgpu_in_a_full_window_keeps_bits() {
     let [q, k, v, dout] = Case::new([2, 65, 4, 2, 64], DType::F32).uploaded();
     let run = |window| {
         let (out, lse) = forward(&q, &k, &v, window);
@@ -289,7 +289,7 @@ fn attention_on_wgpu_has_the_same_bits_each_time() {
 }
 
 #[test]
-fn attention_on_wgpu_returns_the_gradients_that_are_wanted() {
+fn attention_on_wgpu_returns_requested_gradients() {
     let [q, k, v, dout] = Case::new([1, 9, 2, 1, 8], DType::F32).uploaded();
     let (out, lse) = forward(&q, &k, &v, None);
     let gradients = |wanted| backward([&q, &k, &v], None, &out, &lse, &dout, wanted);
@@ -306,7 +306,7 @@ fn attention_on_wgpu_returns_the_gradients_that_are_wanted() {
 
 /// The last rows of a sequence. The rows beyond `filled` are NaN.
 #[test]
-fn cached_attention_on_wgpu_matches_the_reference() {
+fn cached_attention_on_wgpu_matches_reference() {
     let cases = [
         ([1, 1, 1, 1, 8], 1, 1, None),
         ([1, 1, 4, 2, 40], 130, 131, None),
@@ -361,7 +361,7 @@ fn check_cached((sizes, filled, capacity, window): (Sizes, usize, usize, Option<
 }
 
 #[test]
-fn attention_on_wgpu_refuses_a_dtype_that_it_does_not_have() {
+fn attention_on_wgpu_refuses_unsupported_dtypes() {
     if on_cuda() {
         eprintln!("SKIPPED: NVIDIA GPUs have all dtypes");
         return;
@@ -374,7 +374,7 @@ fn attention_on_wgpu_refuses_a_dtype_that_it_does_not_have() {
 
 #[test]
 #[should_panic(expected = "3 heads cannot share 2 key heads")]
-fn attention_on_wgpu_rejects_heads_that_cannot_be_grouped() {
+fn attention_on_wgpu_rejects_ungroupable_heads() {
     let kv = poisoned(&[1, 4, 2, 8], DType::F32);
     forward(&poisoned(&[1, 4, 3, 8], DType::F32), &kv, &kv, None);
 }

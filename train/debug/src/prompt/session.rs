@@ -44,7 +44,7 @@ const UNREACHABLE: &str = "\0unreachable";
 const NO_TIME_WITH_MPI: &str = "with MPI, ranks can only be held together: the others would time out";
 
 fn is_mpi(engine: &Engine) -> bool {
-    engine.world().backend() == "mpi"
+    !engine.world().shares_holds()
 }
 
 /// The state of a held rank after a command.

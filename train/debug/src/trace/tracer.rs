@@ -58,7 +58,7 @@ impl Tracer {
         };
         let sums = after.into_iter().filter_map(since).collect();
         if let Some(mut timeline) = engine.world().view().timeline(Some(step)) {
-            if engine.world().backend() == "local" {
+            if engine.world().is_one_process() {
                 // Ranks that are threads share a machine and need no node name.
                 timeline.node = rustix::system::uname().nodename().to_string_lossy().into_owned();
             }

@@ -110,6 +110,10 @@ impl Communicator for Faulty {
         self.inner.backend()
     }
 
+    fn is_one_process(&self) -> bool {
+        self.inner.is_one_process()
+    }
+
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
         let len = input.len() + 1;
         let fault = self.drill.calling(&label, Changeable::Gather);
@@ -208,6 +212,10 @@ impl Communicator for Faulty {
 
     fn hold(&self, is_held: bool) {
         self.inner.hold(is_held);
+    }
+
+    fn shares_holds(&self) -> bool {
+        self.inner.shares_holds()
     }
 
     fn holds(&self) -> &Holds {

@@ -61,7 +61,7 @@ pub fn settle_on_rank(
     device: &ResolvedDevice,
     world: &dyn Communicator,
 ) -> Result<()> {
-    let are_threads = world.backend() == "local";
+    let are_threads = world.is_one_process();
     if are_threads && world.rank() != 0 {
         return Ok(());
     }

@@ -149,7 +149,7 @@ fn run_process(
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
         let config = with_groups(config.clone(), &*world)?;
         agree::on_config(&*world, &config, options)?;
-        let with_mpi = world.backend() == "mpi";
+        let with_mpi = !world.shares_holds();
         check_tools(options, &config, world.world_size(), with_mpi, device.is_gpu())?;
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;

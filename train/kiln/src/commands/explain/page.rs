@@ -15,7 +15,6 @@ use kiln_shard::{MeshError, ShardError};
 use crate::error::CommandError;
 use crate::error::InspectError;
 use kiln_checkpoint::CheckpointError;
-use kiln_checkpoint::hugging_face::HuggingFaceError;
 use kiln_config::ConfigError;
 use kiln_config::device::DeviceError;
 use kiln_config::links::LinksError;
@@ -322,31 +321,21 @@ fn checkpoint(error: &CheckpointError) -> Option<Page> {
         CheckpointError::NotHeld { .. } => Page::RunFolderMoved,
         CheckpointError::Stalled { .. } => Page::DiskStalled,
         CheckpointError::OtherRank => return None,
-        CheckpointError::HuggingFace(error) => return hugging_face(error),
+        CheckpointError::NotAModel { .. }
+        | CheckpointError::Unsupported { .. }
+        | CheckpointError::NoArchitecture { .. }
+        | CheckpointError::Unnamed { .. }
+        | CheckpointError::Range { .. } => Page::ModelUnsupported,
+        CheckpointError::LeadsOut { .. }
+        | CheckpointError::Json { .. }
+        | CheckpointError::Key { .. }
+        | CheckpointError::Shape { .. }
+        | CheckpointError::DamagedWeights { .. }
+        | CheckpointError::Tensors { .. } => Page::ModelDamaged,
+        CheckpointError::NoHub { .. } => Page::NotBuilt,
+        CheckpointError::RepoName { .. } | CheckpointError::Download { .. } => Page::DownloadFailed,
         CheckpointError::Data(error) => return data(error),
         CheckpointError::Shard(error) => return shard(error),
-    })
-}
-
-fn hugging_face(error: &HuggingFaceError) -> Option<Page> {
-    Some(match error {
-        HuggingFaceError::Io { source, .. } => io(source),
-        HuggingFaceError::NotAModel { .. }
-        | HuggingFaceError::Unsupported { .. }
-        | HuggingFaceError::NoArchitecture { .. }
-        | HuggingFaceError::Unnamed { .. }
-        | HuggingFaceError::Range { .. } => Page::ModelUnsupported,
-        HuggingFaceError::LeadsOut { .. }
-        | HuggingFaceError::Json { .. }
-        | HuggingFaceError::Key { .. }
-        | HuggingFaceError::Shape { .. }
-        | HuggingFaceError::Damaged { .. }
-        | HuggingFaceError::Names { .. } => Page::ModelDamaged,
-        HuggingFaceError::OtherModel { .. } => Page::CheckpointMismatch,
-        HuggingFaceError::Layer(error) => return layer(error),
-        HuggingFaceError::Occupied { .. } => Page::OutputExists,
-        HuggingFaceError::NoHub { .. } => Page::NotBuilt,
-        HuggingFaceError::RepoName { .. } | HuggingFaceError::Download { .. } => Page::DownloadFailed,
     })
 }
 

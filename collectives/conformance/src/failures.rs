@@ -1,6 +1,6 @@
 //! Every failure reaches every rank, with a message that says where to look.
 
-use crate::support::*;
+use crate::*;
 use kiln_collectives::{
     Argument, ArgumentError, Buffer, CallSite, CommError, Communicator, DType, Finding, Label, Operation,
     Phase, Work,
@@ -50,24 +50,23 @@ pub fn check_mismatch(errors: &[CommError], common: &str, other: &str) {
     }
 }
 
-#[test]
-fn different_calls_fail_on_every_rank() {
+pub fn different_calls_fail_on_every_rank(suite: &Suite) {
     let common = "all_reduce of 4 f32 for \"block 0\" (forward)";
     let reduce_f32 = || reduce("block 0", DType::F32, 4);
-    for make in [world, |size| delayed(size, 1)] {
-        let errors = diverge(make(3), reduce_f32(), |member| member.barrier(label("block 0")));
+    for seed in [None, Some(1)] {
+        let errors = diverge(suite.seeded(3, seed), reduce_f32(), |member| member.barrier(label("block 0")));
         check_mismatch(&errors, common, "barrier for \"block 0\" (forward)");
 
-        let errors = diverge(make(3), reduce_f32(), reduce("block 0", DType::BF16, 4));
+        let errors = diverge(suite.seeded(3, seed), reduce_f32(), reduce("block 0", DType::BF16, 4));
         check_mismatch(&errors, common, "all_reduce of 4 bf16 for \"block 0\" (forward)");
 
-        let errors = diverge(make(3), reduce_f32(), reduce("block 0", DType::F32, 5));
+        let errors = diverge(suite.seeded(3, seed), reduce_f32(), reduce("block 0", DType::F32, 5));
         check_mismatch(&errors, common, "all_reduce of 5 f32 for \"block 0\" (forward)");
 
-        let errors = diverge(make(3), reduce_f32(), reduce("block 1", DType::F32, 4));
+        let errors = diverge(suite.seeded(3, seed), reduce_f32(), reduce("block 1", DType::F32, 4));
         check_mismatch(&errors, common, "all_reduce of 4 f32 for \"block 1\" (forward)");
 
-        let errors = diverge(make(3), broadcast(0), broadcast(2));
+        let errors = diverge(suite.seeded(3, seed), broadcast(0), broadcast(2));
         check_mismatch(
             &errors,
             "broadcast of 4 f32 from root 0 for \"weights\" (forward)",
@@ -76,9 +75,8 @@ fn different_calls_fail_on_every_rank() {
     }
 }
 
-#[test]
-fn a_different_phase_alone_is_no_mismatch() {
-    on_each_rank(&world(2), |member| {
+pub fn a_different_phase_alone_is_no_mismatch(suite: &Suite) {
+    on_each_rank(&suite.world(2), |member| {
         let phases = [Phase::Forward, Phase::Backward];
         let label = Label::new("block", phases[member.rank()]);
         member.barrier(label).wait(PATIENCE).unwrap();
@@ -107,28 +105,27 @@ pub fn check_invalid(errors: &[CommError], problem: ArgumentError) {
     }
 }
 
-#[test]
-fn invalid_arguments_of_one_rank_fail_every_rank() {
+pub fn invalid_arguments_of_one_rank_fail_every_rank(suite: &Suite) {
     let f32s = |len| Buffer::zeros(DType::F32, len);
     let gather = |output: usize| {
         move |member: &dyn Communicator| member.all_gather(label("p"), Arc::new(f32s(2)), f32s(output))
     };
-    let errors = diverge(world(3), gather(6), gather(5));
+    let errors = diverge(suite.world(3), gather(6), gather(5));
     let length = |buffer, expected, actual| ArgumentError::Length { buffer, expected, actual };
     check_invalid(&errors, length(Argument::Output, 6, 5));
 
     let scatter = |input: usize| {
         move |member: &dyn Communicator| member.reduce_scatter(label("p"), Arc::new(f32s(input)), f32s(2))
     };
-    let errors = diverge(world(3), scatter(6), scatter(7));
+    let errors = diverge(suite.world(3), scatter(6), scatter(7));
     check_invalid(&errors, length(Argument::Input, 6, 7));
 
-    let errors = diverge(world(3), gather(6), |member| {
+    let errors = diverge(suite.world(3), gather(6), |member| {
         member.all_gather(label("p"), Arc::new(f32s(2)), Buffer::zeros(DType::F16, 6))
     });
     check_invalid(&errors, ArgumentError::DType { input: DType::F32, output: DType::F16 });
 
-    let errors = diverge(world(3), broadcast(0), broadcast(3));
+    let errors = diverge(suite.world(3), broadcast(0), broadcast(3));
     check_invalid(&errors, ArgumentError::Root { root: 3, world_size: 3 });
 }
 
@@ -147,29 +144,12 @@ pub fn check_byte_sums(world: &[Arc<dyn Communicator>]) {
     });
 }
 
-#[test]
-fn byte_sums_are_refused_on_every_rank() {
-    check_byte_sums(&world(3));
+pub fn byte_sums_are_refused_on_every_rank(suite: &Suite) {
+    check_byte_sums(&suite.world(3));
     check_byte_sums(&fake(3, &[]));
 }
-
-#[test]
-fn fake_checks_arguments_like_a_real_world() {
-    let world = fake(3, &[]);
-    let error = broadcast(3)(world[1].as_ref()).wait(PATIENCE).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "broadcast 0 of group \"world\" for \"weights\" (forward) on rank 1: root 3 is not a \
-         rank of a group of 3; correct the arguments of this call"
-    );
-    world[1].abort("enough");
-    let error = world[1].barrier(label("b")).wait(PATIENCE).unwrap_err();
-    assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == 1));
-}
-
-#[test]
-fn abort_reaches_pending_and_later_operations() {
-    on_each_rank(&world(3), |member| {
+pub fn abort_reaches_pending_and_later_operations(suite: &Suite) {
+    on_each_rank(&suite.world(3), |member| {
         let pending = (member.rank() != 2).then(|| member.barrier(label("pending")));
         if member.rank() == 2 {
             member.abort("out of memory");
@@ -186,9 +166,8 @@ fn abort_reaches_pending_and_later_operations() {
     });
 }
 
-#[test]
-fn abort_in_one_group_reaches_all_groups_of_the_world() {
-    let world = world(4);
+pub fn abort_reaches_all_groups_of_the_world(suite: &Suite) {
+    let world = suite.world(4);
     on_each_rank(&world, |member| {
         let rank = member.rank();
         let pair = member.split("pair", Some(rank as u32 / 2), 0).unwrap().unwrap();
@@ -209,10 +188,9 @@ fn abort_in_one_group_reaches_all_groups_of_the_world() {
     });
 }
 
-#[test]
-fn timeout_names_the_missing_ranks() {
+pub fn timeout_names_the_missing_ranks(suite: &Suite) {
     let (called, timed_out) = (Meeting::of(4), Meeting::of(4));
-    let errors = on_each_rank(&world(4), |member| {
+    let errors = on_each_rank(&suite.world(4), |member| {
         let missing = matches!(member.rank(), 1 | 3);
         let mut input = Arc::new(Buffer::zeros(DType::F32, 2));
         let gather = || {
@@ -248,10 +226,9 @@ fn timeout_names_the_missing_ranks() {
     }
 }
 
-#[test]
-fn dropping_a_rank_frees_the_others() {
-    for make in [world, |size| delayed(size, 5)] {
-        let mut world = make(3);
+pub fn dropping_a_rank_frees_the_others(suite: &Suite) {
+    for seed in [None, Some(5)] {
+        let mut world = suite.seeded(3, seed);
         let leaving = world.remove(1);
         let called = Meeting::of(3);
         std::thread::scope(|scope| {
@@ -276,19 +253,17 @@ fn dropping_a_rank_frees_the_others() {
     }
 }
 
-#[test]
-fn work_left_behind_by_a_dropped_rank_fails() {
-    let mut world = world(2);
+pub fn work_left_behind_by_a_dropped_rank_fails(suite: &Suite) {
+    let mut world = suite.world(2);
     let work = world[0].barrier(label("left behind"));
     world.remove(0);
     let error = work.wait(PATIENCE).unwrap_err();
     assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == 0));
 }
 
-#[test]
-fn deadlines_stand_still_while_a_rank_is_held() {
+pub fn deadlines_stand_still_while_a_rank_is_held(suite: &Suite) {
     let limit = Duration::from_millis(50);
-    on_each_rank(&world(2), |member| {
+    on_each_rank(&suite.world(2), |member| {
         let barrier = || member.barrier(label("held"));
         if member.rank() == 1 {
             member.hold(true);

@@ -1,6 +1,6 @@
 //! Every operation gives the bits of a sequential reference.
 
-use crate::support::*;
+use crate::*;
 use half::{bf16, f16};
 use kiln_collectives::{Buffer, Communicator, DType};
 use std::collections::HashSet;
@@ -68,26 +68,22 @@ fn check_all_types(make: impl Fn(usize) -> World) {
     }
 }
 
-#[test]
-fn operations_match_the_reference() {
-    check_all_types(world);
+pub fn operations_match_the_reference(suite: &Suite) {
+    check_all_types(|world_size| suite.world(world_size));
 }
 
-#[test]
-fn operations_match_the_reference_under_delays() {
-    check_all_types(|world_size| delayed(world_size, world_size as u64));
+pub fn operations_match_the_reference_under_delays(suite: &Suite) {
+    check_all_types(|world_size| suite.delayed(world_size, world_size as u64));
 }
 
-#[test]
-fn large_buffers_match_the_reference() {
+pub fn large_buffers_match_the_reference(suite: &Suite) {
     for world_size in WORLD_SIZES {
-        check_operations::<f32>(&world(world_size), 10_000_000 / world_size);
+        check_operations::<f32>(&suite.world(world_size), 10_000_000 / world_size);
     }
 }
 
-#[test]
-fn ranks_that_share_memory_gather_into_one_buffer() {
-    let world = world(3);
+pub fn shared_memory_gathers_into_one_buffer(suite: &Suite) {
+    let world = suite.world(3);
     for len in [5, 64] {
         let gathered = on_each_rank(&world, |member| {
             let own = Arc::new(Buffer::from_slice(&values::<f32>(member.rank(), len)));
@@ -99,9 +95,8 @@ fn ranks_that_share_memory_gather_into_one_buffer() {
     }
 }
 
-#[test]
-fn counts_smaller_than_the_world() {
-    let world = world(8);
+pub fn counts_smaller_than_the_world(suite: &Suite) {
+    let world = suite.world(8);
     for len in 0..8 {
         let inputs: Vec<Vec<f32>> = (0..8).map(|rank| values(rank, len)).collect();
         let sum = reference_sum(&inputs);
@@ -113,9 +108,8 @@ fn counts_smaller_than_the_world() {
     }
 }
 
-#[test]
-fn bytes_can_be_moved() {
-    on_each_rank(&world(3), |member| {
+pub fn bytes_can_be_moved(suite: &Suite) {
+    on_each_rank(&suite.world(3), |member| {
         let own = Arc::new(Buffer::from_slice(&[member.rank() as u8; 5]));
         let output = Buffer::zeros(DType::U8, 15);
         let gathered = member.all_gather(label("bytes"), own, output);
@@ -127,8 +121,7 @@ fn bytes_can_be_moved() {
     });
 }
 
-#[test]
-fn bits_do_not_depend_on_timing() {
+pub fn bits_do_not_depend_on_timing(suite: &Suite) {
     let run = |world: World| {
         on_each_rank(&world, |member| {
             let own = values::<f32>(member.rank(), 4 * 1023);
@@ -143,44 +136,8 @@ fn bits_do_not_depend_on_timing() {
             [reduced.as_bytes(), scattered.as_bytes()].concat()
         })
     };
-    let expected = run(world(4));
+    let expected = run(suite.world(4));
     for seed in 0..20 {
-        assert_eq!(run(delayed(4, seed)), expected, "seed {seed}");
-    }
-}
-
-#[test]
-fn fake_ranks_see_a_silent_world() {
-    for member in fake(4, &[]) {
-        let rank = member.rank();
-        let own = values::<f32>(rank, 4 * 7);
-        let input = Arc::new(Buffer::from_slice(&own));
-        let output = Buffer::zeros(DType::F32, 7);
-        let work = member.reduce_scatter(label("scatter"), Arc::clone(&input), output);
-        assert!(work.is_done());
-        let shard = work.wait(PATIENCE).unwrap();
-        assert_bits(&shard, &own[rank * 7..(rank + 1) * 7], "reduce_scatter");
-        assert_eq!(Arc::strong_count(&input), 1);
-
-        let mut expected = vec![9.0f32; 28];
-        expected[rank * 7..(rank + 1) * 7].copy_from_slice(shard.as_slice().unwrap());
-        let output = Buffer::from_slice(&[9.0f32; 28]);
-        let full = member.all_gather(label("gather"), Arc::new(shard), output);
-        assert_bits(&full.wait(PATIENCE).unwrap(), &expected, "all_gather");
-
-        let buffer = Buffer::from_slice(&own);
-        let buffer = member.all_reduce(label("reduce"), buffer).wait(PATIENCE).unwrap();
-        let buffer = member.broadcast(label("send"), buffer, 3).wait(PATIENCE).unwrap();
-        assert_bits(&buffer, &own, "all_reduce and broadcast");
-        let nothing = member.barrier(label("barrier")).wait(PATIENCE).unwrap();
-        assert!(nothing.is_empty());
-    }
-}
-
-#[test]
-fn fake_world_of_one_is_a_real_world_of_one() {
-    for len in [0, 1, 1023] {
-        check_operations::<f32>(&fake(1, &[]), len);
-        check_operations::<bf16>(&fake(1, &[]), len);
+        assert_eq!(run(suite.delayed(4, seed)), expected, "seed {seed}");
     }
 }

@@ -1,6 +1,6 @@
 //! Splitting groups, and using several concurrently.
 
-use crate::support::*;
+use crate::*;
 use kiln_collectives::{Buffer, CommError, Communicator, DType};
 use std::sync::Arc;
 
@@ -40,10 +40,9 @@ pub fn check_split(world: &[Arc<dyn Communicator>]) {
     });
 }
 
-#[test]
-fn split_orders_by_key() {
-    check_split(&world(6));
-    check_split(&delayed(6, 3));
+pub fn split_orders_by_key(suite: &Suite) {
+    check_split(&suite.world(6));
+    check_split(&suite.delayed(6, 3));
 }
 
 /// Checks rows and columns of a 2 x 2 mesh, used concurrently and in a different order on each rank.
@@ -85,23 +84,20 @@ pub fn check_mesh(world: &[Arc<dyn Communicator>]) {
     });
 }
 
-#[test]
-fn mesh_groups_run_side_by_side() {
-    check_mesh(&world(4));
+pub fn mesh_groups_run_side_by_side(suite: &Suite) {
+    check_mesh(&suite.world(4));
     for seed in 0..5 {
-        check_mesh(&delayed(4, seed));
+        check_mesh(&suite.delayed(4, seed));
     }
 }
 
-#[test]
-fn groups_outlive_their_parent() {
-    let groups = on_each_rank(&world(2), |member| member.split("child", Some(0), 0).unwrap().unwrap());
+pub fn groups_outlive_their_parent(suite: &Suite) {
+    let groups = on_each_rank(&suite.world(2), |member| member.split("child", Some(0), 0).unwrap().unwrap());
     on_each_rank(&groups, |group| assert_eq!(sum_of(group.as_ref(), 1.0), 2.0));
 }
 
-#[test]
-fn names_must_agree_within_a_group_only() {
-    on_each_rank(&world(4), |member| {
+pub fn names_must_agree_within_a_group_only(suite: &Suite) {
+    on_each_rank(&suite.world(4), |member| {
         let color = member.rank() as u32 / 2;
         let group = member.split(&format!("shard {color}"), Some(color), 0);
         assert_eq!(group.unwrap().unwrap().name(), format!("shard {color}"));
@@ -114,28 +110,4 @@ fn names_must_agree_within_a_group_only() {
         let other = "rank 1 called split with color 0 for \"odd\" (init)";
         assert!(message.contains(&format!("{common}; {other}")), "{message}");
     });
-}
-
-#[test]
-fn fake_splits_take_their_size_from_the_plan() {
-    for member in fake(8, &[("shard", 4), ("replicate", 2), ("large", 9)]) {
-        let rank = member.rank();
-        let split = |name: &str, color: Option<u32>, key: i64| member.split(name, color, key);
-        // The usual mesh, with either usual choice of key.
-        for key in [rank, rank % 4] {
-            let shard = split("shard", Some(rank as u32 / 4), key as i64).unwrap().unwrap();
-            assert_eq!((shard.rank(), shard.world_size()), (rank % 4, 4));
-            let replicate = split("replicate", Some(rank as u32 % 4), key as i64);
-            let replicate = replicate.unwrap().unwrap();
-            assert_eq!((replicate.rank(), replicate.world_size()), (rank / 4, 2));
-            assert!(Arc::ptr_eq(replicate.recorder(), member.recorder()));
-        }
-        let alone = split("other", Some(3), 0).unwrap().unwrap();
-        assert_eq!((alone.rank(), alone.world_size()), (0, 1));
-        assert!(split("shard", None, 0).unwrap().is_none());
-        let other_color = split("shard", Some(99), 3).unwrap().unwrap();
-        assert_eq!(other_color.rank(), 3);
-        assert!(matches!(split("shard", Some(99), -1), Err(CommError::Invalid { .. })));
-        assert!(matches!(split("large", Some(0), 0), Err(CommError::Invalid { .. })));
-    }
 }

@@ -1,15 +1,13 @@
 //! Ownership and lifetime of buffers and threads.
 
-use crate::backend;
-use crate::support::*;
+use crate::*;
 use kiln_collectives::{Buffer, CommError, DType, RankView, Witness, WorkerStart, waits_for};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
-#[test]
-fn inputs_are_unique_after_wait() {
+pub fn inputs_are_unique_after_wait(suite: &Suite) {
     for seed in 0..10 {
-        on_each_rank(&delayed(4, seed), |member| {
+        on_each_rank(&suite.delayed(4, seed), |member| {
             let mut shard = Arc::new(Buffer::from_slice(&[member.rank() as f32; 8]));
             let mut full = Arc::new(Buffer::from_slice(&[1.0f32; 32]));
             for round in 0..10 {
@@ -35,9 +33,8 @@ fn inputs_are_unique_after_wait() {
     }
 }
 
-#[test]
-fn inputs_are_unique_after_a_mismatch() {
-    on_each_rank(&delayed(3, 1), |member| {
+pub fn inputs_are_unique_after_a_mismatch(suite: &Suite) {
+    on_each_rank(&suite.delayed(3, 1), |member| {
         let mut input = Arc::new(Buffer::zeros(DType::F32, 4));
         let output = Buffer::zeros(DType::F32, 12);
         let unit = ["same", "same", "other"][member.rank()];
@@ -47,9 +44,8 @@ fn inputs_are_unique_after_a_mismatch() {
     });
 }
 
-#[test]
-fn operations_run_while_the_caller_does_something_else() {
-    let mut world = world(2);
+pub fn operations_overlap_with_the_caller(suite: &Suite) {
+    let mut world = suite.world(2);
     let second = world.remove(1);
     let first = world.remove(0);
     let pending = first.barrier(label("overlap"));
@@ -64,8 +60,7 @@ thread_local! {
     static TOKEN: RefCell<Option<Arc<()>>> = const { RefCell::new(None) };
 }
 
-#[test]
-fn workers_start_with_their_rank_and_end_with_their_communicator() {
+pub fn workers_live_as_long_as_communicators(suite: &Suite) {
     let token = Arc::new(());
     let ranks: Arc<Mutex<Vec<usize>>> = Arc::default();
     let (seen, given) = (Arc::clone(&ranks), Arc::clone(&token));
@@ -76,7 +71,7 @@ fn workers_start_with_their_rank_and_end_with_their_communicator() {
         })),
         ..Settings::default()
     };
-    let world = backend::world(3, options);
+    let world = suite.world_with(3, options);
     on_each_rank(&world, |member| {
         member.barrier(label("start")).wait(PATIENCE).unwrap();
         // Rank 2 becomes rank 0 of a group; its new worker still reports rank 2.
@@ -93,43 +88,37 @@ fn workers_start_with_their_rank_and_end_with_their_communicator() {
     assert_eq!(Arc::strong_count(&token), 1);
 }
 
-#[test]
-fn a_panicking_worker_fails_the_group() {
+pub fn a_panicking_worker_fails_the_group(suite: &Suite) {
     let options = Settings {
         on_worker_start: Some(WorkerStart::new(|rank| assert!(rank != 1, "deliberate panic"))),
         ..Settings::default()
     };
-    let world = backend::world(3, options);
+    let world = suite.world_with(3, options);
     on_each_rank(&world, |member| {
         let error = member.barrier(label("b")).wait(PATIENCE).unwrap_err();
         assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == 1), "{error}");
     });
 }
 
-#[test]
-fn communicators_can_be_dropped_in_any_order_and_unused() {
+pub fn communicators_drop_in_any_order(suite: &Suite) {
     for order in [[0, 1, 2], [2, 0, 1]] {
-        let mut members: Vec<_> = world(3).into_iter().map(Some).collect();
+        let mut members: Vec<_> = suite.world(3).into_iter().map(Some).collect();
         for rank in order {
             members[rank] = None;
         }
     }
 }
 
-#[test]
-fn communicators_describe_themselves() {
-    let described = format!("{:?}", world(2)[1]);
-    let expected = format!(
-        "Communicator {{ backend: \"{}\", name: \"world\", rank: 1, world_size: 2 }}",
-        backend::NAME
-    );
+pub fn communicators_describe_themselves(suite: &Suite) {
+    let described = format!("{:?}", suite.world(2)[1]);
+    let expected =
+        format!("Communicator {{ backend: \"{}\", name: \"world\", rank: 1, world_size: 2 }}", suite.name);
     assert_eq!(described, expected);
     assert_eq!(fake(3, &[])[2].backend(), "fake");
 }
 
-#[test]
-fn views_see_who_waits_for_whom_and_outlive_the_ranks() {
-    let world = world(3);
+pub fn views_show_waits_and_outlive_ranks(suite: &Suite) {
+    let world = suite.world(3);
     let pending = world[0].barrier(label("seen"));
     let views: Vec<_> = world.iter().map(|member| member.view()).collect();
     for (rank, view) in views.iter().enumerate() {

@@ -1,7 +1,6 @@
 //! Records and totals are exact, and the same for all backends.
 
-use crate::backend;
-use crate::support::*;
+use crate::*;
 use kiln_collectives::{Buffer, Communicator, DType, Label, Operation, Phase, Total};
 use std::sync::Arc;
 
@@ -53,9 +52,8 @@ pub fn expected_totals(rank: usize) -> Vec<Total> {
     ]
 }
 
-#[test]
-fn totals_are_exact_on_every_backend() {
-    for world in [world(4), delayed(4, 2), fake(4, &[("pair", 2)])] {
+pub fn totals_are_exact_on_every_backend(suite: &Suite) {
+    for world in [suite.world(4), suite.delayed(4, 2), fake(4, &[("pair", 2)])] {
         on_each_rank(&world, |member| program(member.as_ref()));
         for member in &world {
             let recorder = member.recorder();
@@ -73,9 +71,8 @@ fn totals_are_exact_on_every_backend() {
     }
 }
 
-#[test]
-fn records_hold_every_detail() {
-    for world in [world(4), fake(4, &[("pair", 2)])] {
+pub fn records_hold_every_detail(suite: &Suite) {
+    for world in [suite.world(4), fake(4, &[("pair", 2)])] {
         on_each_rank(&world, |member| program(member.as_ref()));
         for member in &world {
             let records = member.recorder().records();
@@ -98,9 +95,8 @@ fn records_hold_every_detail() {
     }
 }
 
-#[test]
-fn failed_operations_never_finish_in_the_records() {
-    let world = world(2);
+pub fn failed_operations_stay_unfinished(suite: &Suite) {
+    let world = suite.world(2);
     on_each_rank(&world, |member| {
         member.barrier(label("good")).wait(PATIENCE).unwrap();
         let unit = ["left", "right"][member.rank()];
@@ -111,9 +107,8 @@ fn failed_operations_never_finish_in_the_records() {
     });
 }
 
-#[test]
-fn capacity_limits_records_but_not_totals() {
-    let world = backend::world(2, Settings { recorder_capacity: 4, ..Settings::default() });
+pub fn capacity_limits_records_but_not_totals(suite: &Suite) {
+    let world = suite.world_with(2, Settings { recorder_capacity: 4, ..Settings::default() });
     on_each_rank(&world, |member| {
         for _ in 0..10 {
             member.barrier(label("b")).wait(PATIENCE).unwrap();
