@@ -3,6 +3,8 @@
 
 mod conclusion;
 mod groups;
+mod issued;
+mod pace;
 mod run;
 mod sample;
 mod save;

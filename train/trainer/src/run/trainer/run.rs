@@ -9,9 +9,9 @@ use kiln_model::{Decoder, Key};
 use kiln_shard::memory;
 
 use super::conclusion::Conclusion;
-use super::sample::Text;
+use super::issued::ClockReading;
+use super::state::Text;
 use super::state::Trainer;
-use super::step::ClockReading;
 use crate::error::{Result, TrainError};
 use crate::eval::{answer_losses_while, mean_answer_loss};
 use crate::eval::{evaluate_while, passes_of};

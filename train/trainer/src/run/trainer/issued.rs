@@ -1,0 +1,103 @@
+//! A step in progress, and the clocks that tell when it ended.
+
+use std::time::{Duration, Instant};
+
+use kiln_collectives::ActivityTime;
+use kiln_shard::Update;
+
+use crate::run::RecordedStep;
+use crate::values::Values;
+
+/// The clocks of a rank at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ClockReading {
+    pub(super) at: Instant,
+    /// Total time for which ranks have been held until then.
+    pub(super) held: Duration,
+    /// The time of the rank by activity until then.
+    pub(super) times: Vec<ActivityTime>,
+}
+
+/// Fraction of a step, as its inverse, for which the host must have waited for the values, so that their
+/// arrival shows when the step ended.
+const WAITED: u32 = 16;
+
+/// Returns the clock reading at the end of a step. The host `asked` for its values, and got them at `now`,
+/// after it had also issued the next step to the device. `before` is when the step began, or the previous one
+/// ended, and `issued` when the step had been issued completely.
+///
+/// If the host waited for the values, the step ended now. If they were already there, the GPU is faster than
+/// the host, and finished the step when its last part was issued, or soon afterwards. (If the previous step had
+/// not ended by then, this one ended at an unknown moment between that step's end and the request for its
+/// values.)
+pub(super) fn end_of_step(
+    before: &ClockReading,
+    issued: ClockReading,
+    asked: Instant,
+    now: ClockReading,
+) -> ClockReading {
+    if now.at - asked > (now.at - before.at) / WAITED {
+        now
+    } else if before.at <= issued.at {
+        issued
+    } else {
+        ClockReading { at: before.at + (asked - before.at) / 2, ..now }
+    }
+}
+
+/// A step that has been issued to the device. On a GPU, nothing about its outcome is known yet.
+pub(super) struct IssuedStep {
+    pub(super) step: u64,
+    pub(super) update: Update,
+    pub(super) lr: f64,
+    pub(super) start: ClockReading,
+    /// Moment at which the step had been issued completely.
+    pub(super) end: ClockReading,
+    pub(super) peak_bytes: u64,
+    /// Tokens trained on so far.
+    pub(super) tokens: u64,
+    /// Additional values for the log; `None` if the step is not logged.
+    pub(super) log: Option<StepLog>,
+}
+
+/// The values of a logged step beyond those of every step.
+pub(super) struct StepLog {
+    /// The values that the layers of this rank recorded.
+    pub(super) recorded: RecordedStep,
+    /// True if the layers of any rank have recorded a value.
+    pub(super) any_recorded: bool,
+    /// The norm of the gradient by module, if requested.
+    pub(super) grad_norms: Values,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the end of a step; all times are in milliseconds.
+    fn end(before: u64, issued: u64, asked: u64, now: u64) -> u64 {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let reading = |ms| ClockReading { at: at(ms), held: Duration::from_millis(ms), times: Vec::new() };
+        let end = end_of_step(&reading(before), reading(issued), at(asked), reading(now));
+        (end.at - start).as_millis() as u64
+    }
+
+    #[test]
+    fn a_step_ends_when_its_values_are_there_if_the_host_has_waited_for_them() {
+        assert_eq!(end(1000, 900, 1100, 2000), 2000);
+        // The first step after an evaluation.
+        assert_eq!(end(1000, 1100, 1200, 2000), 2000);
+    }
+
+    #[test]
+    fn every_step_takes_the_time_of_the_host_if_the_gpu_is_faster() {
+        // Each step is issued within 100 ms, and its values are requested once the next step is issued.
+        let ends = [end(0, 100, 200, 201), end(100, 200, 300, 301), end(200, 300, 400, 401)];
+        assert_eq!(ends, [100, 200, 300]);
+        // The GPU was slower so far: the next step is assigned some of the time.
+        let ended = end(150, 100, 250, 251);
+        assert_eq!(ended, 200);
+        assert_eq!(end(ended, 250, 350, 351), 250);
+    }
+}
