@@ -10,7 +10,8 @@ use kiln_sys::Meter;
 use kiln_sys::files::{self, MAX_WHOLE};
 use rayon::prelude::*;
 
-use super::manifest::{Chunk, FileEntry, Format, Saved, TensorEntry, WIDTH, check_plain_file};
+use super::manifest::{Chunk, FileEntry, Format, TensorEntry, WIDTH, check_plain_file};
+use super::origin::Saved;
 use super::tensor_file::TensorFile;
 use super::weights::NotFinite;
 use super::write::{self, Completion, Entry, INDEX_FILE, NewFolder, Part, Values, kinds_of};

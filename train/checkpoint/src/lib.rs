@@ -64,9 +64,9 @@ pub use folder::{
 };
 pub use held::HeldFolder;
 pub use kiln_sys::{Checksum, Stream};
-pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, Manifest, Saved, TensorEntry};
+pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, Manifest, TensorEntry};
 pub use open::Checkpoint;
-pub use origin::{Architecture, CustomPart, SavedOptimizer};
+pub use origin::{Architecture, CustomPart, Saved, SavedOptimizer};
 pub use reader::CheckpointReader;
 pub use saver::{Progress, SaveOptions, Saver};
 pub use write::check_free;

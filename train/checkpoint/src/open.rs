@@ -9,7 +9,8 @@ use std::sync::Arc;
 use kiln_model::{Decoder, Layers};
 
 use super::folder::{self, folder_of_run, newest};
-use super::manifest::{Saved, check_plain_file};
+use super::manifest::check_plain_file;
+use super::origin::Saved;
 use super::{
     CONFIG_FILE, CheckpointError, CheckpointState, MANIFEST_FILE, Manifest, Result, SavedOptimizer,
     TOKENIZER_FILE,

@@ -11,7 +11,8 @@ use kiln_collectives::Phase;
 use kiln_shard::Engine;
 use kiln_sys::Meter;
 
-use super::manifest::{Saved, WIDTH};
+use super::manifest::WIDTH;
+use super::origin::Saved;
 use super::tensor_file::TensorFile;
 use super::weights::{self, AllowMissing, Weights};
 use super::{Checkpoint, CheckpointError, Checksum, Result, SavedOptimizer};

@@ -27,7 +27,8 @@ use kiln_sys::Meter;
 use kiln_sys::durable::parent_of;
 use nix::time::{ClockId, clock_gettime};
 
-use super::manifest::{Format, Saved};
+use super::manifest::Format;
+use super::origin::Saved;
 use super::status::{Next, Stage, Status};
 use super::write::{self, Completion, Entry, Part, Values, WriterOutput};
 use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, SavedOptimizer, folder};

@@ -16,9 +16,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::manifest::{
-    Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, MAX_MANIFEST, Manifest, Saved, TensorEntry, WIDTH,
+    Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, MAX_MANIFEST, Manifest, TensorEntry, WIDTH,
     entry_of,
 };
+use super::origin::Saved;
 use super::tensor_file::TensorFileWriter;
 use super::weights::{Watched, Weights};
 use super::{

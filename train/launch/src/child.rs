@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child as Process, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
@@ -13,10 +13,36 @@ use kiln_sys::words::number_of;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use signal_hook::consts::SIGKILL;
 
-use super::ends::End;
 use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
 use super::place::{Node, SECRET};
 use super::{LaunchError, print};
+
+/// The end of a rank.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) rank: usize,
+    pub(super) pid: i32,
+    /// Exit code; `None` if a signal ended it.
+    pub(super) code: Option<i32>,
+    /// The signal that ended it.
+    pub(super) signal: Option<i32>,
+    /// Time of its end since its start.
+    pub(super) after: Duration,
+    /// Time of its end, for the order of events.
+    pub(super) at: Instant,
+    /// True if the launcher had asked it to end.
+    pub(super) asked_to_end: bool,
+    /// Reason why the launcher has killed it, if it has.
+    pub(super) killed: Option<String>,
+    /// Messages that it has sent to the launcher.
+    pub(super) words: Vec<(Word, String)>,
+    /// The crash report, if the launcher had to write it.
+    pub(super) crash: Option<PathBuf>,
+    /// Its last lines on stderr.
+    pub(super) last_lines: Vec<String>,
+    /// The file with all lines.
+    pub(super) stderr: PathBuf,
+}
 
 /// One life of a job on this node.
 pub(super) struct Job {

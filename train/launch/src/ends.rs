@@ -1,12 +1,9 @@
 //! The ends of ranks: what each rank reports, the outcome of the job, and its description for people.
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
 use kiln_sys::launcher::Word;
 use signal_hook::consts::SIGKILL;
 
-use super::child::Job;
+use super::child::{End, Job};
 use super::{print, signal_name};
 
 /// Exit code of ranks that were preempted and have saved their state.
@@ -20,33 +17,6 @@ const USAGE: u8 = 2;
 
 /// Number of characters of a text that are searched for in a log.
 const COMPARED: usize = 200;
-
-/// The end of a rank.
-#[derive(Debug)]
-pub(super) struct End {
-    pub(super) rank: usize,
-    pub(super) pid: i32,
-    /// Exit code; `None` if a signal ended it.
-    pub(super) code: Option<i32>,
-    /// The signal that ended it.
-    pub(super) signal: Option<i32>,
-    /// Time of its end since its start.
-    pub(super) after: Duration,
-    /// Time of its end, for the order of events.
-    pub(super) at: Instant,
-    /// True if the launcher had asked it to end.
-    pub(super) asked_to_end: bool,
-    /// Reason why the launcher has killed it, if it has.
-    pub(super) killed: Option<String>,
-    /// Messages that it has sent to the launcher.
-    pub(super) words: Vec<(Word, String)>,
-    /// The crash report, if the launcher had to write it.
-    pub(super) crash: Option<PathBuf>,
-    /// Its last lines on stderr.
-    pub(super) last_lines: Vec<String>,
-    /// The file with all lines.
-    pub(super) stderr: PathBuf,
-}
 
 impl End {
     /// Returns whether this end is a failure.

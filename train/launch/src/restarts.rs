@@ -5,7 +5,8 @@ use std::time::Duration;
 use kiln_sys::launcher::Word;
 use kiln_sys::words::number_of;
 
-use super::ends::{End, Ends, Verdict};
+use super::child::End;
+use super::ends::{Ends, Verdict};
 
 /// The pause before the first restart, and the longest one.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];

@@ -12,8 +12,9 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator;
 
+use super::child::End;
 use super::child::{Child, Event, Job};
-use super::ends::{End, Ends};
+use super::ends::Ends;
 use super::{LaunchError, print, signal_name};
 
 /// Time for the other ranks to end by themselves when a rank has failed: they notice it, exchange

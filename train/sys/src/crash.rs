@@ -31,11 +31,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::low_level;
 
+use super::action::{action_of, handle, interrupted_at};
 use super::facts;
 use super::launcher::{self, Word};
 use super::output::{self, complain};
 use super::position;
-use super::signals::{action_of, handle, interrupted_at};
 use report::{REPORT, Report, Text};
 
 pub use report::report_killed;

@@ -4,6 +4,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::io::Write as _;
 use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -18,7 +19,6 @@ use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, test_kill_process};
 
 use super::id::stat_of;
-use super::output::complain;
 
 /// Variable with the launcher's process id, so that a rank can end with it.
 pub const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
@@ -90,7 +90,8 @@ pub fn end_with_launcher() {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let is_alive = || !matches!(state_of(launcher), Some('Z' | 'X')) && test_kill_process(launcher).is_ok();
     if getppid() != Some(launcher) && !is_alive() {
-        complain(&format!("error: the launcher (pid {launcher}) is gone"));
+        // The process ends at once; nothing may wait for a reader of its output.
+        let _ = writeln!(std::io::stderr(), "error: the launcher (pid {launcher}) is gone");
         std::process::exit(1);
     }
     if let Some(pipe) = inherited(PIPE) {

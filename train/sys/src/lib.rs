@@ -15,6 +15,7 @@
 //!
 //! Nothing here knows the purpose of a file: callers add their own context to [`std::io::Error`].
 
+mod action;
 mod checksum;
 mod crash;
 pub mod drills;

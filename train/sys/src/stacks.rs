@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::gettid;
 
-use super::signals::{action_of, handle, interrupted_at};
+use super::action::{action_of, handle, interrupted_at};
 
 /// Maximum number of calls recorded per thread, from the innermost one.
 const MOST_CALLS: usize = 128;

@@ -4,10 +4,9 @@ use std::io;
 use std::num::NonZero;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use kiln_model::ops;
 
-use super::resolved::plain;
 use crate::{DeviceDefaults, DeviceSection, Precision};
 use kiln_launch::place::{RankEnv, Source};
 
@@ -105,6 +104,16 @@ pub(super) fn measure_flops_of(device: &Device, dtype: DType) -> f64 {
             flops / start.elapsed().as_secs_f64()
         })
         .fold(0.0, f64::max)
+}
+
+/// Returns the device of plain computation on the CPU; `.autodiff()` makes it one for training.
+pub fn plain() -> Device {
+    Device::flex()
+}
+
+/// Returns token ids `[rows, seq_len]` as a tensor.
+pub fn tokens(ids: Vec<i32>, rows: usize, seq_len: usize, device: &Device) -> Tensor<2, Int> {
+    Tensor::from_data(TensorData::new(ids, [rows, seq_len]), device)
 }
 
 #[cfg(test)]

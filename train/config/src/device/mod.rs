@@ -27,7 +27,7 @@ mod resolved;
 #[cfg(feature = "cuda")]
 mod toolkit;
 
-pub use cpu::{cores, cores_of_machine, cpu_defaults, ranks_sharing_cores, threads_per_rank};
+pub use cpu::{cores, cores_of_machine, cpu_defaults, plain, ranks_sharing_cores, threads_per_rank, tokens};
 #[cfg(feature = "cuda")]
 pub use cuda::examine;
 pub use error::DeviceError;
@@ -40,5 +40,5 @@ pub use memory::Memory;
 pub use peak::Peak;
 #[cfg(feature = "cuda")]
 pub use products::{check as check_products, folder as products_folder, keep as keep_products};
-pub use request::{DeviceFlag, DeviceRequest, parse_backend};
-pub use resolved::{KernelCounts, Recording, ResolvedDevice, count_gpus, plain, share_gpu, tokens};
+pub use request::{DeviceFlag, DeviceRequest, parse_backend, share_gpu};
+pub use resolved::{KernelCounts, Recording, ResolvedDevice, count_gpus};

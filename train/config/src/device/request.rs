@@ -1,14 +1,12 @@
 //! The requested device: the requirements of work on it, and the flag `--device`.
 
 use clap::Args;
-use kiln_launch::place::RankEnv;
 use kiln_model::{Decoder, Layers};
 use kiln_shard::{Mesh, Strategy};
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 
 use super::error::DeviceError;
-use super::resolved::ResolvedDevice;
 use crate::{ADAMW, Backend, Choice, CommBackend, Config, ConfigError, Precision};
 
 /// Bytes that training keeps per parameter: the master weight and two moments of AdamW, in f32.
@@ -116,24 +114,21 @@ impl DeviceFlag {
     pub fn backend(&self) -> Backend {
         self.backend
     }
-
-    /// Selects the device for `request`.
-    ///
-    /// # Errors
-    ///
-    /// As for [`ResolvedDevice::for_request`], in terms of the command line.
-    pub fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<ResolvedDevice, ConfigError> {
-        let resolved = ResolvedDevice::for_request(request, place).map_err(in_flags)?;
-        tracing::info!("{}", resolved.describe());
-        Ok(resolved)
-    }
 }
 
 /// Replaces configuration keys in the message by the flag.
-fn in_flags(error: DeviceError) -> ConfigError {
+pub(super) fn in_flags(error: DeviceError) -> ConfigError {
     let text = error.to_string();
     let text = text.replace("set device.backend = \"cpu\"", "choose --device cpu");
     ConfigError::invalid(text.replace("device.backend = \"cuda\"", "--device cuda"))
+}
+
+/// Environment variable that lets NCCL 2.30 and newer place several ranks on one GPU.
+const SHARE_GPU: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+/// Returns whether several processes may use the same GPU.
+pub fn share_gpu() -> bool {
+    std::env::var(SHARE_GPU).is_ok_and(|value| value == "1")
 }
 
 #[cfg(test)]

@@ -5,15 +5,15 @@ use std::path::Path;
 use std::time::Duration;
 use std::{fmt, io};
 
+use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::{DType, DeviceKind, DeviceType};
-use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::Layers;
 use kiln_observe::trace::GpuActivity;
 
 #[cfg(feature = "wgpu")]
 use super::cpu;
-use super::cpu::{cpu_defaults, measure_peak_flops, peak_dtype};
+use super::cpu::{cpu_defaults, measure_peak_flops, peak_dtype, plain};
 #[cfg(feature = "cuda")]
 use super::cuda;
 #[cfg(feature = "cuda")]
@@ -24,8 +24,8 @@ use super::gpu::DataSheet;
 use super::gpu::Gpu;
 use super::memory::Memory;
 use super::peak::{self, Key, Peak, processor};
-use super::request::DeviceRequest;
-use crate::{Backend, CommBackend, Config, DeviceDefaults, Precision};
+use super::request::{DeviceFlag, DeviceRequest, in_flags};
+use crate::{Backend, CommBackend, Config, ConfigError, DeviceDefaults, Precision};
 use kiln_launch::place::RankEnv;
 #[cfg(feature = "cuda")]
 use kiln_nvidia::kernel_cache;
@@ -431,24 +431,6 @@ fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
     !matches!(visible, Some("" | "-1")) && listed.is_ok_and(|mut gpus| gpus.next().is_some())
 }
 
-/// Environment variable that lets NCCL 2.30 and newer place several ranks on one GPU.
-const SHARE_GPU: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
-
-/// Returns whether several processes may use the same GPU.
-pub fn share_gpu() -> bool {
-    std::env::var(SHARE_GPU).is_ok_and(|value| value == "1")
-}
-
-/// Returns the device of plain computation on the CPU; `.autodiff()` makes it one for training.
-pub fn plain() -> Device {
-    Device::flex()
-}
-
-/// Returns token ids `[rows, seq_len]` as a tensor.
-pub fn tokens(ids: Vec<i32>, rows: usize, seq_len: usize, device: &Device) -> Tensor<2, Int> {
-    Tensor::from_data(TensorData::new(ids, [rows, seq_len]), device)
-}
-
 /// Kernel counts of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelCounts {
@@ -486,6 +468,19 @@ impl fmt::Display for KernelCounts {
         let KernelCounts { taken, compiled, compiling } = *self;
         write!(f, "{} from the cache, {compiled} compiled", number_of(taken, "kernel"))?;
         if compiled > 0 { write!(f, " in {}", took(compiling)) } else { Ok(()) }
+    }
+}
+
+impl DeviceFlag {
+    /// Selects the device for `request`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ResolvedDevice::for_request`], in terms of the command line.
+    pub fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<ResolvedDevice, ConfigError> {
+        let resolved = ResolvedDevice::for_request(request, place).map_err(in_flags)?;
+        tracing::info!("{}", resolved.describe());
+        Ok(resolved)
     }
 }
 
