@@ -34,9 +34,11 @@
 mod convert;
 mod describe;
 mod error;
+mod export;
 mod folder;
 mod held;
 pub mod hugging_face;
+mod import;
 mod manifest;
 mod open;
 mod origin;
@@ -59,10 +61,12 @@ pub use convert::{Verified, convert, verify};
 pub use describe::{describe, shape_line};
 use error::Result;
 pub use error::{CheckpointError, Mismatch};
+pub use export::{ExportDtype, export};
 pub use folder::{
     Keep, folder_of_run, later_than, mend_latest, move_later, place_of, removable, step_of, surplus, sweep,
 };
 pub use held::HeldFolder;
+pub use import::import;
 pub use kiln_sys::{Checksum, Stream};
 pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, Manifest, TensorEntry};
 pub use open::Checkpoint;

@@ -35,13 +35,14 @@ pub mod optimizers;
 mod rewrite;
 pub mod schedule;
 mod schema;
+mod sections;
 mod settle;
 mod size;
 mod validate;
 
 pub use choice::Choice;
 pub use events::EventFolder;
-pub use keys::{ConfigArgs, json_schema, key_of_flag};
+pub use keys::{ConfigArgs, json_schema};
 pub use load::{ConfigError, load, typed};
 pub use model::ModelSection;
 use optim::{ADAMW, LrSchedule};
@@ -52,6 +53,7 @@ pub use schema::{
     DeviceSection, EvalSection, InitSection, LogSection, LossSection, NonFinite, OnFailure, Precision,
     PrecisionSection, SampleSection, ShardSection, TrainSection,
 };
+pub use sections::key_of_flag;
 pub use settle::DeviceDefaults;
 pub use size::ByteSize;
 pub use validate::thread_ranks;

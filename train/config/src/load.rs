@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
 use super::Config;
-use super::keys::key_of_flag;
+use super::sections::key_of_flag;
 
 /// Reasons why a configuration cannot be used. Every message names the key or file and the remedy.
 #[derive(Debug, thiserror::Error)]

@@ -6,6 +6,7 @@
 use super::builtin::Builtin;
 use super::cut::Cuts;
 use super::division::Division;
+use super::document::{DocumentReader, DocumentText};
 use super::jsonl::JsonLines;
 use super::listing::{Format, Listed, sha256_of};
 use super::piece::{CHUNK_BYTES, Cutter, TextChunk, TextPiece};
@@ -18,16 +19,6 @@ use std::fs::{self, File};
 use std::io::{Cursor, Read, Seek as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-
-/// The text of one document, as bytes that are valid UTF-8.
-pub(super) type DocumentText = Box<dyn Read + Send>;
-
-/// A source of documents in one format. A new format implements this trait and gets an arm in [`Format`] and in
-/// [`Source::open`].
-pub(super) trait DocumentReader: Send {
-    /// The next document; `None` after the last one. Adds skipped lines to `bad_lines`.
-    fn next_document(&mut self, bad_lines: &mut Counted) -> Result<Option<DocumentText>>;
-}
 
 /// Files and lines with a remark.
 #[derive(Clone, Debug, Default)]

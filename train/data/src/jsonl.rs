@@ -1,6 +1,6 @@
 //! `.jsonl` and `.ndjson` files: every line is a JSON object whose field `text` is one document.
 
-use super::corpus::{DocumentReader, DocumentText};
+use super::document::{DocumentReader, DocumentText};
 use super::progress::Counted;
 use super::text_file::BYTE_ORDER_MARK;
 use super::{DataError, Result};

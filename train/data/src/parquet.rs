@@ -1,6 +1,6 @@
 //! `.parquet` files: every value of the string column `text` is one document.
 
-use super::corpus::{DocumentReader, DocumentText};
+use super::document::{DocumentReader, DocumentText};
 use super::progress::Counted;
 use super::{DataError, Result};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};

@@ -1,6 +1,6 @@
 //! Plain text files: one file is one document. Files that are not UTF-8 text are recognised, and so is JSON.
 
-use super::corpus::{DocumentReader, DocumentText};
+use super::document::{DocumentReader, DocumentText};
 use super::progress::Counted;
 use super::{DataError, Result};
 use serde::de::IgnoredAny;

@@ -302,7 +302,7 @@ fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>)> {
 /// Returns a `config.json` for `model`, which older and newer versions of transformers read alike. `dtype` is
 /// PyTorch's name of the weights' type; `folder` is the model's folder, for messages. Fails if no
 /// architecture has all features of the model.
-pub(super) fn to_json(
+pub(crate) fn to_json(
     model: &ModelConfig,
     context_length: usize,
     tokens: &TokenIds,

@@ -287,7 +287,7 @@ fn place(
 }
 
 /// Returns the shape in Kiln of each of the `parts` tensors that form a weight of this shape there.
-pub(super) fn part_shape(shape: &[usize], parts: usize) -> &[usize] {
+pub(crate) fn part_shape(shape: &[usize], parts: usize) -> &[usize] {
     match shape {
         [stacked, part @ ..] if part.len() == 2 && *stacked == parts => part,
         _ => shape,
@@ -295,7 +295,7 @@ pub(super) fn part_shape(shape: &[usize], parts: usize) -> &[usize] {
 }
 
 /// Returns the shape that Kiln's `shape` has in a file.
-pub(super) fn in_file(shape: &[usize], there: &HuggingFaceName) -> Vec<usize> {
+pub(crate) fn in_file(shape: &[usize], there: &HuggingFaceName) -> Vec<usize> {
     let mut shape = shape.to_vec();
     if there.transposed {
         shape.reverse();

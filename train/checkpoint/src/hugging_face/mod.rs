@@ -1,21 +1,19 @@
-//! Models in the layout of Hugging Face: reading in place, import, export, download.
+//! Models in the layout of Hugging Face: reading in place, and download.
 //!
 //! - `config`: converts `config.json` to a [`kiln_model::ModelConfig`], key by key with `keys`, and back;
 //! - `names`: names of weights on either side, and transposition of matrices;
 //! - `weight_file`: safetensors files, read in parts;
 //! - `folder`: a folder of `config.json` and safetensors as [`crate::weights::Weights`];
 //! - `tokens`: ids that start and end a text, and the small files that Kiln passes on;
-//! - `export`, `import`, and `hub`, which downloads (feature `hub`).
+//! - `hub`: downloads (feature `hub`). [`crate::export`] and [`crate::import`] convert from and to checkpoints.
 //!
 //! Only safetensors are read: pickled weights run code when they are opened.
 
-mod config;
-mod export;
-mod folder;
+pub(crate) mod config;
+pub(crate) mod folder;
 mod hub;
-mod import;
 mod keys;
-mod names;
+pub(crate) mod names;
 mod tokens;
 mod weight_file;
 
@@ -28,19 +26,17 @@ use crate::write::INDEX_FILE;
 use crate::{CheckpointError, TOKENIZER_FILE};
 
 pub use config::{FolderConfig, has_architecture};
-pub use export::{ExportDtype, export};
 pub use folder::HuggingFaceFolder;
 pub use hub::download;
-pub use import::import;
 pub use tokens::{CarriedFile, TokenIds, carried_files, generation_file, token_ids};
 
 /// The shape of the model and its special tokens.
-const CONFIG_FILE: &str = "config.json";
+pub(crate) const CONFIG_FILE: &str = "config.json";
 /// Default settings of text generation.
-const GENERATION_FILE: &str = "generation_config.json";
+pub(crate) const GENERATION_FILE: &str = "generation_config.json";
 /// All weights, if they are in one file.
-const MODEL_FILE: &str = "model.safetensors";
-const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
+pub(crate) const MODEL_FILE: &str = "model.safetensors";
+pub(crate) const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
 /// Files of a model that Kiln passes on unchanged, if they exist.
 const CARRIED: [&str; 10] = [

@@ -7,11 +7,11 @@
 
 /// A weight of the decoder in Hugging Face's layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct HuggingFaceName {
+pub(crate) struct HuggingFaceName {
     /// Its name there.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// True if its matrix is transposed there.
-    pub(super) transposed: bool,
+    pub(crate) transposed: bool,
 }
 
 /// The embedding, which is also the head of a tied model.
@@ -23,7 +23,7 @@ pub(super) const HEAD: &str = "lm_head.weight";
 
 /// Returns the names of Kiln's weight `kiln` of this shape in Hugging Face's layout, or `None` if it has no
 /// name there: one name, or one per expert, whose matrices follow each other in Kiln's weight.
-pub(super) fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<HuggingFaceName>> {
+pub(crate) fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<HuggingFaceName>> {
     let stacked = kiln.rsplit_once(EXPERTS).filter(|(_, projection)| PROJECTIONS.contains(projection));
     let (Some((ffn, projection)), [experts, _, _]) = (stacked, shape) else {
         return hugging_face_name(kiln).map(|name| vec![name]);

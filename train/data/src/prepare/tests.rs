@@ -547,7 +547,7 @@ const REPORTS: &str = "KILN_TEST_REPORTS";
 #[test]
 #[ignore = "a program for the other tests"]
 fn killed() {
-    let folder = PathBuf::from(std::env::var_os(FOLDER).expect("a folder"));
+    let folder = std::path::PathBuf::from(std::env::var_os(FOLDER).expect("a folder"));
     let mut left: u32 = std::env::var(REPORTS).expect("a number").parse().expect("a number");
     let options = options(&[&folder.join("a.jsonl")], &folder.join("data"));
     let mut count_down = |progress: Progress| {

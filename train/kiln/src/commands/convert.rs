@@ -9,9 +9,9 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use crate::commands::export::ExportMetricsArgs;
 use crate::error::{CommandError, Result};
-use kiln_checkpoint::hugging_face::{self, ExportDtype, HuggingFaceFolder};
+use kiln_checkpoint::hugging_face::{self, HuggingFaceFolder};
 use kiln_checkpoint::source::ModelSource;
-use kiln_checkpoint::{Checkpoint, Format};
+use kiln_checkpoint::{self as checkpoint, Checkpoint, ExportDtype, Format};
 use kiln_config::{Config, DataSection, ModelSection};
 use kiln_train::metrics::say;
 use kiln_train::process::Meter;
@@ -131,7 +131,7 @@ impl ExportArgs {
         // Nothing is computed, so layers need not be known: a model that the target layout cannot express fails
         // below, in every program.
         let source = ModelSource::open(&checkpoint)?;
-        counted("exporting", |meter| hugging_face::export(&source, &out, dtype, max_shard_bytes, meter))?;
+        counted("exporting", |meter| checkpoint::export(&source, &out, dtype, max_shard_bytes, meter))?;
         say(&format!("exported to {}", out.display()));
         Ok(())
     }
@@ -175,7 +175,7 @@ impl ImportArgs {
         };
         let model = HuggingFaceFolder::open(&folder)?;
         let config = config_of(&model)?;
-        counted("importing", |meter| hugging_face::import(&model, config, &self.out, meter))?;
+        counted("importing", |meter| checkpoint::import(&model, config, &self.out, meter))?;
         say(&format!("imported to {}", self.out.display()));
         Ok(())
     }

@@ -8,7 +8,9 @@
 //! Everything here is a function of a lookup, so that it can be tested without touching the process's
 //! environment; only [`find_here`] reads it.
 
+mod error;
 mod node;
+mod node_list;
 mod ranks;
 mod role;
 mod slurm;
@@ -19,12 +21,14 @@ mod vars;
 use std::io::IsTerminal;
 use std::sync::Once;
 
-use role::{Finding, shortened};
+use error::shortened;
+use role::Finding;
 use vars::Vars;
 
+pub use error::EnvError;
 pub use node::{NodeFlags, node};
 pub use ranks::Flags;
-pub use role::{EnvError, Job, Master, Node, PerGpu, RankEnv, Role, Source};
+pub use role::{Job, Master, Node, PerGpu, RankEnv, Role, Source};
 pub use vars::{DEFAULT_PORT, JobSecret, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};
 
 /// A function that reads the place of this process from flags and variables.

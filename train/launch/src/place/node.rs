@@ -5,8 +5,9 @@ use std::num::NonZero;
 
 use clap::Args;
 
-use super::role::{EnvError, Finding, Job, Master, Node, PerGpu, Role, Source};
-use super::slurm;
+use super::error::EnvError;
+use super::node_list::first_host;
+use super::role::{Finding, Job, Master, Node, PerGpu, Role, Source};
 use super::vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, Named, Vars, below};
 
 /// torchrun's arguments as variables, as set by Kubeflow.
@@ -285,7 +286,7 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvErro
     let port =
         port.map_or_else(|| vars.port(&["MASTER_PORT"]), |port| Ok(Some(port)))?.unwrap_or(DEFAULT_PORT);
     let sources: [fn(&Vars) -> Result<Option<String>, EnvError>; 3] =
-        [|vars| vars.host(&["MASTER_ADDR"]), slurm::first_host, coordinator];
+        [|vars| vars.host(&["MASTER_ADDR"]), first_host, coordinator];
     let host = sources.iter().try_fold(host, |host, source| match host {
         None => source(vars),
         found => Ok(found),

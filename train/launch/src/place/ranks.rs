@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use clap::Args;
 
+use super::error::{EnvError, shortened};
 use super::node::node_of;
-use super::role::{EnvError, Finding, Job, Master, RankEnv, Role, Source, shortened};
+use super::role::{Finding, Job, Master, RankEnv, Role, Source};
 use super::vars::{DEFAULT_PORT, MAX_RANKS, Number, Vars, below};
 
 /// A launcher's information about a rank. Numbers come with the names of their variables, and may be missing.

@@ -1,7 +1,9 @@
 //! Tasks of Slurm's `srun`: <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
 
+use super::error::EnvError;
+use super::node_list::first_host;
 use super::ranks::Ranks;
-use super::role::{EnvError, Finding, Role, Source};
+use super::role::{Finding, Role, Source};
 use super::vars::{MAX_RANKS, Vars};
 
 pub(super) const NAMES: &[&str] = &[
@@ -24,8 +26,6 @@ pub(super) const NAMES: &[&str] = &[
     "MASTER_ADDR",
     "MASTER_PORT",
 ];
-
-const NODE_LISTS: &[&str] = &["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
 
 /// Lowest number of the steps that are not an `srun`, such as the batch script.
 const FIRST_SPECIAL_STEP: u64 = 0xFFFF_FFF0;
@@ -103,32 +103,6 @@ fn local_world_size(
             Err(EnvError::missing("SLURM_TASKS_PER_NODE", problem))
         }
     }
-}
-
-/// Returns the first host of the step or job, if Slurm lists hosts.
-pub(super) fn first_host(vars: &Vars) -> Result<Option<String>, EnvError> {
-    let Some(list) = vars.first(NODE_LISTS)? else { return Ok(None) };
-    let wrong = |problem| list.wrong(format!("{problem}; it should read like gpu[01-03,7],login-2"));
-    first_of(&list.value).map(Some).map_err(wrong)
-}
-
-/// Returns the first host of a list such as `rack[1-2]n[01-16],login-2`: `rack1n01`. The list is never
-/// expanded: a few bytes can stand for more hosts than fit in memory.
-pub(super) fn first_of(list: &str) -> Result<String, &'static str> {
-    let (mut host, mut rest) = (String::new(), list.trim());
-    while let Some((literal, after)) = rest.split_once('[').filter(|(literal, _)| !literal.contains(',')) {
-        let (ranges, after) = after.split_once(']').ok_or("a bracket that is not closed")?;
-        let index = ranges.split([',', '-']).next().unwrap_or_default();
-        if index.is_empty() || !index.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err("an index in brackets that is not a number");
-        }
-        host.push_str(literal);
-        host.push_str(index);
-        rest = after;
-    }
-    host.push_str(rest.split(',').next().unwrap_or_default());
-    let is_legal = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
-    if host.is_empty() || host.len() > 253 || !is_legal { Err("an invalid host name") } else { Ok(host) }
 }
 
 /// Returns the count for `node` in a list of counts per node, such as `2(x3),1`; `None` past its end.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::role::EnvError;
+use super::error::EnvError;
 
 /// Looks up a variable, like `std::env::var`.
 pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::place::slurm::{first_of, tasks_of_node};
+use crate::place::node_list::first_of;
+use crate::place::slurm::tasks_of_node;
 use crate::place::{Flags, MAX_RANKS, NodeFlags, Role, SOURCES, node, survey};
 
 /// Returns values similar to those that the parsers expect, so that many pass the first check.

@@ -195,7 +195,8 @@ fn invalid_slurm() {
 
 #[test]
 fn host_lists() {
-    use crate::place::slurm::{first_of, tasks_of_node};
+    use crate::place::node_list::first_of;
+    use crate::place::slurm::tasks_of_node;
     for (list, first) in [
         ("a", "a"),
         ("gpu[01-03,7],login-2", "gpu01"),

@@ -11,17 +11,19 @@ use kiln_sys::Meter;
 use kiln_sys::header::{Array, header};
 use serde_json::{Value, json};
 
-use super::config::to_json;
-use super::folder::{in_file, part_shape};
-use super::names::{HuggingFaceName, hugging_face_names};
-use super::{
-    CONFIG_FILE, GENERATION_FILE, INDEX_FILE, MODEL_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenIds,
-    carried_files, generation_file, token_ids,
-};
+use crate::TOKENIZER_FILE;
 use crate::error::Result;
+use crate::hugging_face::config::to_json;
+use crate::hugging_face::folder::{in_file, part_shape};
+use crate::hugging_face::names::{HuggingFaceName, hugging_face_names};
+use crate::hugging_face::{
+    CONFIG_FILE, GENERATION_FILE, MODEL_FILE, TOKENIZER_CONFIG_FILE, TokenIds, carried_files,
+    generation_file, token_ids,
+};
 use crate::sharded::{outline, parameter_shapes};
 use crate::source::ModelSource;
 use crate::weights::Watched;
+use crate::write::INDEX_FILE;
 use crate::write::NewFolder;
 use crate::{CheckpointError, folder};
 

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use kiln_sys::Meter;
 
-use super::{HuggingFaceFolder, carried_files, token_ids};
 use crate::error::Result;
+use crate::hugging_face::{HuggingFaceFolder, carried_files, token_ids};
 use crate::sharded::{layout_of, outline};
 use crate::source::ModelSource;
 use crate::write::{check_free, write_full};
