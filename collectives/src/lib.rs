@@ -87,6 +87,8 @@ mod local;
 pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+#[cfg(feature = "cuda")]
+mod nccl_join;
 mod operation;
 mod payload;
 mod process_group;

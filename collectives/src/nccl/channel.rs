@@ -18,27 +18,27 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// An operation of NCCL, and the memory that it reads and writes.
-pub(super) struct Plan {
-    pub(super) launch: Launch,
-    pub(super) input: BufferBinding,
-    pub(super) output: BufferBinding,
+pub(crate) struct Plan {
+    pub(crate) launch: Launch,
+    pub(crate) input: BufferBinding,
+    pub(crate) output: BufferBinding,
 }
 
 /// One communicator, shared by the callers, CubeCL's thread and the watcher thread.
-pub(super) struct Channel {
-    pub(super) gpu: Arc<Gpu>,
+pub(crate) struct Channel {
+    pub(crate) gpu: Arc<Gpu>,
     /// `None` once it is aborted. Locked for each use, because NCCL's handles are not thread-safe.
-    pub(super) comm: Mutex<Option<Comm>>,
-    pub(super) stream: Stream,
+    pub(crate) comm: Mutex<Option<Comm>>,
+    pub(crate) stream: Stream,
     /// Events of completed operations, for reuse.
-    pub(super) spare: Arc<Mutex<Vec<Events>>>,
-    pub(super) in_flight: Monitor<InFlight>,
-    pub(super) control: Arc<dyn GroupControl>,
+    pub(crate) spare: Arc<Mutex<Vec<Events>>>,
+    pub(crate) in_flight: Monitor<InFlight>,
+    pub(crate) control: Arc<dyn GroupControl>,
 }
 
 impl Channel {
     /// Returns the state that NCCL reports for the communicator.
-    pub(super) fn state(&self) -> Result<i32, NcclError> {
+    pub(crate) fn state(&self) -> Result<i32, NcclError> {
         let library = &self.gpu.library;
         let state = match &*lock(&self.comm) {
             Some(comm) => library.state(comm),
@@ -50,7 +50,7 @@ impl Channel {
 
     /// Frees the communicator of a rank that leaves while no operation is running. Finalizes it first, for as
     /// long as `is_sound` returns true (the group has not failed), and for `timeout` at most.
-    pub(super) fn finish(&self, timeout: Duration, is_sound: impl Fn() -> bool) -> Result<(), NcclError> {
+    pub(crate) fn finish(&self, timeout: Duration, is_sound: impl Fn() -> bool) -> Result<(), NcclError> {
         let library = &self.gpu.library;
         match &*lock(&self.comm) {
             Some(comm) => library.finalize(comm)?,
@@ -66,7 +66,7 @@ impl Channel {
     }
 
     /// Ends running operations. Later uses fail.
-    pub(super) fn abort(&self) {
+    pub(crate) fn abort(&self) {
         let comm = lock(&self.comm).take();
         if let Some(comm) = comm {
             self.gpu.library.abort(comm);
@@ -74,7 +74,7 @@ impl Channel {
     }
 
     /// Queues an operation behind the work that stream `caller` has so far. Runs on CubeCL's thread.
-    pub(super) fn launch(
+    pub(crate) fn launch(
         &self,
         server: &mut Server,
         caller: StreamId,
@@ -121,7 +121,7 @@ impl Channel {
 
     /// Makes later work of stream `caller`, and of the streams that own the operation's memory, wait for the
     /// operation. Then releases the memory. Runs on CubeCL's thread, which has launched the operation by now.
-    pub(super) fn make_wait(
+    pub(crate) fn make_wait(
         &self,
         server: &mut Server,
         caller: StreamId,
@@ -158,36 +158,36 @@ fn server_error(error: ServerError) -> NcclError {
 
 /// Operations in flight, oldest first.
 #[derive(Default)]
-pub(super) struct InFlight {
-    pub(super) queue: VecDeque<QueuedOperation>,
+pub(crate) struct InFlight {
+    pub(crate) queue: VecDeque<QueuedOperation>,
     /// The last completed operation. Errors name it when no operation is in flight.
-    pub(super) last: Option<CallSite>,
+    pub(crate) last: Option<CallSite>,
     /// True once the rank is leaving the group.
-    pub(super) closing: bool,
+    pub(crate) closing: bool,
 }
 
 /// An operation that is queued on the GPU or is being queued.
-pub(super) struct QueuedOperation {
-    pub(super) site: CallSite,
-    pub(super) record: RecordId,
-    pub(super) issued: Instant,
+pub(crate) struct QueuedOperation {
+    pub(crate) site: CallSite,
+    pub(crate) record: RecordId,
+    pub(crate) issued: Instant,
     /// Total time for which ranks had been held at that moment.
-    pub(super) held_before: Duration,
-    pub(super) progress: Arc<Progress>,
+    pub(crate) held_before: Duration,
+    pub(crate) progress: Arc<Progress>,
 }
 
 /// The stage and the memory of an operation, shared by the threads that work on it. Dropping it returns the
 /// operation's events for reuse.
-pub(super) struct Progress {
-    pub(super) stage: Mutex<Stage>,
+pub(crate) struct Progress {
+    pub(crate) stage: Mutex<Stage>,
     /// The operation's input and output. Holding them keeps their memory from being freed, reused or moved.
     /// `None` once the GPU has run the operation, or once the streams that own the memory wait for the operation.
-    pub(super) buffers: Mutex<Option<[BufferBinding; 2]>>,
+    pub(crate) buffers: Mutex<Option<[BufferBinding; 2]>>,
     spare: Weak<Mutex<Vec<Events>>>,
 }
 
 impl Progress {
-    pub(super) fn new(plan: &Plan, spare: &Arc<Mutex<Vec<Events>>>) -> Progress {
+    pub(crate) fn new(plan: &Plan, spare: &Arc<Mutex<Vec<Events>>>) -> Progress {
         Progress {
             stage: Mutex::new(Stage::Queued),
             buffers: Mutex::new(Some([plan.input.clone(), plan.output.clone()])),
@@ -206,7 +206,7 @@ impl Drop for Progress {
 }
 
 /// The progress of an operation.
-pub(super) enum Stage {
+pub(crate) enum Stage {
     /// Submitted to CubeCL's thread.
     Queued,
     /// Queued on the GPU.

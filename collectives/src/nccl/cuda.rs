@@ -8,7 +8,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUevent_flags, CUevent_w
 use cudarc::driver::sys::{CUresult, CUstream};
 
 /// The primary context of a GPU, which this whole process shares.
-pub(super) struct Context {
+pub(crate) struct Context {
     device: CUdevice,
     context: CUcontext,
 }
@@ -20,7 +20,7 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// Retains the context of GPU `index`. The driver must be there.
-    pub(super) fn of(index: usize) -> Result<Context, NcclError> {
+    pub(crate) fn of(index: usize) -> Result<Context, NcclError> {
         let driver = |call| move |error| NcclError::driver(call, error);
         cudarc::driver::result::init().map_err(driver("cuInit"))?;
         let device = device::get(i32::try_from(index).unwrap_or(i32::MAX));
@@ -32,7 +32,7 @@ impl Context {
     }
 
     /// Makes it the current context of this thread.
-    pub(super) fn enter(&self) -> Result<(), DriverError> {
+    pub(crate) fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context is retained as long as `self` lives.
         unsafe { ctx::set_current(self.context) }
     }
@@ -46,7 +46,7 @@ impl Drop for Context {
 }
 
 /// A stream for communication.
-pub(super) struct Stream(CUstream);
+pub(crate) struct Stream(CUstream);
 
 // SAFETY: streams may be used from any thread.
 unsafe impl Send for Stream {}
@@ -56,12 +56,12 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// Creates a stream of the highest priority, so that transfers get their few cores of the GPU alongside
     /// compute. It does not synchronize with the default stream. Needs a current context.
-    pub(super) fn new() -> Result<Stream, DriverError> {
+    pub(crate) fn new() -> Result<Stream, DriverError> {
         let (_, greatest) = stream::get_priority_range()?;
         stream::create_with_priority(stream::StreamKind::NonBlocking, greatest).map(Stream)
     }
 
-    pub(super) fn raw(&self) -> CUstream {
+    pub(crate) fn raw(&self) -> CUstream {
         self.0
     }
 }
@@ -74,14 +74,14 @@ impl Drop for Stream {
 }
 
 /// A CUDA event: a mark in a stream.
-pub(super) struct Event(CUevent);
+pub(crate) struct Event(CUevent);
 
 // SAFETY: events may be used from any thread.
 unsafe impl Send for Event {}
 
 impl Event {
     /// Creates an event. Needs a current context.
-    pub(super) fn new() -> Result<Event, DriverError> {
+    pub(crate) fn new() -> Result<Event, DriverError> {
         event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Event)
     }
 
@@ -90,13 +90,13 @@ impl Event {
     /// # Safety
     ///
     /// The stream must be alive.
-    pub(super) unsafe fn record(&self, stream: CUstream) -> Result<(), DriverError> {
+    pub(crate) unsafe fn record(&self, stream: CUstream) -> Result<(), DriverError> {
         // SAFETY: the event is alive, and the caller guarantees that the stream is.
         unsafe { event::record(self.0, stream) }
     }
 
     /// Like [`Event::record`], for a stream that is alive because it is borrowed.
-    pub(super) fn record_on(&self, stream: &Stream) -> Result<(), DriverError> {
+    pub(crate) fn record_on(&self, stream: &Stream) -> Result<(), DriverError> {
         // SAFETY: the stream is alive while it is borrowed.
         unsafe { self.record(stream.raw()) }
     }
@@ -106,14 +106,14 @@ impl Event {
     /// # Safety
     ///
     /// The stream must be alive.
-    pub(super) unsafe fn make_wait(&self, stream: CUstream) -> Result<(), DriverError> {
+    pub(crate) unsafe fn make_wait(&self, stream: CUstream) -> Result<(), DriverError> {
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the event is alive, and the caller guarantees that the stream is.
         unsafe { stream::wait_event(stream, self.0, flags) }
     }
 
     /// Returns whether the stream has reached the event.
-    pub(super) fn has_passed(&self) -> Result<bool, DriverError> {
+    pub(crate) fn has_passed(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive.
         match unsafe { event::query(self.0) } {
             Ok(()) => Ok(true),
@@ -131,14 +131,14 @@ impl Drop for Event {
 }
 
 /// The events of one operation: `ready` when its buffers may be used, `done` when it has completed.
-pub(super) struct Events {
-    pub(super) ready: Event,
-    pub(super) done: Event,
+pub(crate) struct Events {
+    pub(crate) ready: Event,
+    pub(crate) done: Event,
 }
 
 impl Events {
     /// Creates both events. Needs a current context.
-    pub(super) fn new() -> Result<Events, DriverError> {
+    pub(crate) fn new() -> Result<Events, DriverError> {
         Ok(Events { ready: Event::new()?, done: Event::new()? })
     }
 }

@@ -98,12 +98,12 @@ pub enum NcclError {
 }
 
 impl NcclError {
-    pub(super) fn driver(call: &'static str, error: DriverError) -> NcclError {
+    pub(crate) fn driver(call: &'static str, error: DriverError) -> NcclError {
         NcclError::Driver { call, reason: format!("{error:?}") }
     }
 
     /// Returns the error for a communicator that has been aborted and is unusable.
-    pub(super) fn aborted() -> NcclError {
+    pub(crate) fn aborted() -> NcclError {
         let reason = "the communicator has been aborted".to_owned();
         NcclError::Driver { call: "NCCL", reason }
     }

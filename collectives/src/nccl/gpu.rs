@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// CubeCL's server of a GPU. One thread runs it, and work is submitted to that thread.
-pub(super) type Server = <CudaRuntime as Runtime>::Server;
+pub(crate) type Server = <CudaRuntime as Runtime>::Server;
 
 /// Number of polls of NCCL without a pause between them. NCCL takes some tens of microseconds to queue an
 /// operation, and the one thread that launches everything waits for that.
@@ -28,18 +28,18 @@ const YIELDING: Duration = Duration::from_micros(100);
 const POLL: Duration = Duration::from_micros(200);
 
 /// The state that all communicators of a rank share.
-pub(super) struct Gpu {
-    pub(super) library: Library,
-    pub(super) context: Context,
-    pub(super) device: DeviceHandle<Server>,
-    pub(super) id: DeviceId,
+pub(crate) struct Gpu {
+    pub(crate) library: Library,
+    pub(crate) context: Context,
+    pub(crate) device: DeviceHandle<Server>,
+    pub(crate) id: DeviceId,
     /// Time limit of an operation.
-    pub(super) limit: Duration,
+    pub(crate) limit: Duration,
 }
 
 impl Gpu {
     /// Runs `task` on CubeCL's thread, after everything submitted before, and waits for it.
-    pub(super) fn on_thread<R: Send>(
+    pub(crate) fn on_thread<R: Send>(
         &self,
         task: impl FnOnce() -> Result<R, NcclError> + Send,
     ) -> Result<R, NcclError> {
@@ -54,12 +54,12 @@ impl Gpu {
     }
 
     /// Makes the GPU's context current on this thread.
-    pub(super) fn enter(&self) -> Result<(), NcclError> {
+    pub(crate) fn enter(&self) -> Result<(), NcclError> {
         self.context.enter().map_err(|error| NcclError::driver("cuCtxSetCurrent", error))
     }
 
     /// Connects all ranks of `group` with an id that its first rank creates.
-    pub(super) fn connect(&self, group: &dyn Communicator, timeout: Duration) -> Result<Comm, NcclError> {
+    pub(crate) fn connect(&self, group: &dyn Communicator, timeout: Duration) -> Result<Comm, NcclError> {
         let made = if group.rank() == 0 { self.library.unique_id() } else { Ok([0; 128]) };
         // An id of zeros means that the first rank has none, so that the others do not wait for it.
         let buffer = Buffer::from_slice(&made.clone().unwrap_or([0; 128]));
@@ -77,7 +77,7 @@ impl Gpu {
     }
 
     /// Waits until a new communicator is connected.
-    pub(super) fn complete(&self, comm: Comm, timeout: Duration) -> Result<Comm, NcclError> {
+    pub(crate) fn complete(&self, comm: Comm, timeout: Duration) -> Result<Comm, NcclError> {
         let settled = wait_for_nccl(timeout, "connecting NCCL", || {
             let state = self.library.state(&comm);
             self.library.check("ncclCommInitRankConfig", state)?;
@@ -94,7 +94,7 @@ impl Gpu {
 }
 
 /// Waits until `state` returns success, that is, until NCCL has finished its background work.
-pub(super) fn wait_for_nccl(
+pub(crate) fn wait_for_nccl(
     timeout: Duration,
     what: &'static str,
     mut state: impl FnMut() -> Result<i32, NcclError>,

@@ -42,13 +42,13 @@ pub fn installation() -> Result<Installation, NcclError> {
 
 /// The result type of NCCL's functions. It is a number and not an enum, because an unknown code would be
 /// undefined behaviour in an enum.
-pub(super) type Code = c_int;
+pub(crate) type Code = c_int;
 
 /// Success.
-pub(super) const SUCCESS: Code = 0;
+pub(crate) const SUCCESS: Code = 0;
 
 /// The call continues in the background.
-pub(super) const IN_PROGRESS: Code = 7;
+pub(crate) const IN_PROGRESS: Code = 7;
 
 /// A function of NCCL that sums.
 type Reduce = unsafe extern "C" fn(
@@ -62,9 +62,9 @@ type Reduce = unsafe extern "C" fn(
 ) -> Code;
 
 /// The functions of the loaded NCCL library that Kiln calls.
-pub(super) struct Library {
+pub(crate) struct Library {
     /// Location of the library.
-    pub(super) place: String,
+    pub(crate) place: String,
     version: c_int,
     get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Code,
     init_rank_config:
@@ -94,14 +94,14 @@ pub(super) struct Library {
 }
 
 /// An operation on device memory.
-pub(super) struct Launch {
-    pub(super) kind: Kind,
-    pub(super) dtype: ncclDataType_t,
+pub(crate) struct Launch {
+    pub(crate) kind: Kind,
+    pub(crate) dtype: ncclDataType_t,
     /// Number of elements of the shard, or of the buffer.
-    pub(super) count: usize,
+    pub(crate) count: usize,
 }
 
-pub(super) enum Kind {
+pub(crate) enum Kind {
     AllGather,
     ReduceScatter,
     AllReduce,
@@ -110,7 +110,7 @@ pub(super) enum Kind {
 
 impl Library {
     /// Loads NCCL from where the system's loader finds it, or else from the usual folders.
-    pub(super) fn find() -> Result<Library, NcclError> {
+    pub(crate) fn find() -> Result<Library, NcclError> {
         let (mut tried, places) = (Vec::new(), Places::of_nccl(&environment));
         for path in NAMES.iter().map(PathBuf::from).chain(places.files(&NAMES)) {
             // SAFETY: loading NCCL's library runs no code of concern.
@@ -157,12 +157,12 @@ impl Library {
     }
 
     /// Returns the version, such as `2.28.9`.
-    pub(super) fn version(&self) -> String {
+    pub(crate) fn version(&self) -> String {
         format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
     }
 
     /// Creates an id with which the ranks of a new group connect.
-    pub(super) fn unique_id(&self) -> Result<[u8; 128], NcclError> {
+    pub(crate) fn unique_id(&self) -> Result<[u8; 128], NcclError> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: it writes one id.
         let code = unsafe { (self.get_unique_id)(&mut id) };
@@ -171,12 +171,12 @@ impl Library {
     }
 
     /// Returns whether communicators can be split. Otherwise the ranks of a new group must connect anew.
-    pub(super) fn can_split(&self) -> bool {
+    pub(crate) fn can_split(&self) -> bool {
         self.split.is_some()
     }
 
     /// Starts to connect `size` ranks on the GPU whose context is current.
-    pub(super) fn init(&self, size: usize, id: &[u8; 128], rank: usize) -> Result<Comm, NcclError> {
+    pub(crate) fn init(&self, size: usize, id: &[u8; 128], rank: usize) -> Result<Comm, NcclError> {
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let (promise, mut config) = (Promise::new(), config());
         let (size, rank, cell) = (int(size), int(rank), promise.0.as_ptr());
@@ -194,7 +194,7 @@ impl Library {
 
     /// Starts to split `comm`; `color` is `None` on ranks that join no new group. Requires
     /// [`Library::can_split`]. The new communicator exists once [`Library::state`] of `comm` is [`SUCCESS`].
-    pub(super) fn split(&self, comm: &Comm, color: Option<usize>, key: usize) -> Result<Promise, NcclError> {
+    pub(crate) fn split(&self, comm: &Comm, color: Option<usize>, key: usize) -> Result<Promise, NcclError> {
         let Some(split) = self.split else {
             let (place, name) = (self.place.clone(), "ncclCommSplit");
             return Err(NcclError::NoSymbol { place, name });
@@ -209,7 +209,7 @@ impl Library {
     }
 
     /// Returns the state of the communicator: [`SUCCESS`], [`IN_PROGRESS`], or an error.
-    pub(super) fn state(&self, comm: &Comm) -> Code {
+    pub(crate) fn state(&self, comm: &Comm) -> Code {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive; it writes one number.
         let code = unsafe { (self.get_async_error)(comm.0, &mut state) };
@@ -217,20 +217,20 @@ impl Library {
     }
 
     /// Starts to flush a communicator's operations. It is finished once [`Library::state`] is [`SUCCESS`].
-    pub(super) fn finalize(&self, comm: &Comm) -> Result<(), NcclError> {
+    pub(crate) fn finalize(&self, comm: &Comm) -> Result<(), NcclError> {
         // SAFETY: the communicator is alive.
         let code = unsafe { (self.finalize)(comm.0) };
         self.check("ncclCommFinalize", code)
     }
 
     /// Frees a finalized communicator.
-    pub(super) fn destroy(&self, comm: Comm) {
+    pub(crate) fn destroy(&self, comm: Comm) {
         // SAFETY: the communicator is alive, and this is its last use. The result does not matter.
         unsafe { (self.destroy)(comm.0) };
     }
 
     /// Ends all running operations and frees the communicator.
-    pub(super) fn abort(&self, comm: Comm) {
+    pub(crate) fn abort(&self, comm: Comm) {
         // SAFETY: the communicator is alive, and this is its last use. The result does not matter.
         unsafe { (self.abort)(comm.0) };
     }
@@ -241,7 +241,7 @@ impl Library {
     ///
     /// Both must be device memory of the size that `launch` implies, and stay allocated until the operation
     /// is done.
-    pub(super) unsafe fn launch(
+    pub(crate) unsafe fn launch(
         &self,
         comm: &Comm,
         launch: &Launch,
@@ -272,7 +272,7 @@ impl Library {
     }
 
     /// Returns an error unless the call has succeeded or continues in the background.
-    pub(super) fn check(&self, call: &'static str, code: Code) -> Result<(), NcclError> {
+    pub(crate) fn check(&self, call: &'static str, code: Code) -> Result<(), NcclError> {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
         }
@@ -288,14 +288,14 @@ impl Library {
 }
 
 /// An NCCL communicator.
-pub(super) struct Comm(ncclComm_t);
+pub(crate) struct Comm(ncclComm_t);
 
 // SAFETY: NCCL's communicators may be used from any thread, one at a time.
 unsafe impl Send for Comm {}
 
 /// The place where NCCL will write the handle of a communicator. Never freed, because NCCL may write at any
 /// time.
-pub(super) struct Promise(&'static AtomicPtr<ncclComm>);
+pub(crate) struct Promise(&'static AtomicPtr<ncclComm>);
 
 impl Promise {
     fn new() -> Promise {
@@ -303,7 +303,7 @@ impl Promise {
     }
 
     /// Takes the communicator, if NCCL has written it.
-    pub(super) fn take(self) -> Option<Comm> {
+    pub(crate) fn take(self) -> Option<Comm> {
         let comm = self.0.swap(std::ptr::null_mut(), Ordering::Acquire);
         (!comm.is_null()).then_some(Comm(comm))
     }

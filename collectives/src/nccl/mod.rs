@@ -23,14 +23,13 @@
 //! the same machines, but their last bits differ from those of other backends.
 
 mod channel;
-mod cuda;
-mod error;
-mod gpu;
-mod join;
-mod library;
+pub(crate) mod cuda;
+pub(crate) mod error;
+pub(crate) mod gpu;
+pub(crate) mod library;
 pub(crate) mod transport;
 mod watch;
 
+pub use crate::nccl_join::{ControlBackend, NcclOptions, attach};
 pub use error::NcclError;
-pub use join::{ControlBackend, NcclOptions, attach};
 pub use library::{Installation, installation};

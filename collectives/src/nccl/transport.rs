@@ -39,7 +39,7 @@ impl Nccl {
     pub(crate) const NAME: &'static str = "nccl";
 
     /// Takes over a connected communicator.
-    pub(super) fn start(
+    pub(crate) fn start(
         gpu: Arc<Gpu>,
         comm: Comm,
         control: Arc<dyn GroupControl>,

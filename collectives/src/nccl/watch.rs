@@ -21,7 +21,7 @@ const STOPPING: Duration = Duration::from_secs(10);
 
 /// Watches until the group fails or the rank leaves. Then it finalizes the communicator if the rank leaves
 /// and all operations are done, and aborts it otherwise.
-pub(super) fn run(channel: &Channel) {
+pub(crate) fn run(channel: &Channel) {
     if let Err(error) = channel.gpu.enter() {
         channel.control.abort(&error.to_string());
     }

@@ -1,16 +1,16 @@
 //! The agreement of a group's ranks to use NCCL.
 
-use super::cuda::Context;
-use super::error::NcclError;
-use super::gpu::{Gpu, Server};
-use super::library::Library;
-use super::transport::Nccl;
 use crate::backend::Backend;
 use crate::buffer::Buffer;
 use crate::communicator::Communicator;
 use crate::dtype::DType;
 use crate::label::{Label, Phase};
 use crate::local::LocalBackend;
+use crate::nccl::cuda::Context;
+use crate::nccl::error::NcclError;
+use crate::nccl::gpu::{Gpu, Server};
+use crate::nccl::library::Library;
+use crate::nccl::transport::Nccl;
 use crate::process_group::ProcessGroup;
 use crate::tcp::TcpBackend;
 use cubecl_common::device::DeviceId;
