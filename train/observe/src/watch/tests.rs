@@ -297,7 +297,7 @@ fn missing_files_are_listed() {
     screen.watch.runs[0].set_look(Err("it is another user's".into()), Instant::now());
     let text = screen.text(LARGE);
     for part in [
-        "2 lines passed over that this build cannot read",
+        "skipped 2 lines that this build cannot read",
         "config.toml: ",
         "× 1 not a number",
         "another user's",
