@@ -58,7 +58,7 @@ fn nothing_is_lost() {
     }
 }
 
-/// So does the launcher's own output, up to 1024 writes per stream, however slow its reader is.
+/// So does the launcher's own output, up to 1 MiB per stream, however slow its reader is.
 #[test]
 fn a_slow_reader_of_a_mebibyte_gets_all_of_it() {
     // 868,895 bytes; a pipe takes 65,536.

@@ -4,7 +4,7 @@
 use std::io;
 use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, SyncSender};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use crate::words::number_of;
 use rustix::io::Errno;
 
-/// Maximum number of texts in the queue, besides the one that is being written.
-const ROOM: usize = 1024;
+/// Maximum number of bytes that wait for the reader, besides a text that is being written.
+const ROOM: usize = 1 << 20;
 
 /// Maximum number of waiting lines with which a reader counts as prompt: frames of a progress bar are drawn,
 /// and lines of the other stream wait for these.
@@ -36,11 +36,13 @@ pub(super) struct Stream {
     state: Mutex<State>,
     /// Number of lines in the queue and being written by its thread.
     waiting: AtomicUsize,
+    /// Number of bytes in the queue.
+    queued: AtomicUsize,
 }
 
 struct State {
     /// Leads to the thread that writes, once there is one.
-    queue: Option<SyncSender<Text>>,
+    queue: Option<Sender<Text>>,
     /// Number of live guards that keep output from blocking.
     holders: usize,
     /// Losses since the last notice.
@@ -81,6 +83,7 @@ impl Stream {
             writing: Mutex::new(false),
             state: Mutex::new(state),
             waiting: AtomicUsize::new(0),
+            queued: AtomicUsize::new(0),
         }
     }
 
@@ -89,9 +92,10 @@ impl Stream {
         let mut state = self.state();
         state.holders += 1;
         if state.queue.is_none() {
-            let (queue, texts) = mpsc::sync_channel::<Text>(ROOM);
+            let (queue, texts) = mpsc::channel::<Text>();
             let serve = move || {
                 for text in texts {
+                    self.queued.fetch_sub(text.bytes.len(), Ordering::Release);
                     self.write(text.lost, &text.bytes);
                     self.waiting.fetch_sub(text.lines(), Ordering::Release);
                 }
@@ -122,18 +126,21 @@ impl Stream {
             return self.write(lost, bytes);
         };
         // Lines are lost until half of the room is free again: one notice is enough for many lines.
-        if lost.lines == 0 || waiting <= ROOM / 2 {
+        let room = if lost.lines == 0 { ROOM } else { ROOM / 2 };
+        let queued = self.queued.load(Ordering::Acquire);
+        // A text that is larger than the room may wait alone.
+        if queued == 0 || queued + bytes.len() <= room {
             let text = Text { lost: *lost, bytes: bytes.to_vec() };
-            let lines = text.lines();
-            self.waiting.fetch_add(lines, Ordering::Release);
-            if queue.try_send(text).is_ok() {
+            self.waiting.fetch_add(text.lines(), Ordering::Release);
+            self.queued.fetch_add(bytes.len(), Ordering::Release);
+            // The thread lives as long as the process.
+            if queue.send(text).is_ok() {
                 *lost = NOTHING;
                 if waiting == 0 {
                     *moved = Some(Instant::now());
                 }
                 return;
             }
-            self.waiting.fetch_sub(lines, Ordering::Release);
         }
         *lost = Lost { lines: lost.lines + lines_of(bytes), reason: Errno::AGAIN };
         *has_lost = true;
@@ -292,6 +299,12 @@ mod tests {
 
     /// Held while the reader of the next test reads nothing.
     static GATE: Mutex<()> = Mutex::new(());
+    /// A line of 64 KiB.
+    const LINE: &[u8] = &{
+        let mut line = [b'x'; 1 << 16];
+        line[(1 << 16) - 1] = b'\n';
+        line
+    };
     static READ: Mutex<Vec<u8>> = Mutex::new(Vec::new());
     static SLOW: Stream = Stream::new("the test", |bytes| {
         let _open = GATE.lock().unwrap();
@@ -303,8 +316,9 @@ mod tests {
     fn a_stopped_reader_blocks_nothing() {
         SLOW.hold();
         let closed = GATE.lock().unwrap();
-        for _ in 0..ROOM + 4 {
-            SLOW.put(b"a line\n");
+        let room = ROOM / LINE.len();
+        for _ in 0..room + 4 {
+            SLOW.put(LINE);
         }
         SLOW.draw(b"a frame of a bar, which is not missed");
         assert!(!SLOW.drain(Duration::from_millis(1)));
@@ -316,11 +330,11 @@ mod tests {
         let text = String::from_utf8_lossy(&read);
         let lines: Vec<_> = text.lines().collect();
         // The thread may have taken a line out of the queue before the queue was full.
-        let kept = lines.iter().take_while(|line| **line == "a line").count();
-        assert!([ROOM, ROOM + 1].contains(&kept), "{kept}");
+        let kept = lines.iter().take_while(|line| line.len() + 1 == LINE.len()).count();
+        assert!([room, room + 1].contains(&kept), "{kept}");
         let notice = format!(
             "kiln: {} lines could not be written to the test: its reader does not keep up, or has stopped",
-            ROOM + 4 - kept
+            room + 4 - kept
         );
         assert_eq!(lines[kept..], [&*notice, "here"]);
         drop(read);
