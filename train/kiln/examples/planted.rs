@@ -9,6 +9,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::hint::black_box;
 use std::process::ExitCode;
 
 use burn::module::{Module, Param};
@@ -91,12 +92,13 @@ fn exhaust() {
     let pages: u64 = used.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
     let current = Some(pages * rustix::param::page_size() as u64);
     let _ = rustix::process::setrlimit(Resource::As, Rlimit { current, maximum: None });
-    // Bypasses the global allocator, which would notice.
+    // Bypasses the global allocator, which would notice. Without `black_box`, the compiler drops these allocations and
+    // takes them for successful.
     let block = |bytes: usize| Layout::from_size_align(bytes.max(16), 16).unwrap_or(Layout::new::<u128>());
     // SAFETY: no layout is empty, and the only freed block was allocated there with its layout.
     unsafe {
-        let kept = System.alloc(block(left));
-        (4..21).rev().for_each(|size| while !System.alloc(block(1 << size)).is_null() {});
+        let kept = black_box(System.alloc(block(left)));
+        (4..21).rev().for_each(|size| while !black_box(System.alloc(block(1 << size))).is_null() {});
         if !kept.is_null() {
             System.dealloc(kept, block(left));
         }

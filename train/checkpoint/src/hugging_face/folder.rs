@@ -153,6 +153,11 @@ impl Weights for HuggingFaceFolder {
         let tensor = self.tensors.get(name).ok_or_else(|| {
             CheckpointError::damaged_weights(&self.folder, format!("the model has no weight `{name}`"))
         })?;
+        if range.end > tensor.numel() {
+            let problem =
+                format!("`{name}` has {} elements, and {range:?} are not among them", tensor.numel());
+            return Err(CheckpointError::damaged_weights(&self.folder, problem));
+        }
         // The elements of each part that are in the range.
         let len = tensor.numel() / tensor.parts.len().max(1);
         let (mut rest, mut start) = (values, range.start);

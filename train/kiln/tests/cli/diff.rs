@@ -395,7 +395,7 @@ fn checkpoints_models_data_and_configurations_can_be_compared() {
     );
     let said = workspace.kiln(&["diff", "a/config.toml", "b/config.toml", "--tolerance", "1"]);
     assert!(said.code == Some(1) && said.stdout.contains("differ in 1 key"), "{said:?}");
-    for (other, why) in [("data", "cannot be compared"), ("nothing", "does not exist")] {
+    for (other, why) in [("data", "nothing in common to compare"), ("nothing", "does not exist")] {
         let said = workspace.kiln(&["diff", "a", other]);
         assert!(said.code == Some(2) && said.stderr.contains(why), "{said:?}");
         assert!(said.stderr.contains("kiln explain not-comparable"), "{said:?}");

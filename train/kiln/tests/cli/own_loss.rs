@@ -75,10 +75,13 @@ fn what_is_not_there_is_named() {
     workspace.write("text.txt", "some text ".repeat(100));
     refused(
         &["--set", "loss.kind=focal", "--set", "data.path=new", "--set", "data.text=[\"text.txt\"]"],
-        "this program has no loss",
+        "this program has no such loss",
     );
     assert!(!workspace.path("new").exists(), "no data were prepared");
     let stock = workspace.kiln(&[&["train", "run.toml", "--out", "run"], &own[..]].concat());
     assert_eq!(stock.code, Some(2), "{stock:?}");
-    assert!(stock.stderr.contains("loss.kind = \"label_smoothing\": this program has no loss"), "{stock:?}");
+    assert!(
+        stock.stderr.contains("loss.kind = \"label_smoothing\": this program has no such loss"),
+        "{stock:?}"
+    );
 }

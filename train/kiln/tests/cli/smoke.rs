@@ -33,7 +33,7 @@ fn a_smoke_run_tries_the_programs_own_loop() {
     let workspace = Workspace::new();
     let ended = workspace.run(&example("own_trainer"), &["train", "run.toml", "--smoke"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stdout.contains("has saved nothing in the middle"), "{ended:?}");
+    assert!(ended.stdout.contains("saved no checkpoint in the middle"), "{ended:?}");
     let every = ["--set", "experiment.every=2", "--set", "experiment.patience=9"];
     let ended =
         workspace.run(&example("own_trainer"), &[&["train", "run.toml", "--smoke"][..], &every].concat());

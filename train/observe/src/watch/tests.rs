@@ -296,12 +296,9 @@ fn missing_files_are_listed() {
     screen.watch.runs[0].set_run(&Run::open(&folder).unwrap());
     screen.watch.runs[0].set_look(Err("it is another user's".into()), Instant::now());
     let text = screen.text(LARGE);
-    for part in [
-        "skipped 2 lines that this build cannot read",
-        "config.toml: ",
-        "× 1 not a number",
-        "another user's",
-    ] {
+    for part in
+        ["skipped 2 lines that this build cannot read", "config.toml: ", "× 1 not a number", "another user's"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
 }

@@ -13,8 +13,11 @@ use crate::words::size;
 /// Columns if the terminal does not report them.
 const COLUMNS: u16 = 80;
 
-/// Minimum time between two frames of a bar.
+/// Time between two frames of a bar, on average.
 const BETWEEN_FRAMES: Duration = Duration::from_millis(50);
+
+/// Number of frames that may follow each other at once: those of a few quick steps, of which the last may stay for long.
+const BURST: u32 = 20;
 
 /// Time between two frames of a [`ProgressLine`] on a terminal, so that the clock advances between reports.
 const FRAME: Duration = Duration::from_millis(200);
@@ -28,10 +31,17 @@ const GAUGE: usize = 24;
 /// Erases the line that the cursor is in.
 const CLEAR: &str = "\r\x1b[2K";
 
-/// The frame that is on the terminal, and its time. There is one bar at a time.
-static SHOWN: Mutex<Option<(String, Option<Instant>)>> = Mutex::new(None);
+/// The frame on the terminal. There is one bar at a time.
+static SHOWN: Mutex<Option<Shown>> = Mutex::new(None);
 
-fn shown() -> MutexGuard<'static, Option<(String, Option<Instant>)>> {
+struct Shown {
+    frame: String,
+    /// Frames that may be drawn at once, as of `at`.
+    burst: u32,
+    at: Instant,
+}
+
+fn shown() -> MutexGuard<'static, Option<Shown>> {
     // Any text may be drawn.
     SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -47,7 +57,7 @@ impl Bar {
         Self::is_watched().then(|| {
             // From here on, all lines go to the stream of the bar.
             STDOUT.let_go_first(ORDER);
-            *shown() = Some((String::new(), None));
+            *shown() = Some(Shown { frame: String::new(), burst: BURST, at: Instant::now() });
             Bar(())
         })
     }
@@ -57,13 +67,18 @@ impl Bar {
         !is_silent() && !is_dumb && io::stdout().is_terminal() && io::stderr().is_terminal()
     }
 
-    /// Draws `line`, which has at most [`Bar::width`] columns, unless a frame was drawn a moment ago.
+    /// Draws `line`, which has at most [`Bar::width`] columns, unless many frames were drawn a moment ago.
     pub fn draw(&self, line: String) {
-        if let Some((frame, drawn)) = &mut *shown()
-            && drawn.is_none_or(|drawn| drawn.elapsed() >= BETWEEN_FRAMES)
-        {
+        let mut shown = shown();
+        let Some(Shown { frame, burst, at }) = &mut *shown else { return };
+        let more = (at.elapsed().as_millis() / BETWEEN_FRAMES.as_millis()).min(BURST.into()) as u32;
+        if more > 0 {
+            (*burst, *at) = ((*burst + more).min(BURST), Instant::now());
+        }
+        if *burst > 0 {
+            *burst -= 1;
             STDERR.draw(format!("{CLEAR}{line}").as_bytes());
-            (*frame, *drawn) = (line, Some(Instant::now()));
+            *frame = line;
         }
     }
 
@@ -83,7 +98,7 @@ impl Drop for Bar {
 /// Writes `bytes` above the bar. Returns false if there is no bar.
 pub(super) fn put_above_bar(bytes: &[u8]) -> bool {
     let shown = shown();
-    let Some((frame, _)) = &*shown else { return false };
+    let Some(Shown { frame, .. }) = &*shown else { return false };
     STDERR.put(&[CLEAR.as_bytes(), bytes].concat());
     STDERR.draw(frame.as_bytes());
     true
