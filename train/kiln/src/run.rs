@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kiln_collectives::Communicator;
 use kiln_config::Config;
-use kiln_train::run;
+use kiln_train::{process, run};
 
 pub use kiln_train::run::*;
 
@@ -15,6 +15,8 @@ use crate::version::version;
 /// `options` with the tools of this program, unless they have tools.
 fn with_tools(options: &RunOptions) -> RunOptions {
     version();
+    // Before the options are cloned: a second handle of the flag means that the caller stops its runs itself.
+    process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);
     let mut options = options.clone();
     options.tools.get_or_insert_with(|| Arc::new(RunTools::default()));
     options
