@@ -53,7 +53,7 @@ pub enum Word {
     Consequence = b'C',
     /// Additional information.
     Note = b'N',
-    /// The process was asked to stop before there was anything to save, or another rank was.
+    /// A stop was requested of this process or another rank before there was anything to save.
     Stopped = b'S',
     /// The optimizer step in which the run has ended.
     Step = b'T',

@@ -249,7 +249,7 @@ impl Reporter {
     pub fn skip(&mut self, metrics: &SkipMetrics, why: &str) -> io::Result<()> {
         let SkipMetrics { step, skipped, .. } = metrics;
         let head = StepLine::head(*step, self.steps);
-        self.line(&format!("{head} | {why}: the update was left out ({skipped} so far)"));
+        self.line(&format!("{head} | {why}: the update was skipped ({skipped} so far)"));
         self.done = *step;
         self.last.iter_mut().for_each(|line| line.step = *step);
         self.record(metrics)

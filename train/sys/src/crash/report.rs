@@ -323,7 +323,7 @@ fn write_samples(out: &mut dyn Write, seen: Seen) -> fmt::Result {
     }
 }
 
-/// Writes the samples of a micro-batch in machine-readable form. Fails if there are none.
+/// Writes the samples of a micro-batch in machine-readable form. Fails without any sample.
 fn write_batch(out: &mut dyn Write, rank: usize, seen: Seen) -> fmt::Result {
     let (index, first, samples) = seen.micro_batch.ok_or(fmt::Error)?;
     write!(out, "{{\"rank\":{rank},\"step\":{},\"micro_batch\":{index},", seen.step)?;

@@ -192,16 +192,16 @@ pub struct MemoryError {
     pub(crate) helps: String,
 }
 
-/// What the position in the data depends on.
+/// A key that the position in the data depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PositionKey {
     /// Tokens per sequence.
     #[value(name = "data.seq_len")]
     SeqLen,
-    /// Whether samples come in a random order.
+    /// The switch for a random order of the samples.
     #[value(name = "data.shuffle")]
     Shuffle,
-    /// What that order is drawn from, and dropout.
+    /// The seed of that order, and of dropout.
     #[value(name = "train.seed")]
     Seed,
     /// The training data itself.

@@ -19,7 +19,7 @@ use super::step::MicroBatch;
 use crate::error::{Result, TrainError};
 use crate::metrics::StepMetrics;
 
-/// Where in a step a tensor is seen.
+/// The part of a step in which a tensor is seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Pass {
     /// The forward pass.

@@ -121,6 +121,6 @@ pub(super) fn write(path: &Path, texts: &[Text]) {
         Ok(())
     });
     if let Err(error) = written {
-        tracing::warn!("cannot write {}: {error}; the run goes on without its lines", path.display());
+        tracing::warn!("cannot write {}: {error}; the run continues without its lines", path.display());
     }
 }

@@ -84,7 +84,7 @@ pub(super) struct Splits {
     pub(super) validation: BatchSource,
 }
 
-/// What a start of a run has done so far.
+/// Progress of a start of a run.
 pub(super) struct Progress {
     /// Step and tokens of the run at the start.
     pub(super) first_step: u64,
@@ -101,7 +101,7 @@ pub(super) struct Progress {
     pub(super) evaluated: Option<(u64, f64)>,
     /// Step after which texts were last generated, and the texts.
     pub(super) sampled: Option<(u64, Vec<Text>)>,
-    /// True once the ranks were asked to stop.
+    /// True once a stop was requested of any rank.
     pub(super) is_stopping: bool,
 }
 

@@ -284,7 +284,7 @@ impl Trainer<'_> {
             self.complete(&mut metrics, log)?;
         }
         if let Some(why) = &left_out {
-            self.note(EventKind::Skipped, step, &format!("{why}: the update was left out"));
+            self.note(EventKind::Skipped, step, &format!("{why}: the update was skipped"));
         }
         if let Some(reporter) = &mut self.reporter {
             let reported = match left_out {
