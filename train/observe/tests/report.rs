@@ -191,7 +191,7 @@ fn gaps_are_named() {
         ("b", "its build, device and start are unknown"),
         ("b", "No training step is recorded"),
         ("c", "run.json: the file is missing"),
-        ("c", "1 line passed over"),
+        ("c", "skipped 1 line that this build cannot read"),
         ("c", "recorded up to step 2 of 9"),
         ("c", "not finite at 1 logged step"),
         ("c", "No validation loss is recorded"),

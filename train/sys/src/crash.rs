@@ -13,7 +13,6 @@
 mod report;
 
 use std::backtrace::Backtrace;
-use std::cell::Cell;
 use std::ffi::{OsStr, c_int, c_void};
 use std::fmt::{self, Write};
 use std::io;
@@ -32,11 +31,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::low_level;
 
 use super::action::{action_of, handle, interrupted_at};
-use super::facts;
+use super::facts::facts;
 use super::launcher::{self, Word};
 use super::output::{self, complain};
 use super::position;
-use report::{REPORT, Report, Text};
+use report::{REPORT, Report, Reporting, Text};
 
 pub use report::report_killed;
 
@@ -77,33 +76,13 @@ static REFUSED_AT: AtomicU64 = AtomicU64::new(0);
 /// panics then have another reason.
 const FOLLOWS: u64 = 10;
 
-thread_local! {
-    /// Set while the thread reports a crash.
-    static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Marks the calling thread as reporting a crash, for as long as this lives.
-struct Reporting(bool);
-
-impl Reporting {
-    fn begin() -> Self {
-        Reporting(IS_REPORTING.replace(true))
-    }
-}
-
-impl Drop for Reporting {
-    fn drop(&mut self) {
-        IS_REPORTING.set(self.0);
-    }
-}
-
 /// Records that the system has refused an allocation of `bytes`. The global allocator calls this before its
 /// caller learns of the failure. If the thread is reporting a crash, the process ends here: continuing would
 /// wait for a lock that the thread may hold. Allocates nothing and waits for no lock.
 pub fn allocation_failed(bytes: usize) {
     REFUSED.store(bytes, Ordering::Relaxed);
     REFUSED_AT.store(now(), Ordering::Relaxed);
-    if IS_REPORTING.try_with(Cell::get).unwrap_or(false) {
+    if report::is_reporting() {
         end_without_memory(bytes, format_args!("no memory to report a crash"));
     }
 }

@@ -20,6 +20,7 @@ mod checksum;
 mod crash;
 pub mod drills;
 pub mod durable;
+mod facts;
 pub mod files;
 pub mod header;
 mod id;
@@ -36,13 +37,12 @@ pub mod terminal;
 mod threads;
 pub mod words;
 
-use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use checksum::{Checksum, RunningChecksum};
 pub use crash::{allocation_failed, keep, report_killed};
 pub use durable::StagingFolder;
+pub use facts::Facts;
 pub use id::ProcessId;
 pub use launcher::{GraceError, end_with_launcher, state_of};
 pub use lines::{LineReader, Lines, MAX_LINE, Records};
@@ -52,35 +52,6 @@ pub use signals::{PREEMPTIONS, hear_of_children, is_ignored, stop_on_signals, st
 pub use stream::Stream;
 pub use threads::{Repeat, in_pool};
 
-/// Facts known to the engine and the program, for reports and log lines. Each can be queried in a signal
-/// handler.
-#[derive(Clone, Copy, Debug)]
-pub struct Facts {
-    /// Returns the rank that the calling thread works for, if any.
-    pub rank_of_thread: fn() -> Option<usize>,
-    /// Writes the name of the module that a rank has entered last, if any.
-    pub write_module_of: fn(usize, &mut dyn fmt::Write) -> fmt::Result,
-    /// Writes a table of the memory that each owner holds, after a request for the given number of bytes has
-    /// failed.
-    pub write_holders: fn(&mut dyn fmt::Write, usize) -> fmt::Result,
-    /// Version, commit and features of the program.
-    pub version: &'static str,
-}
-
-/// The facts, once they are known; the first call of [`begin`] or [`keep_crashes`] wins.
-static FACTS: OnceLock<Facts> = OnceLock::new();
-
-/// Returns the facts; empty ones before they are known.
-fn facts() -> Facts {
-    let nothing = Facts {
-        rank_of_thread: || None,
-        write_module_of: |_, _| Ok(()),
-        write_holders: |_, _| Ok(()),
-        version: "unknown",
-    };
-    FACTS.get().copied().unwrap_or(nothing)
-}
-
 /// Sets up this process, except for the signals that ask a run to stop: see [`stop_on_signals`]. Call it
 /// first in `main`; later calls change nothing. Crash reports and log lines include the `facts`.
 ///
@@ -88,7 +59,7 @@ fn facts() -> Facts {
 ///
 /// If the value of `KILN_LOG` is invalid.
 pub fn begin(facts: Facts) -> Result<(), LogLevelError> {
-    FACTS.get_or_init(|| facts);
+    facts::set(facts);
     spare_address_space();
     end_with_launcher();
     let filter = log::filter(std::env::var_os(log::VARIABLE).as_deref())?;
@@ -111,7 +82,7 @@ fn spare_address_space() {
 /// Makes crashes of this process write reports to the folder of their run. For runs, including those of
 /// programs that do not call [`begin`].
 pub fn keep_crashes(facts: Facts) {
-    FACTS.get_or_init(|| facts);
+    facts::set(facts);
     crash::keep_panics();
 }
 

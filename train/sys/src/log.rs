@@ -12,7 +12,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::facts;
+use super::facts::facts;
 use super::output;
 use super::position::{self, Position};
 use super::words::write_now;

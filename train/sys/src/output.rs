@@ -5,40 +5,28 @@
 //! A run must not wait for a reader that has stopped reading, such as `less` or a terminal under Ctrl-S: see
 //! [`never_block`]. Commands whose purpose is their output do wait.
 
+mod bar;
 mod progress;
 mod stream;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::borrow::Cow;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
 use std::panic;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use unicode_width::UnicodeWidthChar;
 
 use super::launcher::{self, Word};
-use stream::Stream;
+use stream::{ORDER, STDERR, STDOUT, Stream, is_silent};
 
-pub use progress::{Bar, Meter, ProgressLine, columns, gauge};
-
-static STDOUT: Stream = Stream::new("standard output", |bytes| {
-    let mut console = io::stdout();
-    // Output printed by other code comes first.
-    let _ = console.flush();
-    // Not locked: threads that panic or print must not wait for a write that does not end.
-    rustix::io::write(console.as_fd(), bytes)
-});
-
-static STDERR: Stream = Stream::new("standard error", |bytes| rustix::io::write(io::stderr().as_fd(), bytes));
+pub use bar::{Bar, columns};
+pub use progress::{Meter, ProgressLine, gauge};
+pub use stream::{Silence, silence};
 
 /// Maximum time to wait, at the end, for a stream that accepts nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Maximum time that a line waits for earlier lines on the other stream: both may go to the same terminal.
-const ORDER: Duration = Duration::from_millis(100);
 
 /// Writes a line to standard output, [`printable`]. A line that cannot be written is counted.
 pub fn say(text: &str) {
@@ -55,7 +43,7 @@ pub fn complain(text: &str) {
 /// Writes after the lines that wait for the other stream. While there is a bar, all lines go to its stream,
 /// above it: both streams are then the same terminal, and the order is preserved.
 fn put(stream: &Stream, other: &Stream, bytes: &[u8]) {
-    if !progress::put_above_bar(bytes) {
+    if !bar::put_above_bar(bytes) {
         other.let_go_first(ORDER);
         stream.put(bytes);
     }
@@ -173,31 +161,6 @@ pub fn tell_panics() {
 /// Returns true if lines for standard error wait to be written. May be called in a signal handler.
 pub(super) fn has_waiting_errors() -> bool {
     STDERR.waiting() > 0
-}
-
-/// Number of live [`Silence`] guards.
-static SILENT: AtomicUsize = AtomicUsize::new(0);
-
-/// While a value of this type lives, [`say`] writes nothing, and there is no bar: for runs that are part of a
-/// command with different output. Errors and warnings are still shown.
-#[derive(Debug)]
-#[must_use]
-pub struct Silence(());
-
-/// Suppresses output from now on.
-pub fn silence() -> Silence {
-    SILENT.fetch_add(1, Ordering::Relaxed);
-    Silence(())
-}
-
-impl Drop for Silence {
-    fn drop(&mut self) {
-        SILENT.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn is_silent() -> bool {
-    SILENT.load(Ordering::Relaxed) > 0
 }
 
 #[cfg(test)]

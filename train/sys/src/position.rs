@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kiln_collectives::RankView;
 
-use super::facts;
+use super::facts::facts;
 use super::launcher::{self, Progress, Word};
 
 /// Folder of crashes inside a run folder.

@@ -44,6 +44,9 @@ pub fn stop_on_signals() -> Arc<AtomicBool> {
     STOP.get_or_init(register).clone()
 }
 
+/// True once SIGINT has arrived, whether or not another signal came first.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
 /// Returns true if [`stop_on_signals`] has been called.
 pub(super) fn are_handled() -> bool {
     STOP.get().is_some()
@@ -51,7 +54,7 @@ pub(super) fn are_handled() -> bool {
 
 /// Returns true if someone at a terminal has requested the stop.
 pub fn was_interrupted() -> bool {
-    FIRST.load(Ordering::Relaxed) == SIGINT
+    INTERRUPTED.load(Ordering::Relaxed)
 }
 
 /// Returns the name of the signal that has requested the stop, if any.
@@ -71,6 +74,7 @@ fn register(stop: &Arc<AtomicBool>) -> io::Result<()> {
         let (stop, requests) = (Arc::clone(stop), Requests::default());
         let on_signal = move || {
             let _ = FIRST.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+            INTERRUPTED.fetch_or(signal == SIGINT, Ordering::Relaxed);
             stop.store(true, Ordering::Relaxed);
             if may_end && !PREEMPTIONS.contains(&signal) && requests.is_another(now()) {
                 crash::end_at_once(signal);

@@ -11,8 +11,8 @@ use crate::moved;
 use crate::movement;
 use crate::parse::{Instruction, Source, Statement, parse};
 use crate::program::{Kernel, Module, Op};
+use crate::warpgroup;
 use crate::watch;
-use crate::wgmma;
 
 /// Decodes the kernels of `text` for execution.
 pub fn module(text: &str) -> Result<Module, ParseError> {
@@ -43,7 +43,7 @@ fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<()> {
     builder.begin(instruction);
     if !arithmetic::decode(builder, instruction)?
         && !movement::decode(builder, instruction)?
-        && !wgmma::decode::decode(builder, instruction)?
+        && !warpgroup::decode::decode(builder, instruction)?
     {
         return builder.fail(format!("the instruction `{}` is not known", instruction.name));
     }
@@ -82,7 +82,7 @@ fn kernel(source: &Source, text: &Arc<str>) -> Result<Kernel, ParseError> {
     let mut instructions = builder.into_virtual();
     moved::mark(&mut instructions);
     let watches = watch::find(&mut instructions);
-    let product_uses = wgmma::pipeline::find(&mut instructions);
+    let product_uses = warpgroup::pipeline::find(&mut instructions);
     let placed = allocate(instructions);
     Ok(Kernel {
         name: source.name.clone(),

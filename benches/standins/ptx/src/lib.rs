@@ -14,7 +14,7 @@
 //! | `watch` | registers that are read before they are written |
 //! | `alu`, `integers`, `float`, `conversion`, `matrix` | arithmetic |
 //! | `access`, `moved`, `copies`, `fragments` | reads and writes of memory |
-//! | `wgmma` | products of warpgroups |
+//! | `wgmma`, `warpgroup` | products of warpgroups; their execution |
 //! | `memory` | allocated and written bytes |
 //! | `check`, `races` | books of reads and writes: in shared memory, in device memory |
 //! | `streams`, `footprint` | asynchronous streams, and the safety of the order of their operations |
@@ -56,6 +56,7 @@ mod stream_driver;
 pub mod streams;
 mod types;
 mod warp;
+mod warpgroup;
 mod watch;
 mod wgmma;
 

@@ -14,9 +14,9 @@ use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW};
 use crate::moved::{self, Undefined};
 use crate::position::Position;
 use crate::program::{Fragment, Instr, Kernel, Matrix, Op, Shuffle, Type, Vote};
+use crate::warpgroup::pipeline::Pipeline;
+use crate::warpgroup::product::{self, Issue};
 use crate::watch;
-use crate::wgmma::pipeline::Pipeline;
-use crate::wgmma::product::{self, Issue};
 
 /// The reason why a warp has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,11 +12,11 @@ const PHASES: [(&str, &str); 4] =
 
 /// Kinds of crashes, their names in the report, and a function on the call stack.
 const KINDS: [(&str, &str, &str); 7] = [
-    ("segv", "SIGSEGV", "kiln::run::trainer::"),
+    ("segv", "SIGSEGV", "kiln_train::run::trainer::"),
     ("bus", "SIGBUS (address 0x", "kiln_sys::drills::read_beyond_a_file"),
     ("overflow", "SIGSEGV (address 0x", "kiln_sys::drills::"),
-    ("abort", "SIGABRT", "kiln::run::trainer::"),
-    ("panic", "a panic at ", "kiln::run::trainer::"),
+    ("abort", "SIGABRT", "kiln_train::run::trainer::"),
+    ("panic", "a panic at ", "kiln_train::run::trainer::"),
     ("worker", "a panic at ", "panic_in_a_thread"),
     ("memory=1KiB", "out of memory: rank ", "kiln_shard::memory"),
 ];

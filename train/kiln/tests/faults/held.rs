@@ -277,7 +277,7 @@ fn a_breakpoint_that_cannot_come_is_refused_or_told() {
     let ended = end(start_alone(&run, "2", &["--break", "forward:layers.7", "--break", "step@9"]));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     for never in [
-        "the breakpoint forward:layers.7 cannot be hit: the model has no such place",
+        "breakpoint forward:layers.7 cannot be hit: the model has no such place",
         "breakpoint step@9 cannot be hit: the run has steps 1 to 8",
         "breakpoint forward:layers.7 was never hit",
         "breakpoint step@9 was never hit",

@@ -12,7 +12,10 @@ fn wrong_arguments() {
             &["--", "train", "c.toml", "--rank=1"],
             "--rank differs between ranks, and the launcher sets it; remove it",
         ),
-        (&["--", "train", "c.toml", "--local_rank", "1"], "--local-rank is one rank's own"),
+        (
+            &["--", "train", "c.toml", "--local_rank", "1"],
+            "--local-rank differs between ranks, and the launcher sets it; remove it",
+        ),
         (&["--nproc-per-node", "0"], "--nproc-per-node=0: not a whole number from 1 to 1024"),
         (&["--nproc-per-node", "gpu"], "give a number, or `cpu` for one per core"),
         (&["--nproc-per-node", "gpu"], "--nproc-per-node=gpu: no GPU can be counted ("),

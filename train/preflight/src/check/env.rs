@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_collectives::tcp::JoinError;
 
-use super::CheckArgs;
+use super::arguments::CheckArgs;
 use crate::findings::{Findings, Stage};
 use crate::{machine, network};
 use kiln_config::device::ResolvedDevice;

@@ -4,6 +4,7 @@
 //! `model.rs`). Then processes connect and compare (`comm.rs`, `ring.rs`). Finally all ranks take a reduced step
 //! and save it (`step.rs`, `disk.rs`). Rank 0 prints one table.
 
+mod arguments;
 mod comm;
 mod data;
 mod disk;
@@ -13,25 +14,22 @@ mod ring;
 mod step;
 
 use std::panic::{self, AssertUnwindSafe};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::Args;
 use kiln_collectives::Communicator;
 use kiln_shard::ranks::panic_message;
 
 use crate::findings::{Finding, Findings, Level, Report, Stage};
-use crate::machine::MachineArgs;
+pub use arguments::CheckArgs;
 use env::Setup;
-use kiln_checkpoint::weights::AllowMissing;
 use kiln_launch::place::{self, RankEnv, Role};
 use kiln_train::error::{Result, TrainError};
 use kiln_train::fault::{self, Fault, FaultKind};
 use kiln_train::launch;
 use kiln_train::process::output::{complain, say};
 use kiln_train::registry::Registry;
-use kiln_train::run::{PositionKey, Resume, RunFolder, RunOptions};
 use kiln_train::world::{self, Ranks};
 use model::{Sources, Trained};
 use step::Shrunk;
@@ -54,73 +52,7 @@ const STEP_NEEDS: [(Stage, &str); 10] = [
 const SAVE_NEEDS: [(Stage, &str); 3] =
     [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
 
-/// Arguments of `kiln check`: those of `kiln train` that affect the checks.
-#[derive(Args)]
-pub struct CheckArgs {
-    /// Configuration file of the run.
-    #[arg(required_unless_present = "only_machine")]
-    config: Option<PathBuf>,
-    /// Check this stage alone, and those it needs; may be given several times.
-    #[arg(long, value_enum, value_delimiter = ',')]
-    stage: Vec<Stage>,
-    /// Only examine this machine and the place of this process, without a configuration, as `kiln doctor` does.
-    #[arg(long = "machine", conflicts_with_all = ["config", "stage"])]
-    only_machine: bool,
-    #[command(flatten)]
-    machine: MachineArgs,
-    /// Ranks, as threads of this process [default: train.ranks of the configuration].
-    #[arg(long)]
-    ranks: Option<usize>,
-    /// Run folder [default: runs/<name of the configuration>].
-    #[arg(long)]
-    out: Option<PathBuf>,
-    /// Change one value of the configuration; may be given several times.
-    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    overrides: Vec<String>,
-    /// Resume from the newest checkpoint of the run folder ("latest"), or from this folder.
-    #[arg(long, value_name = "latest|PATH")]
-    resume: Option<String>,
-    /// As for `kiln train`: weights that the initial checkpoint may lack.
-    #[arg(long, value_name = "PATTERN")]
-    allow_missing: Vec<String>,
-    /// As for `kiln train`: accept an initial checkpoint with other layers.
-    #[arg(long)]
-    allow_other_parts: bool,
-    /// As for `kiln train`: keys that may differ from the checkpoint to resume from.
-    #[arg(long, value_name = "KEY", value_enum)]
-    allow_changed: Vec<PositionKey>,
-    #[command(flatten)]
-    place: place::Flags,
-    /// Fire drill: let one rank fail, once; clock=SECONDS is for this command.
-    #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
-    fault: Option<Fault>,
-}
-
 impl CheckArgs {
-    /// Returns whether any of these stages is to be checked.
-    fn wants(&self, stages: &[Stage]) -> bool {
-        self.stage.is_empty() || stages.iter().any(|stage| self.stage.contains(stage))
-    }
-
-    /// Returns the options that `kiln train` would have for the configuration `path`.
-    fn options(&self, path: &Path, registry: &Registry, place: Option<RankEnv>) -> Result<RunOptions> {
-        Ok(RunOptions {
-            out: self.out.clone().map_or_else(|| RunFolder::of_config(path), RunFolder::At),
-            resume: self.resume.as_deref().map(|resume| match resume {
-                "latest" => Resume::Latest,
-                path => Resume::Path(path.into()),
-            }),
-            ranks: self.ranks,
-            registry: registry.clone(),
-            place,
-            allow_missing: AllowMissing::new(&self.allow_missing).map_err(TrainError::usage)?,
-            allow_other_parts: self.allow_other_parts,
-            allow_changed: self.allow_changed.clone(),
-            alone: true,
-            ..RunOptions::default()
-        })
-    }
-
     /// Runs the checks, or starts the ranks of a node. Returns the exit code.
     ///
     /// # Errors
@@ -320,6 +252,8 @@ impl CheckArgs {
 #[cfg(test)]
 mod tests {
     use clap::FromArgMatches;
+
+    use clap::Args as _;
 
     use super::*;
 

@@ -1,6 +1,7 @@
 //! A crash report in the run folder: the folder, the part that a signal handler can write, and a thread that
 //! adds the information that the handler cannot find out.
 
+use std::cell::Cell;
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::fmt::{self, Write};
 use std::fs::{self, File, OpenOptions};
@@ -16,11 +17,35 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags, mkdir, open};
 use rustix::io::Errno;
 
-use super::Reporting;
-use crate::facts;
+use crate::facts::facts;
 use crate::launcher::Seen;
 use crate::position::{self, Position};
 use crate::words::{time_now, write_now};
+
+thread_local! {
+    /// Set while the thread reports a crash.
+    static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether the calling thread reports a crash.
+pub(super) fn is_reporting() -> bool {
+    IS_REPORTING.try_with(Cell::get).unwrap_or(false)
+}
+
+/// Marks the calling thread as reporting a crash, for as long as this lives.
+pub(super) struct Reporting(bool);
+
+impl Reporting {
+    pub(super) fn begin() -> Self {
+        Reporting(IS_REPORTING.replace(true))
+    }
+}
+
+impl Drop for Reporting {
+    fn drop(&mut self) {
+        IS_REPORTING.set(self.0);
+    }
+}
 
 /// Name of the file with the text of a crash, for people.
 const TEXT: &str = "crash.txt";

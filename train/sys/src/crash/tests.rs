@@ -37,6 +37,12 @@ fn crashes() {
     let present = Present::new(Path::new(&out), world.view(), Box::new(|| b"{\"rank\":3}".to_vec()));
     present.begin_step(17);
     present.begin_micro_batch(1, 24, 2);
+    crashes_like(&way);
+}
+
+/// Never inlined: reports name it.
+#[inline(never)]
+fn crashes_like(way: &OsStr) {
     match way.to_str() {
         Some("segv") => drills::raise_segv(),
         Some("bus") => drills::read_beyond_a_file(),

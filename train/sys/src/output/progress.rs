@@ -1,23 +1,15 @@
 //! Progress of long work, for people: a line at the bottom of a terminal that changes, and a line every few
 //! seconds elsewhere. Nothing here ever waits for the terminal.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{ORDER, STDERR, STDOUT, is_silent, printable, say};
+use super::bar::Bar;
+use super::{printable, say};
 use crate::Repeat;
 use crate::words::size;
-
-/// Columns if the terminal does not report them.
-const COLUMNS: u16 = 80;
-
-/// Time between two frames of a bar, on average.
-const BETWEEN_FRAMES: Duration = Duration::from_millis(50);
-
-/// Number of frames that may follow each other at once: those of a few quick steps, of which the last may stay for long.
-const BURST: u32 = 20;
 
 /// Time between two frames of a [`ProgressLine`] on a terminal, so that the clock advances between reports.
 const FRAME: Duration = Duration::from_millis(200);
@@ -28,93 +20,11 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// Columns of the gauge of a [`ProgressLine`].
 const GAUGE: usize = 24;
 
-/// Erases the line that the cursor is in.
-const CLEAR: &str = "\r\x1b[2K";
-
-/// The frame on the terminal. There is one bar at a time.
-static SHOWN: Mutex<Option<Shown>> = Mutex::new(None);
-
-struct Shown {
-    frame: String,
-    /// Frames that may be drawn at once, as of `at`.
-    burst: u32,
-    at: Instant,
-}
-
-fn shown() -> MutexGuard<'static, Option<Shown>> {
-    // Any text may be drawn.
-    SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A line at the bottom of the terminal, on standard error. Lines of [`say`] and
-/// [`complain`](super::complain) appear above it. Dropping it removes the line.
-#[derive(Debug)]
-pub struct Bar(());
-
-impl Bar {
-    /// Creates a bar if someone watches: both streams are terminals that can draw one, and silence is off.
-    pub fn watched() -> Option<Self> {
-        Self::is_watched().then(|| {
-            // From here on, all lines go to the stream of the bar.
-            STDOUT.let_go_first(ORDER);
-            *shown() = Some(Shown { frame: String::new(), burst: BURST, at: Instant::now() });
-            Bar(())
-        })
-    }
-
-    fn is_watched() -> bool {
-        let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
-        !is_silent() && !is_dumb && io::stdout().is_terminal() && io::stderr().is_terminal()
-    }
-
-    /// Draws `line`, which has at most [`Bar::width`] columns, unless many frames were drawn a moment ago.
-    pub fn draw(&self, line: String) {
-        let mut shown = shown();
-        let Some(Shown { frame, burst, at }) = &mut *shown else { return };
-        let more = (at.elapsed().as_millis() / BETWEEN_FRAMES.as_millis()).min(BURST.into()) as u32;
-        if more > 0 {
-            (*burst, *at) = ((*burst + more).min(BURST), Instant::now());
-        }
-        if *burst > 0 {
-            *burst -= 1;
-            STDERR.draw(format!("{CLEAR}{line}").as_bytes());
-            *frame = line;
-        }
-    }
-
-    /// Returns the number of available columns.
-    pub fn width(&self) -> usize {
-        columns()
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        *shown() = None;
-        STDERR.draw(CLEAR.as_bytes());
-    }
-}
-
-/// Writes `bytes` above the bar. Returns false if there is no bar.
-pub(super) fn put_above_bar(bytes: &[u8]) -> bool {
-    let shown = shown();
-    let Some(Shown { frame, .. }) = &*shown else { return false };
-    STDERR.put(&[CLEAR.as_bytes(), bytes].concat());
-    STDERR.draw(frame.as_bytes());
-    true
-}
-
 /// Draws `done` of `of` as a bar of `columns` columns; an empty one if `of` is 0.
 pub fn gauge(done: u64, of: u64, columns: usize) -> String {
     let share = if of == 0 { 0.0 } else { done.min(of) as f64 / of as f64 };
     let full = (share * columns as f64) as usize;
     "\u{2588}".repeat(full) + &"\u{2591}".repeat(columns - full)
-}
-
-/// Returns the columns of the terminal that lines are shown on; 80 without a terminal.
-pub fn columns() -> usize {
-    let size = rustix::termios::tcgetwinsize(io::stderr()).map(|size| size.ws_col);
-    usize::from(size.ok().filter(|columns| *columns > 0).unwrap_or(COLUMNS))
 }
 
 /// Counts the finished parts of a piece of work, for a thread that shows them. Counting never waits.

@@ -1,8 +1,9 @@
 //! One output of the process. Its lines are written by the calling thread, or, while nothing may wait for the
 //! reader, by a thread that takes them from a bounded queue.
 
-use std::io;
+use std::io::{self, Write};
 use std::mem;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -259,6 +260,45 @@ fn lines_of(bytes: &[u8]) -> usize {
     bytes.split_inclusive(|byte| *byte == b'\n').count()
 }
 
+pub(super) static STDOUT: Stream = Stream::new("standard output", |bytes| {
+    let mut console = io::stdout();
+    // Output printed by other code comes first.
+    let _ = console.flush();
+    // Not locked: threads that panic or print must not wait for a write that does not end.
+    rustix::io::write(console.as_fd(), bytes)
+});
+
+pub(super) static STDERR: Stream =
+    Stream::new("standard error", |bytes| rustix::io::write(io::stderr().as_fd(), bytes));
+
+/// Maximum time that a line waits for earlier lines on the other stream: both may go to the same terminal.
+pub(super) const ORDER: Duration = Duration::from_millis(100);
+
+/// Number of live [`Silence`] guards.
+static SILENT: AtomicUsize = AtomicUsize::new(0);
+
+/// While a value of this type lives, [`say`](super::say) writes nothing, and there is no bar: for runs that are part of a
+/// command with different output. Errors and warnings are still shown.
+#[derive(Debug)]
+#[must_use]
+pub struct Silence(());
+
+/// Suppresses output from now on.
+pub fn silence() -> Silence {
+    SILENT.fetch_add(1, Ordering::Relaxed);
+    Silence(())
+}
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        SILENT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+pub(super) fn is_silent() -> bool {
+    SILENT.load(Ordering::Relaxed) > 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,10 +339,10 @@ mod tests {
 
     /// Held while the reader of the next test reads nothing.
     static GATE: Mutex<()> = Mutex::new(());
-    /// A line of 64 KiB.
+    /// A line of 1 KiB.
     const LINE: &[u8] = &{
-        let mut line = [b'x'; 1 << 16];
-        line[(1 << 16) - 1] = b'\n';
+        let mut line = [b'x'; 1 << 10];
+        line[(1 << 10) - 1] = b'\n';
         line
     };
     static READ: Mutex<Vec<u8>> = Mutex::new(Vec::new());

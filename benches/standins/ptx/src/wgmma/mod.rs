@@ -1,19 +1,14 @@
 //! Hopper's warpgroup products: `wgmma`, which the four warps of a warpgroup execute together while they
-//! continue with other instructions.
+//! continue with other instructions. `warpgroup` executes them.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `form`, `decode` | the supported forms |
+//! | `form` | the supported forms |
 //! | `descriptor` | the location of a matrix in shared memory |
-//! | `product` | the product of a warp's 16 rows |
-//! | `pipeline` | the registers that products use until they are waited for |
-//! | `reads` | the shared memory that they read meanwhile |
+//! | `reads` | the shared memory that products read |
 //! | `alike` | whether the four warps execute the same instructions |
 
 pub(crate) mod alike;
-pub(crate) mod decode;
 pub(crate) mod descriptor;
 pub(crate) mod form;
-pub(crate) mod pipeline;
-pub(crate) mod product;
 pub(crate) mod reads;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{covered, seconds};
+use super::step::{covered, seconds};
 use crate::trace::model::{GpuTrace, RankTrace};
 
 /// The summary of one GPU.

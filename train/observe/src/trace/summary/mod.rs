@@ -4,13 +4,15 @@ mod display;
 mod gpu;
 mod path;
 mod ranks;
+mod step;
 
 use serde::Serialize;
 
-use super::model::{Calls, RankTrace, StepTrace, Trace};
+use super::model::{Calls, Trace};
 pub use gpu::{GpuSummary, KernelSummary};
 pub use path::PathPart;
 pub use ranks::{OperationSummary, RankSummary, Slowest, UnitWait, WorkDifference};
+use step::{RankStep, seconds};
 
 /// Breakdown of the time of a trace's steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -77,35 +79,6 @@ impl Summary {
             kernels: gpu::kernels(&trace.ranks),
         }
     }
-}
-
-/// A step of one rank.
-#[derive(Clone, Copy)]
-struct RankStep<'a> {
-    rank: &'a RankTrace,
-    step: &'a StepTrace,
-}
-
-/// Converts nanoseconds to seconds.
-fn seconds(nanoseconds: u64) -> f64 {
-    nanoseconds as f64 / 1e9
-}
-
-/// Describes a part of a step, as in `backward of layers.3`.
-fn place(activity: &str, unit: Option<&str>) -> String {
-    unit.map_or_else(|| activity.to_owned(), |unit| format!("{activity} of {unit}"))
-}
-
-/// Returns the time covered by any of the intervals.
-fn covered(times: impl Iterator<Item = (u64, u64)>) -> u64 {
-    let mut times: Vec<_> = times.collect();
-    times.sort_unstable();
-    let (mut sum, mut until) = (0, 0);
-    for (start, end) in times {
-        sum += end.saturating_sub(start.max(until));
-        until = until.max(end);
-    }
-    sum
 }
 
 fn step_summary(all: &[RankStep<'_>], calls: &Calls<'_>) -> StepSummary {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::{RankStep, place, seconds};
+use super::step::{RankStep, place, seconds};
 use crate::trace::model::{Calls, RankTrace};
 
 /// A part of the critical path of a step.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{RankStep, covered, place, seconds};
+use super::step::{RankStep, covered, place, seconds};
 use crate::trace::model::{Calls, SpanTrace, track_of};
 
 /// Breakdown of the time of a step on one rank, in seconds.

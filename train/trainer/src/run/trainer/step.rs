@@ -159,7 +159,8 @@ impl Trainer<'_> {
         drill.iter().for_each(|drill| drill.begin_step(step));
         position.begin_step(step);
         observers.begun(self.model.engine(), step);
-        tracing::debug!(of = step, first_sample = self.state.next_sample, "a step begins");
+        let (lr, first_sample) = (self.rates(step).0.of(0), self.state.next_sample);
+        tracing::debug!(of = step, lr, first_sample, "a step begins");
     }
 
     /// Returns this rank's micro-batch `index` of a step that begins with `first_sample` of the global order.

@@ -11,10 +11,10 @@ use crate::float;
 use crate::lanes::{ALL, LANES, Registers};
 use crate::matrix::{self, COLUMNS, ROWS};
 use crate::program::Kind;
+use crate::warpgroup::pipeline::Pipeline;
 use crate::wgmma::alike::{Step, WARPS};
 use crate::wgmma::descriptor::Descriptor;
 use crate::wgmma::form::{ProductUse, WarpgroupOp, WarpgroupProduct};
-use crate::wgmma::pipeline::Pipeline;
 
 /// Number of elements along the sum.
 const K: usize = 16;

@@ -1,0 +1,32 @@
+//! A step of one rank, and the words and units of its parts.
+
+use crate::trace::model::{RankTrace, StepTrace};
+
+/// A step of one rank.
+#[derive(Clone, Copy)]
+pub(super) struct RankStep<'a> {
+    pub(super) rank: &'a RankTrace,
+    pub(super) step: &'a StepTrace,
+}
+
+/// Converts nanoseconds to seconds.
+pub(super) fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
+}
+
+/// Describes a part of a step, as in `backward of layers.3`.
+pub(super) fn place(activity: &str, unit: Option<&str>) -> String {
+    unit.map_or_else(|| activity.to_owned(), |unit| format!("{activity} of {unit}"))
+}
+
+/// Returns the time covered by any of the intervals.
+pub(super) fn covered(times: impl Iterator<Item = (u64, u64)>) -> u64 {
+    let mut times: Vec<_> = times.collect();
+    times.sort_unstable();
+    let (mut sum, mut until) = (0, 0);
+    for (start, end) in times {
+        sum += end.saturating_sub(start.max(until));
+        until = until.max(end);
+    }
+    sum
+}
