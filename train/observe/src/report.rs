@@ -126,9 +126,11 @@ pub fn check_place(place: &Path, flag: &'static str) -> Result<(), ReportError> 
     }
 }
 
-/// The metrics that a report shows in separate files: the name of the file without its extension, the key, the title,
+/// A metric that a report shows in a file of its own: the name of the file without its extension, the key, the title,
 /// the unit, the axis, and true if the moving average is drawn over the values.
-const CURVES: [(&str, &str, &str, &str, fn(&str) -> Axis, bool); 6] = [
+type FileOfMetric = (&'static str, &'static str, &'static str, &'static str, fn(&str) -> Axis, bool);
+
+const CURVES: [FileOfMetric; 6] = [
     ("loss", "loss", "Training loss", "nats per token", Axis::linear, true),
     ("validation-loss", "val_loss", "Validation loss", "nats per token", Axis::linear, false),
     ("answer-loss", "answer_loss", "Loss of answers", "nats per token", Axis::linear, false),

@@ -18,11 +18,11 @@ pub fn download(repo: &str, revision: &str) -> Result<PathBuf> {
     let Some((owner, name)) = named else {
         return Err(CheckpointError::RepoName { given: repo.to_owned() });
     };
-    hub::model(owner, name, revision)
+    client::model(owner, name, revision)
 }
 
 #[cfg(not(feature = "hub"))]
-mod hub {
+mod client {
     use super::{CheckpointError, PathBuf, Result};
 
     pub(super) fn model(owner: &str, name: &str, _: &str) -> Result<PathBuf> {
@@ -31,7 +31,7 @@ mod hub {
 }
 
 #[cfg(feature = "hub")]
-mod hub {
+mod client {
     use std::error::Error;
     use std::path::{Path, PathBuf};
     use std::sync::Arc;

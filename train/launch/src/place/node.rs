@@ -266,6 +266,9 @@ fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), EnvErro
     }
 }
 
+/// Reads a host from the variables of a launcher.
+type HostSource = fn(&Vars) -> Result<Option<String>, EnvError>;
+
 /// Returns the address where the ranks meet; port 0 means a free one.
 fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvError> {
     let at = |host: String, port: u16| Master { host, port, shared_port: false };
@@ -285,8 +288,7 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvErro
     }
     let port =
         port.map_or_else(|| vars.port(&["MASTER_PORT"]), |port| Ok(Some(port)))?.unwrap_or(DEFAULT_PORT);
-    let sources: [fn(&Vars) -> Result<Option<String>, EnvError>; 3] =
-        [|vars| vars.host(&["MASTER_ADDR"]), first_host, coordinator];
+    let sources: [HostSource; 3] = [|vars| vars.host(&["MASTER_ADDR"]), first_host, coordinator];
     let host = sources.iter().try_fold(host, |host, source| match host {
         None => source(vars),
         found => Ok(found),

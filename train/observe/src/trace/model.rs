@@ -124,9 +124,11 @@ pub(super) fn track_of(activity: &str) -> &'static str {
     }
 }
 
-/// The collectives of a trace, each with the ranks that have recorded it. The key is the members of its group,
-/// the group's name, and the collective's number there.
-pub(super) struct Calls<'a>(HashMap<(&'a [usize], &'a str, u64), Vec<(usize, &'a CollectiveTrace)>>);
+/// The members of a group, its name, and the number of a collective there.
+type CallKey<'a> = (&'a [usize], &'a str, u64);
+
+/// The collectives of a trace, each with the ranks that have recorded it.
+pub(super) struct Calls<'a>(HashMap<CallKey<'a>, Vec<(usize, &'a CollectiveTrace)>>);
 
 impl<'a> Calls<'a> {
     pub(super) fn new(trace: &'a Trace) -> Self {
