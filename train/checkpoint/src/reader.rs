@@ -24,7 +24,7 @@ const AHEAD: usize = 32 << 20;
 const STEP: usize = 4 << 20;
 
 /// Reads from a checkpoint. Whole chunks are checked when they are read. If several ranks read parts of a
-/// chunk, [`CheckpointReader::check_parts`] combines their checksums.
+/// chunk, `CheckpointReader::check_parts` combines their checksums.
 pub struct CheckpointReader<'a> {
     checkpoint: &'a Checkpoint,
     tensors: HashMap<(&'a str, &'a Saved), usize>,
@@ -198,7 +198,7 @@ impl<'a> CheckpointReader<'a> {
 
     /// Loads this rank's part of all weights. Names and shapes must match exactly, except for weights that
     /// may be missing, which keep their values; returns their names. The architecture is not compared: see
-    /// [`Checkpoint::require_architecture`]. Collective.
+    /// [`ModelSource::require_architecture`](crate::source::ModelSource::require_architecture). Collective.
     pub fn load_weights(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<BTreeSet<String>> {
         let absent = weights::compare(engine, self, allow_missing)?;
         let names = engine.layout().parameters().map(|(_, parameter)| parameter.name.as_str());

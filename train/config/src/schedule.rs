@@ -10,7 +10,7 @@ pub fn learning_rate(optim: &OptimSection, step: u64, steps: u64) -> f64 {
 }
 
 /// Returns the [`learning_rate`], and one rate for each different schedule of a group of parameters, in the
-/// order of [`OptimSection::lr_schedules`].
+/// order of `OptimSection::lr_schedules`.
 pub fn learning_rates(optim: &OptimSection, step: u64, steps: u64) -> LearningRates {
     let others = optim.lr_schedules().split_off(1);
     let others = others.into_iter().map(|schedule| rate(optim.lr, schedule, step, steps));

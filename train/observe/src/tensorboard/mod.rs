@@ -1,6 +1,6 @@
 //! Event files for TensorBoard: scalars of `metrics.jsonl`, histograms, texts, and the configuration.
 //!
-//! - [`EventWriter`]: one event file;
+//! - `EventWriter`: one event file;
 //! - [`TensorBoard`]: the event files of a running run.
 
 mod background;

@@ -30,8 +30,8 @@ pub struct CheckArgs {
     /// Ranks, as threads of this process [default: train.ranks of the configuration].
     #[arg(long)]
     pub(super) ranks: Option<usize>,
-    /// Run folder [default: runs/<name of the configuration>].
-    #[arg(long)]
+    /// Run folder.
+    #[arg(long, help = "Run folder [default: runs/<name of the configuration>]")]
     pub(super) out: Option<PathBuf>,
     /// Change one value of the configuration; may be given several times.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]

@@ -1,6 +1,6 @@
 //! `kiln check CONFIG`: checks in seconds that a run would start and save.
 //!
-//! Stages come in the order of [`Stage`]. Each process first checks its own part (`env.rs`, `data.rs`,
+//! Stages come in the order of `Stage`. Each process first checks its own part (`env.rs`, `data.rs`,
 //! `model.rs`). Then processes connect and compare (`comm.rs`, `ring.rs`). Finally all ranks take a reduced step
 //! and save it (`step.rs`, `disk.rs`). Rank 0 prints one table.
 

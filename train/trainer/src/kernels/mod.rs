@@ -37,7 +37,7 @@ const FAULT: &str = "KILN_KERNEL_FAULT";
 ///
 /// # Errors
 ///
-/// If the ranks lose each other, or [`FAULT`] names an unknown operation.
+/// If the ranks lose each other, or `FAULT` names an unknown operation.
 pub fn settle(
     config: &Config,
     model: &ModelConfig,

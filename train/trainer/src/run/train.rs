@@ -28,7 +28,7 @@ use kiln_launch::place::RankEnv;
 /// The result of a training loop: a summary, as from [`Trainer::finish`], or an error of any type.
 pub type LoopResult = std::result::Result<Summary, Box<dyn Error + Send + Sync>>;
 
-/// The parts that a program adds to Kiln, and its training loop; [`cli::main`](kiln::cli::main) takes it. A
+/// The parts that a program adds to Kiln, and its training loop; `cli::main` takes it. A
 /// [`Registry`] alone uses the stock loop, [`Trainer::run`].
 #[derive(Clone)]
 pub struct Program {
