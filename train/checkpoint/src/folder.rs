@@ -42,12 +42,12 @@ impl Keep {
 }
 
 /// Returns the folder of all checkpoints of the run in `out`.
-pub fn folder_of_run(out: &Path) -> PathBuf {
+pub fn checkpoints_folder(out: &Path) -> PathBuf {
     out.join(CHECKPOINTS)
 }
 
 /// Returns the path of the checkpoint of `step` in the folder of all checkpoints.
-pub fn place_of(folder: &Path, step: u64) -> PathBuf {
+pub fn checkpoint_path(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("{FOLDER_PREFIX}{step}"))
 }
 
@@ -71,7 +71,7 @@ pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
     if let Some(named) = named {
         all.retain(|(step, path)| *step > named && !path.is_symlink());
     }
-    all.pop().map(|(_, path)| path).or_else(|| Some(place_of(folder, named?)))
+    all.pop().map(|(_, path)| path).or_else(|| Some(checkpoint_path(folder, named?)))
 }
 
 /// Returns the step of the checkpoint named by `latest`, if there is one. A path instead of a name is
@@ -79,7 +79,7 @@ pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
 fn named_latest(folder: &Path) -> Option<u64> {
     let name = files::read(&folder.join(LATEST_FILE), NAME_BYTES).ok()?;
     let step = step_of(std::str::from_utf8(&name).ok()?.trim().as_ref())?;
-    is_complete(&place_of(folder, step)).then_some(step)
+    is_complete(&checkpoint_path(folder, step)).then_some(step)
 }
 
 /// Returns the entries of `folder` with names of checkpoints, oldest first, as (step, path).
@@ -156,8 +156,8 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<()> {
 
 /// Makes `latest` name the checkpoint of `step`, from which a run resumes, unless it does already. Returns
 /// whether it changed.
-pub fn mend_latest(folder: &Path, step: u64) -> Result<bool> {
-    if !is_complete(&place_of(folder, step)) || named_latest(folder) == Some(step) {
+pub fn fix_latest(folder: &Path, step: u64) -> Result<bool> {
+    if !is_complete(&checkpoint_path(folder, step)) || named_latest(folder) == Some(step) {
         return Ok(false);
     }
     point_to(folder, step).map(|()| true)
@@ -241,10 +241,10 @@ pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
 pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     fs::create_dir(aside).map_err(CheckpointError::io("create", aside))?;
     for later in later_than(folder, step) {
-        rename(&place_of(folder, later), &place_of(aside, later))?;
+        rename(&checkpoint_path(folder, later), &checkpoint_path(aside, later))?;
     }
     sync_folder(aside)?;
-    if is_complete(&place_of(folder, step)) {
+    if is_complete(&checkpoint_path(folder, step)) {
         point_to(folder, step)?;
     }
     sync_folder(folder)
@@ -253,7 +253,7 @@ pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
 /// Cleans up the remains of interrupted saves and removals in `folder`. Must not be called during a save.
 pub fn sweep(folder: &Path) {
     for (step, path, suffix) in left_over(folder) {
-        let place = place_of(folder, step);
+        let place = checkpoint_path(folder, step);
         let outcome = match suffix.as_str() {
             // It was moved out of the way of a new checkpoint, which was never completed. A part of the new
             // one may be there.
@@ -340,7 +340,7 @@ mod tests {
 
     fn kept(steps: &[u64], keep: Keep, step: u64) -> Vec<u64> {
         let folder = tempfile::tempdir().unwrap();
-        steps.iter().for_each(|step| create(&place_of(folder.path(), *step), "{}"));
+        steps.iter().for_each(|step| create(&checkpoint_path(folder.path(), *step), "{}"));
         remove_old(folder.path(), keep, step);
         list(folder.path()).into_iter().map(|(step, _)| step).collect()
     }
@@ -409,7 +409,7 @@ mod tests {
     fn newest_is_latest_or_a_newer_one() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("checkpoints");
-        [2, 4, 6].iter().for_each(|step| create(&place_of(&folder, *step), "{}"));
+        [2, 4, 6].iter().for_each(|step| create(&checkpoint_path(&folder, *step), "{}"));
         let newest = || newest(&folder).map(|path| path.file_name().unwrap().to_owned());
         let named = |latest: &str| {
             fs::write(folder.join(LATEST_FILE), latest).unwrap();
@@ -419,13 +419,13 @@ mod tests {
         assert_eq!(named("fsdp_cpt6\n"), "fsdp_cpt6");
         // The process ended before it had written `latest`.
         assert_eq!(named("fsdp_cpt4"), "fsdp_cpt6");
-        assert!(mend_latest(&folder, 6).unwrap() && !mend_latest(&folder, 6).unwrap());
+        assert!(fix_latest(&folder, 6).unwrap() && !fix_latest(&folder, 6).unwrap());
         assert_eq!(fs::read_to_string(folder.join(LATEST_FILE)).unwrap(), "fsdp_cpt6");
         // Another run's checkpoint, linked by a user, counts only if nothing else does.
-        std::os::unix::fs::symlink("fsdp_cpt2", place_of(&folder, 9)).unwrap();
+        std::os::unix::fs::symlink("fsdp_cpt2", checkpoint_path(&folder, 9)).unwrap();
         assert_eq!(named("fsdp_cpt6"), "fsdp_cpt6");
         assert_eq!(named("fsdp_cpt9"), "fsdp_cpt9");
-        fs::remove_file(place_of(&folder, 9)).unwrap();
+        fs::remove_file(checkpoint_path(&folder, 9)).unwrap();
         // A name never leads to another folder, and an invalid name is ignored.
         create(&root.path().join("fsdp_cpt8"), "{}");
         let absolute = root.path().join("fsdp_cpt8").display().to_string();
@@ -465,8 +465,8 @@ mod tests {
     fn later_checkpoints_are_moved() {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = folder.path().join("checkpoints");
-        [2, 4, 6].iter().for_each(|step| create(&place_of(&checkpoints, *step), "{}"));
-        fs::create_dir(place_of(&checkpoints, 10)).unwrap();
+        [2, 4, 6].iter().for_each(|step| create(&checkpoint_path(&checkpoints, *step), "{}"));
+        fs::create_dir(checkpoint_path(&checkpoints, 10)).unwrap();
         point_to(&checkpoints, 6).unwrap();
         assert_eq!(later_than(&checkpoints, 4), [6, 10]);
         let aside = folder.path().join("aside");

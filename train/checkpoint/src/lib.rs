@@ -63,7 +63,8 @@ use error::Result;
 pub use error::{CheckpointError, Mismatch};
 pub use export::{ExportDtype, export};
 pub use folder::{
-    Keep, folder_of_run, later_than, mend_latest, move_later, place_of, removable, step_of, surplus, sweep,
+    Keep, checkpoint_path, checkpoints_folder, fix_latest, later_than, move_later, removable, step_of,
+    surplus, sweep,
 };
 pub use held::HeldFolder;
 pub use import::import;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kiln_model::{Decoder, Layers};
 
-use super::folder::{self, folder_of_run, newest};
+use super::folder::{self, checkpoints_folder, newest};
 use super::manifest::check_plain_file;
 use super::origin::Saved;
 use super::{
@@ -30,7 +30,7 @@ impl Checkpoint {
         if folder::is_complete(path) {
             return Ok(path.to_owned());
         }
-        let folders = [path.to_owned(), folder_of_run(path)];
+        let folders = [path.to_owned(), checkpoints_folder(path)];
         folders.iter().find_map(|folder| newest(folder)).ok_or_else(|| {
             // Names that are too long, and inaccessible parent folders.
             if let Err(error) = path.try_exists()
@@ -117,7 +117,7 @@ impl Checkpoint {
 
     /// Returns the folder of the newest checkpoint of the run in `out`. Does not read its contents.
     pub fn find_latest(out: &Path) -> Result<PathBuf> {
-        let folder = folder_of_run(out);
+        let folder = checkpoints_folder(out);
         newest(&folder).ok_or_else(|| {
             let hint = "start a new run without --resume, or name the run folder with --out";
             none_in(&folder, folder::unusable(&folder), hint)
@@ -126,7 +126,7 @@ impl Checkpoint {
 
     /// Returns whether the run in `out` has a complete checkpoint, even an unreadable one.
     pub fn is_in(out: &Path) -> bool {
-        folder::has_any(&folder_of_run(out))
+        folder::has_any(&checkpoints_folder(out))
     }
 
     /// Returns its manifest.

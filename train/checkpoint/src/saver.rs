@@ -145,7 +145,7 @@ impl Saver {
     pub fn begin(&mut self, engine: &Engine, context: SaveContext) -> Result<Option<PathBuf>> {
         self.settle(engine)?;
         let context = SaveContext { optimizer: SavedOptimizer::of(engine.optimizer()), ..context };
-        let place = folder::place_of(&self.options.folder, context.state.step);
+        let place = folder::checkpoint_path(&self.options.folder, context.state.step);
         let created = match self.rank {
             0 => self.options.check_held().and_then(|()| create_empty(&folder::beside(&place))),
             _ => Ok(()),

@@ -82,10 +82,10 @@ pub use jsonl::describe as describe_json;
 pub use listing::check_input;
 pub use options::{PrepareOptions, TokenizerSource};
 pub use order::SampleOrder;
-pub use prepare::{differences, prepare, prepare_unless};
+pub use prepare::{differences, prepare, prepare_until_stopped};
 pub use progress::{OnProgress, Progress, Remark};
 pub use stream::Stream;
-pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM, are_other_tokenizers, read_tokenizer_of};
+pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM, read_tokenizer_of, tokenizers_differ};
 pub use verify::{Verified, verify};
 
 use std::path::{Path, PathBuf};

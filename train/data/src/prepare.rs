@@ -36,7 +36,7 @@ const REPORT_BYTES: u64 = 2 << 20;
 /// Before any work when an option is out of range, an input is missing or `out` is in use; later when an
 /// input cannot be read, holds too little text, or `out` cannot be written.
 pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<DataInfo> {
-    prepare_unless(&AtomicBool::new(false), options, progress)
+    prepare_until_stopped(&AtomicBool::new(false), options, progress)
 }
 
 /// Runs [`prepare()`], but ends with [`DataError::Stopped`], and without a folder, soon after `stop` becomes
@@ -45,7 +45,7 @@ pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<Dat
 /// # Errors
 ///
 /// As for [`prepare()`], and if it was stopped.
-pub fn prepare_unless(
+pub fn prepare_until_stopped(
     stop: &AtomicBool,
     options: &PrepareOptions,
     progress: OnProgress<'_>,

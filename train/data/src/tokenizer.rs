@@ -418,7 +418,7 @@ pub fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>> {
 
 /// Reports whether two files, given by their contents, are known to hold different tokenizers. Compares
 /// tokenizers by content, so formatting does not matter; returns false if either file is not a tokenizer.
-pub fn are_other_tokenizers(a: &[u8], b: &[u8]) -> bool {
+pub fn tokenizers_differ(a: &[u8], b: &[u8]) -> bool {
     if a == b {
         return false;
     }
@@ -558,8 +558,8 @@ mod tests {
             fs::read(path).unwrap()
         };
         let (one, other) = (file(400), file(401));
-        assert!(are_other_tokenizers(&one, &other));
-        assert!(!are_other_tokenizers(&one, &one));
+        assert!(tokenizers_differ(&one, &other));
+        assert!(!tokenizers_differ(&one, &one));
         // As written by another program: on one line, and with padding, which is not used here.
         let mut again: serde_json::Value = serde_json::from_slice(&one).unwrap();
         again["padding"] = serde_json::json!({
@@ -570,8 +570,8 @@ mod tests {
         for merge in merges.iter_mut().filter(|merge| merge.is_array()) {
             *merge = format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into();
         }
-        assert!(!are_other_tokenizers(&one, again.to_string().as_bytes()));
-        assert!(!are_other_tokenizers(&one, b"{}"));
+        assert!(!tokenizers_differ(&one, again.to_string().as_bytes()));
+        assert!(!tokenizers_differ(&one, b"{}"));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub use error::DebugError;
 pub use hash::{HashOptions, HashOptionsError, HashedKind};
 pub use options::DebugOptions;
-pub use prompt::{BREAKPOINTS_IN_CODE, Breakpoint, BreakpointError, Desk, Number, Others, Part, Trigger};
+pub use prompt::{BREAKPOINTS_IN_CODE, Breakpoint, BreakpointError, Number, Others, Part, Prompts, Trigger};
 pub use trace::{TraceArgs, TraceCommand, TraceOptions, TraceOptionsError};
 
 use kiln_train::run::{AttachedTools, ObservedRank, Observer, RunFacts, Tools};
@@ -48,7 +48,7 @@ impl Tools for DebugTools {
     }
 
     fn attach(&self, run: &RunFacts<'_>) -> Box<dyn AttachedTools> {
-        let desk = Arc::new(Desk::default());
+        let desk = Arc::new(Prompts::default());
         let about = About {
             world_size: run.world_size,
             steps: run.steps,
@@ -64,7 +64,7 @@ impl Tools for DebugTools {
 /// The tools of one process of a run.
 struct Attached {
     options: DebugOptions,
-    desk: Arc<Desk>,
+    desk: Arc<Prompts>,
     _server: Server,
 }
 

@@ -9,7 +9,7 @@ use kiln_shard::memory::{self, Profiler};
 
 use crate::share::collect;
 use kiln_train::error::Result;
-use kiln_train::metrics::{StepMetrics, say};
+use kiln_train::metrics::{StepMetrics, print_line};
 use kiln_train::run::Observer;
 
 /// Records a rank's allocations in one step. After the step, rank 0 writes the profiles of all ranks.
@@ -70,15 +70,15 @@ impl MemoryProfiler {
 }
 
 impl Observer for MemoryProfiler {
-    fn looks_into(&self, step: u64) -> bool {
+    fn is_observing(&self, step: u64) -> bool {
         step == self.step
     }
 
-    fn is_shown(&self, _step: u64) -> bool {
+    fn is_observing_passes(&self, _step: u64) -> bool {
         false
     }
 
-    fn begun(&mut self, _engine: &Engine, step: u64) {
+    fn on_step_begin(&mut self, _engine: &Engine, step: u64) {
         if step > self.step && !self.is_told {
             self.is_told = true;
             if self.rank == 0 {
@@ -91,7 +91,7 @@ impl Observer for MemoryProfiler {
         }
     }
 
-    fn ended(&mut self, engine: &Engine, step: u64) {
+    fn on_step_end(&mut self, engine: &Engine, step: u64) {
         // Stops before the step is logged, which allocates memory too.
         let Some(profiler) = self.under_way.take().filter(|_| step == self.step) else { return };
         let profile = profiler.end();
@@ -101,7 +101,7 @@ impl Observer for MemoryProfiler {
         self.profile = Some(Profile::of(self.recorded(profile, timeline)));
     }
 
-    fn stepped(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
+    fn on_step_done(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
         // A rank that cannot serialize its profile still takes part in the collective.
         let mine = serde_json::to_vec(&self.profile.take()).unwrap_or_default();
         let all = collect(engine, mine)?;
@@ -117,7 +117,7 @@ impl Observer for MemoryProfiler {
         let rank = largest.rank;
         self.words = Some(format!("memory of rank {rank} in step {}: {largest}", self.step));
         match save(&profiles, &self.folder) {
-            Ok(text) => say(&format!("memory profile: {}", text.display())),
+            Ok(text) => print_line(&format!("memory profile: {}", text.display())),
             // A failure here does not end the run.
             Err(error) => tracing::warn!("no memory profile in {}: {error}", self.folder.display()),
         }

@@ -13,7 +13,7 @@ use kiln_checkpoint as checkpoint;
 use kiln_config::{self as config, Config, EventFolder, SampleSection};
 use kiln_launch::place::Job;
 use kiln_train::error::{Result, TrainError};
-use kiln_train::metrics::{StepMetrics, say};
+use kiln_train::metrics::{StepMetrics, print_line};
 use kiln_train::process::stop_on_signals;
 use kiln_train::registry::Registry;
 use kiln_train::run::{Resume, RunFolder, RunOptions, Trainer, metrics_of_run, train_with};
@@ -76,14 +76,14 @@ impl ReplayArgs {
         // Builds without this key reduced gradients once per step.
         config.shard.accumulate.get_or_insert(Accumulate::Unsharded);
         let ranks = (config.train.ranks, self.ranks.unwrap_or(config.train.ranks));
-        let folder = checkpoint::folder_of_run(&self.run);
+        let folder = checkpoint::checkpoints_folder(&self.run);
         let before = checkpoint::later_than(&folder, 0).into_iter().filter(|step| *step < self.step).max();
         if self.step > config.train.steps {
             let steps = config.train.steps;
             return Err(TrainError::usage(format!("--step {}: the run has {steps} steps", self.step)));
         }
         let from = before.map_or("the start".to_owned(), |step| format!("the checkpoint of step {step}"));
-        say(&format!("replay: step {} of {} from {from}", self.step, self.run.display()));
+        print_line(&format!("replay: step {} of {} from {from}", self.step, self.run.display()));
         let temporary = match &self.out {
             Some(_) => None,
             None => {
@@ -98,7 +98,7 @@ impl ReplayArgs {
         };
         let options = RunOptions {
             out: RunFolder::At(out),
-            resume: before.map(|step| Resume::Path(checkpoint::place_of(&folder, step))),
+            resume: before.map(|step| Resume::Path(checkpoint::checkpoint_path(&folder, step))),
             ranks: Some(ranks.1),
             registry: registry.clone(),
             job: Job::default(),
@@ -133,7 +133,7 @@ impl ReplayArgs {
     fn compare(&self, now: Numbers, before: Option<Numbers>, same_ranks: bool) -> u8 {
         let step = self.step;
         let Some(before) = before else {
-            say(&format!(
+            print_line(&format!(
                 "replay: step {step}: loss {}, grad norm {}; the run did not log this step",
                 now.loss, now.grad_norm
             ));
@@ -152,7 +152,7 @@ impl ReplayArgs {
             (false, true, true) => "close, but not bit for bit equal: check build, machine and settings",
             (false, false, _) => "different",
         };
-        say(&format!(
+        print_line(&format!(
             "replay: step {step}: loss {} (recorded {}), grad norm {} (recorded {}): {verdict}",
             now.loss, before.loss, now.grad_norm, before.grad_norm
         ));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kiln_shard::memory;
 
-use crate::prompt::Desk;
+use crate::prompt::Prompts;
 use kiln_collectives::StepTimeline;
 use kiln_observe::ask::{Known, ProcessStatus, RankStatus, Thread};
 use kiln_sys::position::{self, Whereabouts};
@@ -28,7 +28,7 @@ pub(crate) struct About {
     /// Set if the ranks compute on GPUs, whose memory is counted elsewhere.
     pub(crate) on_gpu: bool,
     /// The prompts of this process.
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) desk: Arc<Prompts>,
 }
 
 impl About {

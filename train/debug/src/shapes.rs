@@ -14,15 +14,15 @@ pub(super) struct ShapeLog {
 }
 
 impl Observer for ShapeLog {
-    fn looks_into(&self, _step: u64) -> bool {
+    fn is_observing(&self, _step: u64) -> bool {
         false
     }
 
-    fn is_shown(&self, step: u64) -> bool {
+    fn is_observing_passes(&self, step: u64) -> bool {
         self.first.is_none_or(|first| first == step) && tracing::enabled!(tracing::Level::DEBUG)
     }
 
-    fn seen(&mut self, _engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
+    fn on_tensor(&mut self, _engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
         self.first = Some(at.step);
         let Seen { place, name, ref shape, is_gradient, .. } = *seen;
         if at.micro_batch == 0 {

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use kiln::checkpoint::{Checkpoint, CheckpointState, SaveContext, SaveOptions, Saver, folder_of_run};
+use kiln::checkpoint::{Checkpoint, CheckpointState, SaveContext, SaveOptions, Saver, checkpoints_folder};
 use kiln::data::{BatchSource, Split, TokenFile, read_tokenizer_of, slice_for};
 use kiln::device::tokens;
 use kiln::process::CountingAllocator;
@@ -106,7 +106,7 @@ fn train(world: Arc<dyn Communicator>, policy: Policy, data: &Path, out: &Path, 
     };
     let files = vec![("tokenizer.json".to_owned(), read_tokenizer_of(data)?.into())];
     let context = SaveContext { files, ..SaveContext::new(state) };
-    let mut saver = Saver::new(SaveOptions::new(folder_of_run(out)), rank as usize);
+    let mut saver = Saver::new(SaveOptions::new(checkpoints_folder(out)), rank as usize);
     saver.begin(engine, context)?;
     let saved = saver.settle(engine)?;
     if let Some(folder) = saved.filter(|_| rank == 0) {

@@ -37,8 +37,8 @@ use kiln_preflight::warmup::WarmupArgs;
 use kiln_train::TrainError;
 use kiln_train::launch;
 use kiln_train::process;
-use kiln_train::process::launcher::{self, Word};
-use kiln_train::process::output::{self, complain, say};
+use kiln_train::process::launcher::{self, Message};
+use kiln_train::process::output::{self, eprint_line, print_line};
 use kiln_train::run::Program;
 
 /// Exit code of a run that failed.
@@ -188,7 +188,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     version();
     let begun = process::begin();
     process::has_commands();
-    output::tell_panics();
+    output::report_panics();
     let arguments = without_checkpoint_flag(std::env::args_os());
     let parsed =
         command_line().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
@@ -209,7 +209,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
 fn run(command: Command, program: Program) -> Result<u8> {
     let registry = program.registry.clone();
     let print = |text: String| {
-        say(&text);
+        print_line(&text);
         Ok(0)
     };
     let done = |()| Ok(0);
@@ -252,20 +252,20 @@ fn exit(outcome: Result<u8>, is_run: bool) -> ExitCode {
     let code = match &outcome {
         Ok(code) => *code,
         Err(error) if error.is_stop() => {
-            say(&error.to_string());
-            launcher::tell(Word::Stopped, "");
+            print_line(&error.to_string());
+            launcher::send(Message::Stopped, "");
             launch::PREEMPTED
         }
         Err(error) => {
-            complain(&format!("error: {error}"));
+            eprint_line(&format!("error: {error}"));
             if let Some(more) = explain::more(error) {
-                complain(&more);
+                eprint_line(&more);
             }
-            let word = if error.is_consequence() { Word::Consequence } else { Word::Failure };
-            launcher::tell(word, &error.to_string());
+            let message = if error.is_consequence() { Message::Consequence } else { Message::Failure };
+            launcher::send(message, &error.to_string());
             if let Some(TrainError::Join(JoinError::Incomplete { missing, .. })) = error.train_error() {
                 let missing: Vec<_> = missing.iter().map(usize::to_string).collect();
-                launcher::tell(Word::Absent, &missing.join(","));
+                launcher::send(Message::Absent, &missing.join(","));
             }
             if error.is_usage() { USAGE } else { FAILED }
         }
@@ -280,12 +280,12 @@ fn tell_usage(error: &clap::Error) -> u8 {
     match printed {
         // Failing to print help is an error, unless the reader has closed the output.
         Err(reason) if !error.use_stderr() && reason.kind() != io::ErrorKind::BrokenPipe => {
-            complain(&format!("error: cannot write to standard output: {reason}"));
+            eprint_line(&format!("error: cannot write to standard output: {reason}"));
             FAILED
         }
         _ => {
             if let Some(key) = unknown_flag(error).and_then(|flag| config::key_of_flag(&flag)) {
-                complain(&format!("  tip: this is a configuration key: --set {key}=VALUE"));
+                eprint_line(&format!("  tip: this is a configuration key: --set {key}=VALUE"));
             }
             u8::try_from(error.exit_code()).unwrap_or(USAGE)
         }

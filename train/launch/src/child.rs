@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kiln_sys::launcher::{GRACE, LAUNCHER_PID, RUN, RankLink, Word};
+use kiln_sys::launcher::{GRACE, LAUNCHER_PID, Message, RUN, RankLink};
 use kiln_sys::words::number_of;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use signal_hook::consts::SIGKILL;
@@ -35,7 +35,7 @@ pub(super) struct End {
     /// Reason why the launcher has killed it, if it has.
     pub(super) killed: Option<String>,
     /// Messages that it has sent to the launcher.
-    pub(super) words: Vec<(Word, String)>,
+    pub(super) words: Vec<(Message, String)>,
     /// The crash report, if the launcher had to write it.
     pub(super) crash: Option<PathBuf>,
     /// Its last lines on stderr.
@@ -265,7 +265,7 @@ impl Child {
         // Ranks that crash in other ways write a report themselves.
         if end.signal == Some(SIGKILL)
             && !end.asked_to_end
-            && let Some(crashes) = end.last(Word::Crashes)
+            && let Some(crashes) = end.last(Message::Crashes)
         {
             let (rank, seen, lines) = ((end.rank, end.pid), self.link.seen(), &end.last_lines);
             let report = kiln_sys::report_killed(crashes.as_ref(), rank, seen, &end.stderr, lines);

@@ -1,6 +1,6 @@
 //! The ends of ranks: what each rank reports, the outcome of the job, and its description for people.
 
-use kiln_sys::launcher::Word;
+use kiln_sys::launcher::Message;
 use signal_hook::consts::SIGKILL;
 
 use super::child::{End, Job};
@@ -25,35 +25,35 @@ impl End {
     }
 
     /// Returns the text of its last message of a kind.
-    pub(super) fn last(&self, kind: Word) -> Option<&str> {
+    pub(super) fn last(&self, kind: Message) -> Option<&str> {
         self.words.iter().rfind(|(word, _)| *word == kind).map(|(_, text)| text.as_str())
     }
 
     /// Returns the optimizer step that it was in, if it had reached one and reported it.
     pub(super) fn step(&self) -> Option<u64> {
-        self.last(Word::Step)?.parse().ok()
+        self.last(Message::Step)?.parse().ok()
     }
 
     /// Returns the ranks of the job that it has waited for in vain.
     pub(super) fn absent(&self) -> impl Iterator<Item = usize> {
-        self.last(Word::Absent).unwrap_or_default().split(',').flat_map(str::parse)
+        self.last(Message::Absent).unwrap_or_default().split(',').flat_map(str::parse)
     }
 
     /// Returns its reasons for ending.
-    fn reasons(&self) -> impl DoubleEndedIterator<Item = &(Word, String)> {
-        let is_reason = |word| matches!(word, Word::Failure | Word::Consequence | Word::Stopped);
+    fn reasons(&self) -> impl DoubleEndedIterator<Item = &(Message, String)> {
+        let is_reason = |word| matches!(word, Message::Failure | Message::Consequence | Message::Stopped);
         self.words.iter().filter(move |(word, _)| is_reason(*word))
     }
 
     /// Returns whether the rank reports that it, or a rank that it has met, received a stop request before
     /// there was anything to save.
     pub(super) fn was_stopped(&self) -> bool {
-        self.last(Word::Stopped).is_some()
+        self.last(Message::Stopped).is_some()
     }
 
     /// Returns whether it reports that another rank is the cause.
     pub(super) fn is_consequence(&self) -> bool {
-        self.reasons().next_back().is_some_and(|(word, _)| *word == Word::Consequence)
+        self.reasons().next_back().is_some_and(|(word, _)| *word == Message::Consequence)
     }
 
     /// Describes the exit code or signal, and its time.
@@ -167,7 +167,7 @@ impl Ends {
     /// Prints how the ranks ended, unless all ended well: the root cause first, then its consequences.
     pub(super) fn print(&self, job: &Job, verdict: Verdict) {
         for end in &self.ranks {
-            for (_, note) in end.words.iter().filter(|(word, _)| *word == Word::Note) {
+            for (_, note) in end.words.iter().filter(|(word, _)| *word == Message::Note) {
                 print(&format!("rank {}: {note}", end.rank));
             }
         }

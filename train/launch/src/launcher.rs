@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kiln_sys::launcher::Word;
+use kiln_sys::launcher::Message;
 use kiln_sys::output;
 
 use super::child::Job;
@@ -91,7 +91,7 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
             Next::Again(pause) => pause,
         };
         job.restart = restarts.done();
-        let run = ends.ranks.iter().find_map(|end| end.last(Word::Run));
+        let run = ends.ranks.iter().find_map(|end| end.last(Message::Run));
         job.run = run.map(str::to_owned).or(job.run);
         print(&format!("the next try is in {} s", pause.as_secs()));
         if let Some(signal) = signals.pause(pause) {

@@ -23,7 +23,7 @@ mod supervise;
 use std::io;
 use std::path::PathBuf;
 
-use kiln_sys::output::complain;
+use kiln_sys::output::eprint_line;
 
 pub use ends::PREEMPTED;
 pub use launcher::{GRACE, Options, run};
@@ -74,7 +74,7 @@ impl LaunchArgsError {
 
 /// Prints a message of the launcher on standard error.
 fn print(text: &str) {
-    complain(&format!("kiln launch: {text}"));
+    eprint_line(&format!("kiln launch: {text}"));
 }
 
 /// Returns the usual name of a signal.

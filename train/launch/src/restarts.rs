@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kiln_sys::launcher::Word;
+use kiln_sys::launcher::Message;
 use kiln_sys::words::number_of;
 
 use super::child::End;
@@ -55,7 +55,7 @@ impl Failure {
     /// consequence.
     fn of(end: &End) -> Option<Failure> {
         let step = end.step().filter(|_| end.failed() && !end.asked_to_end && !end.is_consequence())?;
-        let own = end.words.iter().filter(|(word, _)| *word == Word::Failure);
+        let own = end.words.iter().filter(|(word, _)| *word == Message::Failure);
         let words: Vec<_> = own.map(|(_, text)| text.clone()).collect();
         let End { rank, code, signal, .. } = *end;
         (!words.is_empty()).then_some(Failure { rank, code, signal, step, words })
@@ -120,8 +120,8 @@ mod tests {
     use super::*;
 
     /// Returns the end of rank `rank` with code 1 in `step`, with messages `words`.
-    fn end(rank: usize, step: u64, words: &[(Word, &str)]) -> End {
-        let step = Some((Word::Step, step.to_string())).filter(|_| step > 0);
+    fn end(rank: usize, step: u64, words: &[(Message, &str)]) -> End {
+        let step = Some((Message::Step, step.to_string())).filter(|_| step > 0);
         let words = words.iter().map(|(word, text)| (*word, (*text).to_owned())).chain(step).collect();
         End {
             rank,
@@ -148,7 +148,7 @@ mod tests {
         restarts.after(&life(ranks), Verdict::Failed, Duration::from_secs(1))
     }
 
-    const NAN: &[(Word, &str)] = &[(Word::Failure, "step 4: loss is NaN")];
+    const NAN: &[(Message, &str)] = &[(Message::Failure, "step 4: loss is NaN")];
 
     #[test]
     fn the_same_failure_in_the_same_step_is_not_tried_a_third_time() {
@@ -164,9 +164,9 @@ mod tests {
     fn another_failure_is() {
         let others: [(&str, Vec<End>); 5] = [
             ("another step", vec![end(0, 5, NAN)]),
-            ("another error", vec![end(0, 4, &[(Word::Failure, "step 4: no space left")])]),
+            ("another error", vec![end(0, 4, &[(Message::Failure, "step 4: no space left")])]),
             ("another rank", vec![end(1, 4, NAN)]),
-            ("another rank's fault", vec![end(0, 4, &[(Word::Consequence, "rank 1 died")])]),
+            ("another rank's fault", vec![end(0, 4, &[(Message::Consequence, "rank 1 died")])]),
             ("before the first step", vec![end(0, 0, NAN)]),
         ];
         for (what, other) in others {

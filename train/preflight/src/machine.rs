@@ -17,7 +17,7 @@ use kiln_config::device::{Memory, cores, parse_backend};
 use kiln_launch::place::{self, EnvError, Flags, Job, Master, Node, PerGpu, RankEnv, Role, SECRET};
 use kiln_sys::words::{number_of, size};
 use kiln_train::kernels;
-use kiln_train::process::output::say;
+use kiln_train::process::output::print_line;
 use kiln_train::version::version;
 
 const ENV: Stage = Stage::Env;
@@ -117,10 +117,10 @@ impl MachineArgs {
                     section["lines"] = json!(lines);
                 }
             }
-            say(&format!("{report:#}"));
+            print_line(&format!("{report:#}"));
         } else {
             let report = Report { ranks: vec![(0, findings)], processes: false };
-            say(&report.to_text(start.elapsed().as_secs_f64()));
+            print_line(&report.to_text(start.elapsed().as_secs_f64()));
         }
         if is_healthy { 0 } else { PROBLEM }
     }

@@ -11,7 +11,7 @@ use kiln_checkpoint::{self as checkpoint, Checkpoint};
 use kiln_config::optimizers::check_groups;
 use kiln_config::{Config, EventFolder, ModelSection};
 use kiln_train::error::{Result, TrainError};
-use kiln_train::metrics::say;
+use kiln_train::metrics::print_line;
 use kiln_train::run::{Resume, RunOptions, Summary};
 
 /// The extent to which a smoke run is shrunk.
@@ -114,7 +114,7 @@ pub fn run(
     let started = Instant::now();
     config.train.ranks = options.ranks.unwrap_or(config.train.ranks);
     shrink.shrink(&mut config);
-    say(&format!(
+    print_line(&format!(
         "smoke: {} steps of {} sequences of {} tokens, in {}",
         config.train.steps,
         config.train.global_batch,
@@ -126,9 +126,10 @@ pub fn run(
     if trained.preempted {
         return Ok(trained);
     }
-    let middle = checkpoint::place_of(&checkpoint::folder_of_run(&folder.join("straight")), STEPS / 2);
+    let middle =
+        checkpoint::checkpoint_path(&checkpoint::checkpoints_folder(&folder.join("straight")), STEPS / 2);
     if !middle.exists() {
-        say(
+        print_line(
             "smoke: the program's training loop saved no checkpoint in the middle, so resuming was not tried",
         );
         return Ok(trained);
@@ -146,7 +147,7 @@ pub fn run(
         return Err(TrainError::Smoke { straight: losses(&trained), resumed: losses(&again) });
     }
     let same = pairs().all(|(a, b)| a.to_bits() == b.to_bits());
-    say(&format!(
+    print_line(&format!(
         "smoke: training, evaluation, saving, resuming (with {}) and sampling work; {:.1} s",
         if same { "the same bits" } else { "nearly the same losses" },
         started.elapsed().as_secs_f64()

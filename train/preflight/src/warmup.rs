@@ -26,7 +26,7 @@ use kiln_train::kernels;
 use kiln_train::launch;
 #[cfg(feature = "cuda")]
 use kiln_train::named;
-use kiln_train::process::output::{ProgressLine, say};
+use kiln_train::process::output::{ProgressLine, print_line};
 use kiln_train::registry::Registry;
 use kiln_train::run::{MicroBatch, forward_backward, micro_batches};
 use kiln_train::world::{self, Ranks};
@@ -167,7 +167,7 @@ impl<'a> ShortRun<'a> {
         device.sync().map_err(|error| TrainError::Crash(format!("the device has failed: {error}")))?;
         drop(line);
         if rank == 0 {
-            say(&format!("warm: {}", selected.kernels().unwrap_or_default() - before));
+            print_line(&format!("warm: {}", selected.kernels().unwrap_or_default() - before));
         }
         Ok(())
     }
@@ -258,7 +258,7 @@ fn copy_a_cache(device: &Device, config: &Config, model: &ModelConfig) {
 fn with_vocabulary(mut config: Config) -> Result<Config> {
     let path = &config.data.path;
     let Ok(file) = data::tokenizer_of(path) else {
-        say(&format!(
+        print_line(&format!(
             "no data in {}: using a vocabulary of data.vocab_size = {} tokens",
             path.display(),
             config.data.vocab_size
@@ -321,7 +321,7 @@ impl Measurement {
             ),
             _ => "cuBLASLt's first choice is the fastest for all".to_owned(),
         };
-        say(&format!("measured {products}: {gained}; kept in {}", folder.display()));
+        print_line(&format!("measured {products}: {gained}; kept in {}", folder.display()));
         Ok(())
     }
 }
@@ -349,7 +349,7 @@ impl Measurement {
 fn pack(archive: &Path) -> Result<()> {
     named::check(archive)?;
     let kernels = device::pack(archive).map_err(named::refused("pack the compiled kernels into", archive))?;
-    say(&format!("packed {} into {}", number_of(kernels, "kernel"), archive.display()));
+    print_line(&format!("packed {} into {}", number_of(kernels, "kernel"), archive.display()));
     Ok(())
 }
 
@@ -359,9 +359,9 @@ fn unpack(archive: &Path) -> Result<()> {
     let device::Unpacked { kernels, new, products } =
         unpacked.map_err(TrainError::io("unpack the compiled kernels of", archive))?;
     let kernels = number_of(kernels, "kernel");
-    say(&format!("unpacked {kernels}, {new} of them new, from {}", archive.display()));
+    print_line(&format!("unpacked {kernels}, {new} of them new, from {}", archive.display()));
     if products > 0 {
-        say(&format!("algorithms for {} are in it as well", number_of(products, "matrix product")));
+        print_line(&format!("algorithms for {} are in it as well", number_of(products, "matrix product")));
     }
     Ok(())
 }

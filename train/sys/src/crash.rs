@@ -32,8 +32,8 @@ use signal_hook::low_level;
 
 use super::action::{action_of, handle, interrupted_at};
 use super::facts::facts;
-use super::launcher::{self, Word};
-use super::output::{self, complain};
+use super::launcher::{self, Message};
+use super::output::{self, eprint_line};
 use super::position;
 use report::{REPORT, Report, Reporting, Text};
 
@@ -138,10 +138,10 @@ fn print_and_keep(what: &dyn fmt::Display, refused: Option<usize>) -> Option<Mut
         && let Some(pipe) = launcher::pipe()
     {
         let mut step = Text::<32>::new();
-        let _ = write!(step, "{}{}\0", char::from(Word::Step as u8), position.step());
+        let _ = write!(step, "{}{}\0", char::from(Message::Step as u8), position.step());
         let _ = rustix::io::write(pipe, step.bytes());
     }
-    let _ = write!(line, "{}kiln: {what}", char::from(Word::Failure as u8))
+    let _ = write!(line, "{}kiln: {what}", char::from(Message::Failure as u8))
         .and_then(|()| position::write_to(line, rank));
     send(line, report.as_ref().map(|report| report.folder()));
     print(holders.bytes());
@@ -252,7 +252,7 @@ pub(super) fn end_at_once(signal: c_int) -> ! {
         let line = &mut texts.0;
         let name = low_level::signal_name(signal).unwrap_or("a signal");
         // The only possible error is lack of room.
-        let letter = char::from(Word::Failure as u8);
+        let letter = char::from(Message::Failure as u8);
         let _ = write!(line, "{letter}kiln: ended at once by a second {name}")
             .and_then(|()| position::write_unsaved_to(line));
         send(line, None);
@@ -327,7 +327,7 @@ pub(super) fn keep_panics() {
             keep(&format!("a panic{place}: {text}"), |folder| {
                 before(panic);
                 if let Some(folder) = folder {
-                    complain(&format!("what is known of this panic: {}", folder.display()));
+                    eprint_line(&format!("what is known of this panic: {}", folder.display()));
                 }
             });
         }));

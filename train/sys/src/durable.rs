@@ -34,7 +34,7 @@ const BESIDE: &str = ".kiln-";
 
 /// Replaces a file as a whole: a reader sees the old content or the new, never a part. No other file is
 /// touched: the new content is first written to a new file.
-pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
+pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     let (beside, mut file) = create_beside(path)?;
     let written =
         file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&beside, path));
@@ -67,7 +67,7 @@ pub fn write_named(
         Err(error) if error.kind() == ErrorKind::NotFound && path.is_symlink() => {
             return fs::write(path, content);
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => return write_beside(path, content),
+        Err(error) if error.kind() == ErrorKind::NotFound => return write_atomic(path, content),
         Err(error) => return Err(error),
     };
     if !found.is_file() {
@@ -80,10 +80,10 @@ pub fn write_named(
         let problem = format!("it exists and is not a {kind}: name another file");
         return Err(io::Error::new(ErrorKind::AlreadyExists, problem));
     }
-    write_beside(&path, content)
+    write_atomic(&path, content)
 }
 
-/// Writes a new file as [`write_beside`] does. A file that exists by the time the content is written is kept,
+/// Writes a new file as [`write_atomic`] does. A file that exists by the time the content is written is kept,
 /// and the error is [`AlreadyExists`](io::ErrorKind::AlreadyExists).
 pub fn write_new_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     let (beside, mut file) = create_beside(path)?;
@@ -93,7 +93,7 @@ pub fn write_new_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Returns true if `name` is that of a temporary file from which [`write_beside`] makes the file `of`.
+/// Returns true if `name` is that of a temporary file from which [`write_atomic`] makes the file `of`.
 pub fn is_beside(name: &OsStr, of: &str) -> bool {
     let name = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_prefix(of));
     name.is_some_and(|rest| rest.starts_with(BESIDE))
@@ -205,8 +205,8 @@ mod tests {
         for name in others {
             fs::write(folder.path().join(name), name).unwrap();
         }
-        write_beside(&path, b"one").unwrap();
-        write_beside(&path, b"two").unwrap();
+        write_atomic(&path, b"one").unwrap();
+        write_atomic(&path, b"two").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         for name in others {
             assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), name);
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
         // A failed write leaves nothing behind.
         fs::create_dir(folder.path().join("taken")).unwrap();
-        assert!(write_beside(&folder.path().join("taken"), b"x").is_err());
+        assert!(write_atomic(&folder.path().join("taken"), b"x").is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
     }
 

@@ -46,7 +46,7 @@ static SHARED: OnceLock<Page> = OnceLock::new();
 /// A kind of message from a process to its launcher, identified by its first letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Word {
+pub enum Message {
     /// The process fails, for this reason.
     Failure = b'F',
     /// The process fails because another rank has failed.
@@ -65,16 +65,16 @@ pub enum Word {
     Absent = b'A',
 }
 
-impl Word {
-    const ALL: [Word; 8] = [
-        Word::Failure,
-        Word::Consequence,
-        Word::Note,
-        Word::Stopped,
-        Word::Step,
-        Word::Run,
-        Word::Crashes,
-        Word::Absent,
+impl Message {
+    const ALL: [Message; 8] = [
+        Message::Failure,
+        Message::Consequence,
+        Message::Note,
+        Message::Stopped,
+        Message::Step,
+        Message::Run,
+        Message::Crashes,
+        Message::Absent,
     ];
 }
 
@@ -139,9 +139,9 @@ pub(super) fn pipe() -> Option<&'static OwnedFd> {
 
 /// Sends a message to the launcher, if there is one. Never waits: the pipe has room for all messages of a
 /// process.
-pub fn tell(word: Word, text: &str) {
+pub fn send(kind: Message, text: &str) {
     let Some(pipe) = pipe() else { return };
-    let mut message = vec![word as u8];
+    let mut message = vec![kind as u8];
     message.extend(text.bytes().filter(|byte| *byte != 0));
     message.truncate(LONGEST - 1);
     message.push(0);
@@ -268,13 +268,13 @@ impl RankLink {
     }
 
     /// Returns the messages of a rank that has ended.
-    pub fn messages(&self) -> Vec<(Word, String)> {
+    pub fn messages(&self) -> Vec<(Message, String)> {
         let mut bytes = Vec::new();
         // If another process still holds the pipe open, reading ends with an error after all of its contents.
         let _ = (&self.pipe).take(CAPACITY).read_to_end(&mut bytes);
         let message = |message: &[u8]| {
             let (letter, text) = message.split_first()?;
-            let word = Word::ALL.into_iter().find(|word| *word as u8 == *letter)?;
+            let word = Message::ALL.into_iter().find(|word| *word as u8 == *letter)?;
             Some((word, String::from_utf8_lossy(text).into_owned()))
         };
         bytes.split(|byte| *byte == 0).filter_map(message).collect()

@@ -114,6 +114,6 @@ pub fn tell_what_is_missing(stops: bool, counts_memory: bool) {
     );
     match is_heard {
         true => tracing::warn!("{text}"),
-        false => output::complain(&format!("warning: {text}")),
+        false => output::eprint_line(&format!("warning: {text}")),
     }
 }

@@ -173,7 +173,7 @@ mod tests {
     use kiln_collectives::{Communicator, FakeCommunicator};
 
     use super::*;
-    use crate::position::Present;
+    use crate::position::RankPosition;
 
     #[test]
     fn only_levels_are_accepted() {
@@ -233,7 +233,7 @@ mod tests {
         let mut line = String::new();
         let world = FakeCommunicator::new(70, 71);
         world.recorder().set_activity("data loading");
-        let present = Present::new(Path::new("run"), world.view(), Box::new(Vec::new));
+        let present = RankPosition::new(Path::new("run"), world.view(), Box::new(Vec::new));
         present.begin_step(3);
         write_now(&mut line).unwrap();
         line.push_str(" host=node7");

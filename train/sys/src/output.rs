@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use unicode_width::UnicodeWidthChar;
 
-use super::launcher::{self, Word};
+use super::launcher::{self, Message};
 use stream::{ORDER, STDERR, STDOUT, Stream, is_silent};
 
 pub use bar::{Bar, columns};
@@ -29,14 +29,14 @@ pub use stream::{Silence, silence};
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Writes a line to standard output, [`printable`]. A line that cannot be written is counted.
-pub fn say(text: &str) {
+pub fn print_line(text: &str) {
     if !is_silent() {
         put(&STDOUT, &STDERR, format!("{}\n", printable(text)).as_bytes());
     }
 }
 
 /// Writes a line to standard error, [`printable`]. A line that cannot be written is counted.
-pub fn complain(text: &str) {
+pub fn eprint_line(text: &str) {
     put(&STDERR, &STDOUT, format!("{}\n", printable(text)).as_bytes());
 }
 
@@ -135,7 +135,7 @@ pub fn finish() -> bool {
     let lost = [&STDERR, &STDOUT].map(|stream| stream.finish(PATIENCE));
     for (text, other) in lost.into_iter().zip([&STDOUT, &STDERR]) {
         let Some(text) = text else { continue };
-        launcher::tell(Word::Note, &text);
+        launcher::send(Message::Note, &text);
         // If that is full as well, nothing more can be done.
         other.put(format!("kiln: {text}\n").as_bytes());
         other.drain(PATIENCE);
@@ -145,7 +145,7 @@ pub fn finish() -> bool {
 
 /// Makes panics be reported in the words of Rust's own hook, but written like any other line: a rank that
 /// panics must not wait for a reader either.
-pub fn tell_panics() {
+pub fn report_panics() {
     panic::set_hook(Box::new(|panic| {
         let thread = thread::current();
         let name = thread.name().unwrap_or("<unnamed>");
@@ -154,7 +154,7 @@ pub fn tell_panics() {
             BacktraceStatus::Captured => format!("stack backtrace:\n{trace}"),
             _ => "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace".to_owned(),
         };
-        complain(&format!("\nthread '{name}' {panic}\n{more}"));
+        eprint_line(&format!("\nthread '{name}' {panic}\n{more}"));
     }));
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kiln_collectives::RankView;
 
 use super::facts::facts;
-use super::launcher::{self, Progress, Word};
+use super::launcher::{self, Message, Progress};
 
 /// Folder of crashes inside a run folder.
 pub const CRASHES: &str = "crash";
@@ -112,13 +112,13 @@ pub fn all() -> Vec<Whereabouts> {
 }
 
 /// A rank that can be found for as long as this lives.
-pub struct Present(Arc<Position>);
+pub struct RankPosition(Arc<Position>);
 
-impl Present {
+impl RankPosition {
     /// Registers a rank of the run in `out`; `view` shows its activities.
-    pub fn new(out: &Path, view: RankView, flight: MakeFlight) -> Present {
+    pub fn new(out: &Path, view: RankView, flight: MakeFlight) -> RankPosition {
         let crashes = out.join(CRASHES);
-        launcher::tell(Word::Crashes, &crashes.to_string_lossy());
+        launcher::send(Message::Crashes, &crashes.to_string_lossy());
         let crashes = crashes.as_os_str().as_bytes().to_vec();
         let position = Arc::new(Position {
             rank: view.rank(),
@@ -132,7 +132,7 @@ impl Present {
             flight,
         });
         ranks().push(Arc::clone(&position));
-        Present(position)
+        RankPosition(position)
     }
 
     /// Records the beginning of an optimizer step.
@@ -166,11 +166,11 @@ impl Present {
     }
 }
 
-impl Drop for Present {
+impl Drop for RankPosition {
     fn drop(&mut self) {
         let step = self.0.step();
         if step > 0 {
-            launcher::tell(Word::Step, &step.to_string());
+            launcher::send(Message::Step, &step.to_string());
         }
         ranks().retain(|position| !Arc::ptr_eq(position, &self.0));
     }

@@ -29,7 +29,7 @@ pub fn flops_per_s(flops: f64) -> String {
 }
 
 /// Formats a duration for people, as in `0.25 s`, `12.4 s`, `2 min 05 s` or `3 h 20 min`.
-pub fn took(time: Duration) -> String {
+pub fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
         0 => format!("{:.2} s", time.as_secs_f64()),
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn durations_have_few_digits() {
-        let text = [0, 254, 12_440, 125_000, 12_000_000].map(|ms| took(Duration::from_millis(ms)));
+        let text = [0, 254, 12_440, 125_000, 12_000_000].map(|ms| duration(Duration::from_millis(ms)));
         assert_eq!(text, ["0.00 s", "0.25 s", "12.4 s", "2 min 05 s", "3 h 20 min"]);
     }
 

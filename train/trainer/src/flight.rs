@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kiln_collectives::Communicator;
 
-use crate::metrics::write_beside;
+use crate::metrics::write_atomic;
 use crate::process::position::MakeFlight;
 use kiln_checkpoint::HeldFolder;
 
@@ -15,7 +15,7 @@ use kiln_checkpoint::HeldFolder;
 const FLIGHT: &str = "flight";
 
 /// Returns the folder of the flight recordings of the run in `out`.
-pub fn folder_of_run(out: &Path) -> PathBuf {
+pub fn flight_folder(out: &Path) -> PathBuf {
     out.join(FLIGHT)
 }
 
@@ -58,10 +58,10 @@ impl FlightGuard {
     }
 
     fn write(&self) -> io::Result<()> {
-        let folder = folder_of_run(&self.out);
+        let folder = flight_folder(&self.out);
         fs::create_dir_all(&folder)?;
         let flight = serde_json::to_vec(&self.world.flight())?;
-        write_beside(&folder.join(format!("rank_{}.json", self.world.rank())), &flight)
+        write_atomic(&folder.join(format!("rank_{}.json", self.world.rank())), &flight)
     }
 }
 

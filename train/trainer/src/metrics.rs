@@ -25,9 +25,9 @@ pub use best::BestLoss;
 use text::StepLine;
 use trend::{Remaining, Trend};
 
-pub use crate::process::output::say;
+pub use crate::process::output::print_line;
 pub use kiln_sys::durable::is_beside;
-pub use kiln_sys::durable::write_beside;
+pub use kiln_sys::durable::write_atomic;
 pub use kiln_sys::durable::write_new_beside;
 
 /// One logged training step.
@@ -329,7 +329,7 @@ impl Reporter {
 
     /// Prints a line for users.
     pub fn line(&self, text: &str) {
-        say(text);
+        print_line(text);
     }
 
     /// Removes the bar.
@@ -384,7 +384,7 @@ pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     let mut file = files::open_with(OpenOptions::new().create(true).append(true), cut)?;
     file.write_all(&rest)?;
     file.sync_all()?;
-    write_beside(path, &kept)?;
+    write_atomic(path, &kept)?;
     Ok(!rest.is_empty())
 }
 

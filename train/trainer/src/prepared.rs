@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use crate::metrics::say;
+use crate::metrics::print_line;
 use crate::process::output::ProgressLine;
 use kiln_config::{BadLines, DataSection};
 use kiln_data::{
@@ -40,7 +40,7 @@ pub fn open(
             // Another run that started at the same time has prepared the data, which are just as good if they
             // are the same.
             Err(DataError::AlreadyPrepared { .. }) => {
-                say("data: another start has prepared them meanwhile");
+                print_line("data: another start has prepared them meanwhile");
             }
             prepared => return prepared,
         }
@@ -71,10 +71,11 @@ pub fn open(
 /// Prepares data and shows the progress, until `stop` becomes true.
 pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, DataError> {
     let line = ProgressLine::start("data", "reading the inputs");
-    let prepared = data::prepare_unless(stop, options, &mut |progress| tell(&line, options.limit, progress));
+    let prepared =
+        data::prepare_until_stopped(stop, options, &mut |progress| tell(&line, options.limit, progress));
     drop(line);
     let info = prepared?;
-    say(&format!(
+    print_line(&format!(
         "data: {}, {} training and {} validation tokens, vocabulary {} -> {}",
         number_of(info.documents, "document"),
         info.train.tokens,
@@ -94,7 +95,7 @@ fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
                 all if all.iter().all(|stream| *stream == Stream::Pipe) => "inputs that are pipes".to_owned(),
                 _ => "inputs that are pipes or devices".to_owned(),
             };
-            say(&format!("data: reading {what}, to the end"));
+            print_line(&format!("data: reading {what}, to the end"));
         }
         Progress::TrainingTokenizer { input_bytes, text_bytes } => {
             let (done, of) = (megabytes(text_bytes), megabytes(input_bytes));
@@ -105,7 +106,7 @@ fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
                 }
             };
             if text_bytes == 0 {
-                say(&format!("data: training a tokenizer on {on}"));
+                print_line(&format!("data: training a tokenizer on {on}"));
             }
             line.set(format!("counted the words of {counted}"), text_bytes, input_bytes);
         }
@@ -129,7 +130,7 @@ fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
         },
         Progress::Remark(remark) => match remark.is_warning() {
             true => tracing::warn!("{remark}"),
-            false => say(&format!("data: {remark}")),
+            false => print_line(&format!("data: {remark}")),
         },
     }
 }

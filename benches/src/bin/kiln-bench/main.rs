@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kiln::process::CountingAllocator;
-use kiln::process::output::{self, complain, say};
+use kiln::process::output::{self, eprint_line, print_line};
 use kiln::run::TrainError;
 
 use checkpoint::CheckpointArgs;
@@ -47,14 +47,14 @@ enum Command {
 
 fn main() -> ExitCode {
     let begun = kiln::process::begin();
-    output::tell_panics();
+    output::report_panics();
     let command = Command::parse();
     let outcome = match begun {
         Ok(()) => run(command),
         Err(error) => Err(TrainError::usage(error.to_string()).into()),
     };
     let code = outcome.unwrap_or_else(|error| {
-        complain(&format!("error: {error}"));
+        eprint_line(&format!("error: {error}"));
         if error.is_usage() { USAGE } else { FAILED }
     });
     ExitCode::from(if !output::finish() && code == 0 { FAILED } else { code })
@@ -70,6 +70,6 @@ fn run(command: Command) -> Result<u8, BenchError> {
             (said.text, said.passed)
         }
     };
-    say(&text);
+    print_line(&text);
     Ok(if passed { 0 } else { FAILED })
 }

@@ -11,7 +11,7 @@ use kiln_nvidia::kernel_files::{Form, form_of, kernel_of};
 use tar::{Archive, Builder, Header};
 
 use super::products;
-use kiln_sys::durable::{write_beside, write_named};
+use kiln_sys::durable::{write_atomic, write_named};
 
 /// Maximum size of a kernel in bytes.
 const MAX_KERNEL: u64 = 64 << 20;
@@ -112,7 +112,7 @@ fn unpack_to(archive: &Path, folder: &Path) -> io::Result<Unpacked> {
         let file = folder.join(&name);
         let is_there = fs::read(&file).is_ok_and(|there| kernel_of(&there).is_some());
         if !is_there {
-            write_beside(&file, &content)?;
+            write_atomic(&file, &content)?;
             unpacked.new += 1;
         }
         unpacked.kernels += 1;

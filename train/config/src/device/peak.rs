@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use kiln_nvidia::{cache_folder, environment};
-use kiln_sys::durable::write_beside;
+use kiln_sys::durable::write_atomic;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -167,7 +167,7 @@ fn write(file: &Path, kept: &Kept) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    write_beside(file, &serde_json::to_vec_pretty(kept)?)
+    write_atomic(file, &serde_json::to_vec_pretty(kept)?)
 }
 
 #[cfg(test)]

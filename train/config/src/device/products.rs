@@ -10,7 +10,7 @@ use kiln_model::ops::cube::matmul::{ProductAlgorithms, use_algorithms};
 use kiln_nvidia::{environment, kernel_cache};
 use sha2::{Digest, Sha256};
 
-use kiln_sys::durable::write_beside;
+use kiln_sys::durable::write_atomic;
 
 /// Name of the file.
 pub(super) const FILE: &str = "products.json";
@@ -79,7 +79,7 @@ pub(super) fn read(folder: &Path) -> io::Result<ProductAlgorithms> {
 
 pub(super) fn write(folder: &Path, algorithms: &ProductAlgorithms) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
-    write_beside(&folder.join(FILE), &serde_json::to_vec(algorithms)?)
+    write_atomic(&folder.join(FILE), &serde_json::to_vec(algorithms)?)
 }
 
 /// Returns a line for `kiln doctor`.

@@ -29,7 +29,7 @@ use crate::{Backend, CommBackend, Config, ConfigError, DeviceDefaults, Precision
 use kiln_launch::place::RankEnv;
 #[cfg(feature = "cuda")]
 use kiln_nvidia::kernel_cache;
-use kiln_sys::words::{number_of, took};
+use kiln_sys::words::{duration, number_of};
 
 /// Tokens per micro-batch that keep a GPU busy: matrix products then have enough rows for all of its
 /// multiprocessors, and the fixed costs of a pass become negligible.
@@ -467,7 +467,7 @@ impl fmt::Display for KernelCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let KernelCounts { taken, compiled, compiling } = *self;
         write!(f, "{} from the cache, {compiled} compiled", number_of(taken, "kernel"))?;
-        if compiled > 0 { write!(f, " in {}", took(compiling)) } else { Ok(()) }
+        if compiled > 0 { write!(f, " in {}", duration(compiling)) } else { Ok(()) }
     }
 }
 

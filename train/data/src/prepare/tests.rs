@@ -78,7 +78,7 @@ fn a_stop_is_noticed_at_every_stage() {
             seen += 1;
             stop.fetch_or(wanted(&progress) == stage, Ordering::Relaxed);
         };
-        let stopped = prepare_unless(&stop, &options, &mut progress);
+        let stopped = prepare_until_stopped(&stop, &options, &mut progress);
         assert!(matches!(stopped, Err(DataError::Stopped)), "{stopped:?}");
         assert_eq!(seen, 1 + usize::from(stage), "it goes no further");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

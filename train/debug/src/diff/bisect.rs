@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::hash::StepHashes;
 use kiln_config::Config;
 use kiln_sys::words::number_of;
-use kiln_train::process::output::{complain, say};
+use kiln_train::process::output::{eprint_line, print_line};
 use kiln_train::registry::Registry;
 
 /// Number of steps to train where it is not known when the two runs diverge.
@@ -119,7 +119,7 @@ impl BisectArgs {
             Bisection { good, bad, registry, steps, known: Vec::new(), is_strict: false, trials: Vec::new() };
         let culprits = if keys.is_empty() { Vec::new() } else { bisection.culprits(&keys)? };
         let builds = cause::other_builds(&Facts::of(&a), &Facts::of(&b));
-        say(&match self.json {
+        print_line(&match self.json {
             true => json(&culprits, &bisection.trials, builds.as_deref()),
             false => text(&culprits, &keys, steps, builds.as_deref()),
         });
@@ -140,7 +140,7 @@ fn steps_of(a: &Subject, b: &Subject) -> u64 {
 impl Bisection<'_> {
     /// Finds all smallest sets of keys that each make a difference on their own.
     fn culprits(&mut self, keys: &[KeyDifference]) -> Result<Vec<Culprit>> {
-        complain(&format!("the good configuration: {}", number_of(self.steps, "step")));
+        eprint_line(&format!("the good configuration: {}", number_of(self.steps, "step")));
         self.known = trial::run(&self.good, self.registry, self.steps, None)?;
         let mut left: Vec<&KeyDifference> = keys.iter().collect();
         let mut culprits = Vec::new();
@@ -215,7 +215,7 @@ impl Bisection<'_> {
             }
         };
         let keys: Vec<_> = keys.iter().map(|key| key.key.clone()).collect();
-        complain(&format!("trial {}: {}: {}", self.trials.len() + 1, keys.join(", "), outcome.describe()));
+        eprint_line(&format!("trial {}: {}: {}", self.trials.len() + 1, keys.join(", "), outcome.describe()));
         self.trials.push(Trial { keys, outcome: outcome.clone() });
         Ok(outcome)
     }

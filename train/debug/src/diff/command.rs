@@ -11,7 +11,7 @@ use super::subject::{Subject, SubjectKind};
 use super::trial;
 use crate::error::{DebugError, Result};
 use kiln_config::{Config, load};
-use kiln_train::process::output::{complain, say};
+use kiln_train::process::output::{eprint_line, print_line};
 use kiln_train::registry::Registry;
 
 /// Arguments of `kiln diff`.
@@ -67,7 +67,7 @@ impl DiffArgs {
             true => self.live.run(&subjects.0, &subjects.1, registry)?,
             false => compare::subjects(&subjects.0, &subjects.1)?,
         };
-        say(&if self.json { report.to_json() } else { report.to_text() });
+        print_line(&if self.json { report.to_json() } else { report.to_text() });
         Ok(report.exit_code(self.tolerance))
     }
 }
@@ -83,9 +83,9 @@ impl Live {
             name
         };
         let names = [name(&config_a, a, set_a), name(&config_b, b, set_b)];
-        complain(&format!("training {} for {steps} steps", names[0]));
+        eprint_line(&format!("training {} for {steps} steps", names[0]));
         let first = trial::run(&config_a, registry, *steps, None)?;
-        complain(&format!("training {} until the two diverge", names[1]));
+        eprint_line(&format!("training {} until the two diverge", names[1]));
         let expected = keys::expected(&config_a, &config_b, &keys);
         let second = trial::run(&config_b, registry, *steps, Some((&first, expected)))?;
         Ok(compare::steps(names, &first, &second, keys, expected))

@@ -105,7 +105,7 @@ pub fn models_of(a: &Subject, b: &Subject) -> Option<(PathBuf, PathBuf)> {
     let (newest_a, newest_b) = (a.model()?, b.model()?);
     let of_step = |subject: &Subject, other: &Path| {
         let step = checkpoint::step_of(other.file_name()?)?;
-        let place = checkpoint::place_of(&checkpoint::folder_of_run(&subject.path), step);
+        let place = checkpoint::checkpoint_path(&checkpoint::checkpoints_folder(&subject.path), step);
         (subject.kind == SubjectKind::Run && place.join(MANIFEST_FILE).is_file()).then_some(place)
     };
     if let Some(model) = of_step(b, &newest_a) {

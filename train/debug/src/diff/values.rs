@@ -259,7 +259,7 @@ fn other_tokenizers(a: &Path, b: &Path) -> Result<(String, String)> {
             false => ("one file".to_owned(), "another".to_owned()),
         });
     };
-    if !data::are_other_tokenizers(&of_a, &of_b) {
+    if !data::tokenizers_differ(&of_a, &of_b) {
         return Ok(Default::default());
     }
     let token = |tokenizer: &Tokenizer, id: u32| {

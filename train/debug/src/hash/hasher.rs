@@ -180,11 +180,11 @@ impl Hasher {
 }
 
 impl Observer for Hasher {
-    fn looks_into(&self, step: u64) -> bool {
+    fn is_observing(&self, step: u64) -> bool {
         self.options.steps.contains(&step)
     }
 
-    fn fetched(&mut self, engine: &Engine, at: Moment, batch: &MicroBatch) -> Result<()> {
+    fn on_batch(&mut self, engine: &Engine, at: Moment, batch: &MicroBatch) -> Result<()> {
         if at.micro_batch == 0 {
             // Discards the tensors of an abandoned step.
             self.step = Collected::default();
@@ -204,7 +204,7 @@ impl Observer for Hasher {
         Ok(())
     }
 
-    fn seen(&mut self, _engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
+    fn on_tensor(&mut self, _engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
         let phase = match at.pass {
             Pass::Forward => StepPhase::Forward,
             Pass::Backward => StepPhase::Backward,
@@ -226,7 +226,7 @@ impl Observer for Hasher {
         Ok(())
     }
 
-    fn reduced(&mut self, engine: &Engine, _step: u64) -> Result<()> {
+    fn on_gradients(&mut self, engine: &Engine, _step: u64) -> Result<()> {
         if self.options.has(HashedKind::Gradients) {
             let groups = &engine.layout().groups;
             // Backward reduces the last group first.
@@ -237,7 +237,7 @@ impl Observer for Hasher {
         Ok(())
     }
 
-    fn stepped(&mut self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
+    fn on_step_done(&mut self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
         // The same on all ranks, so counted once.
         if engine.world().rank() == 0 {
             self.step.add_number(StepPhase::Loss, "head", "loss", metrics.loss);

@@ -9,8 +9,8 @@ use kiln_model::ops::Seen;
 use kiln_shard::Engine;
 
 use super::breakpoint::{Breakpoint, Number, Others, Part, Trigger, objection};
-use super::desk::Desk;
 use super::point::{Point, What};
+use super::prompts::Prompts;
 use super::show::Shown;
 use kiln_train::error::Result;
 use kiln_train::metrics::StepMetrics;
@@ -40,7 +40,7 @@ macro_rules! breakpoint {
 /// Holds one rank at breakpoints and executes the commands typed at the prompt there. Every rank has a
 /// debugger, and all of them know the same breakpoints.
 pub struct Debugger {
-    pub(super) desk: Arc<Desk>,
+    pub(super) prompts: Arc<Prompts>,
     pub(super) controls: Controls,
     /// Requests a stop of the run.
     pub(super) stop: Arc<AtomicBool>,
@@ -120,7 +120,7 @@ impl Debugger {
     pub(crate) fn new(
         breakpoints: &[Breakpoint],
         has_prompt: bool,
-        desk: Arc<Desk>,
+        prompts: Arc<Prompts>,
         of: ObservedRank,
     ) -> Self {
         let ObservedRank { rank, controls, stop, tokenizer, seq_len, out, mut reach, rows: _, device: _ } =
@@ -132,7 +132,7 @@ impl Debugger {
             }
         }
         Debugger {
-            desk,
+            prompts,
             controls,
             stop,
             tokenizer,
@@ -263,17 +263,17 @@ fn is_spoilt(seen: &Seen<'_>) -> bool {
 }
 
 impl Observer for Debugger {
-    fn looks_into(&self, step: u64) -> bool {
+    fn is_observing(&self, step: u64) -> bool {
         BREAKPOINTS_IN_CODE
             || self.going != Going::Free
             || self.breakpoints.values().any(|breakpoint| breakpoint.is_in(step))
     }
 
-    fn is_shown(&self, step: u64) -> bool {
-        self.looks_into(step) || self.alone != Going::Free
+    fn is_observing_passes(&self, step: u64) -> bool {
+        self.is_observing(step) || self.alone != Going::Free
     }
 
-    fn fetched(&mut self, engine: &Engine, at: Moment, batch: &MicroBatch) -> Result<()> {
+    fn on_batch(&mut self, engine: &Engine, at: Moment, batch: &MicroBatch) -> Result<()> {
         self.batch = Some((at, batch.clone()));
         match at.micro_batch {
             0 => self.part(engine, at.step, Part::Data),
@@ -281,7 +281,7 @@ impl Observer for Debugger {
         }
     }
 
-    fn seen(&mut self, engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
+    fn on_tensor(&mut self, engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
         self.come_to(
             engine,
             Point::of(at, seen),
@@ -302,20 +302,20 @@ impl Observer for Debugger {
         )
     }
 
-    fn reduced(&mut self, engine: &Engine, step: u64) -> Result<()> {
+    fn on_gradients(&mut self, engine: &Engine, step: u64) -> Result<()> {
         self.part(engine, step, Part::Optimizer)
     }
 
-    fn stepped(&mut self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
+    fn on_step_done(&mut self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
         self.metrics = Some(metrics.clone());
         self.part(engine, metrics.step, Part::Step)
     }
 
-    fn is_asked(&self) -> bool {
-        self.rank == 0 && self.desk.has_line(0)
+    fn has_request(&self) -> bool {
+        self.rank == 0 && self.prompts.has_line(0)
     }
 
-    fn answer(&mut self, engine: &Engine, step: u64) -> Result<()> {
+    fn serve_requests(&mut self, engine: &Engine, step: u64) -> Result<()> {
         let point = Point { step, what: What::Part(Part::Step) };
         self.listen(engine, &point)
     }
@@ -326,7 +326,7 @@ impl Drop for Debugger {
         if self.rank != 0 {
             return;
         }
-        self.desk.end();
+        self.prompts.end();
         // Most likely its place does not exist, or the run never takes its step.
         for (_, breakpoint) in self.breakpoints.iter().filter(|(number, _)| !self.reached.contains(number)) {
             tracing::warn!("breakpoint {breakpoint} was never hit");

@@ -3,9 +3,9 @@
 mod breakpoint;
 mod command;
 mod debugger;
-mod desk;
 mod look;
 mod point;
+mod prompts;
 mod session;
 mod show;
 mod slice;
@@ -13,4 +13,4 @@ mod slice;
 pub use breakpoint::{Breakpoint, BreakpointError, Number, Others, Part, Trigger};
 pub use debugger::BREAKPOINTS_IN_CODE;
 pub(crate) use debugger::Debugger;
-pub use desk::Desk;
+pub use prompts::Prompts;

@@ -17,7 +17,7 @@ use super::point::Point;
 use super::show::Shown;
 use crate::share::share;
 use kiln_train::error::Result;
-use kiln_train::metrics::say;
+use kiln_train::metrics::print_line;
 use kiln_train::process::terminal;
 
 /// Number of points listed before and after the current one.
@@ -107,19 +107,19 @@ impl Debugger {
             let text = self.carry(engine, text, alone)?;
             let is_reader = reader == self.rank;
             match next {
-                Next::Stay if is_reader => self.desk.say(reader, &text, Some(&self.ask(alone))),
+                Next::Stay if is_reader => self.prompts.send(reader, &text, Some(&self.ask(alone))),
                 Next::Stay => {}
                 Next::Go => {
                     if is_reader {
-                        self.desk.say(reader, &text, None);
-                        self.desk.release(reader);
+                        self.prompts.send(reader, &text, None);
+                        self.prompts.release(reader);
                     }
                     return Ok(());
                 }
                 Next::Alone => {
                     if is_reader {
-                        self.desk.say(reader, &text, None);
-                        self.desk.release(reader);
+                        self.prompts.send(reader, &text, None);
+                        self.prompts.release(reader);
                     }
                     alone = true;
                     reader = self.rank;
@@ -132,7 +132,7 @@ impl Debugger {
     /// Executes the lines that were typed while the run continued. Called at the end of a step.
     pub(super) fn listen(&mut self, engine: &Engine, point: &Point) -> Result<()> {
         loop {
-            let waiting = f64::from(u8::from(self.rank == 0 && self.desk.has_line(0)));
+            let waiting = f64::from(u8::from(self.rank == 0 && self.prompts.has_line(0)));
             if engine.sum_over_ranks("debugger", &[waiting])?[0] == 0.0 {
                 return Ok(());
             }
@@ -147,7 +147,7 @@ impl Debugger {
             };
             let text = self.carry(engine, text, false)?;
             if self.rank == 0 {
-                self.desk.say(0, &text, None);
+                self.prompts.send(0, &text, None);
             }
         }
     }
@@ -171,12 +171,12 @@ impl Debugger {
             false => "all ranks are held".to_owned(),
         };
         let text = format!("{who} at {point} ({why})");
-        self.desk.hold(reader, &text, &self.ask(alone));
-        if !self.desk.has_prompt(reader) {
+        self.prompts.hold(reader, &text, &self.ask(alone));
+        if !self.prompts.has_prompt(reader) {
             let rank = if alone { format!(" --rank {}", self.rank) } else { String::new() };
             let opened = self.has_prompt && self.open_prompt(alone);
             if !opened {
-                say(&format!("{text}; inspect it with: kiln attach {}{rank}", self.out.display()));
+                print_line(&format!("{text}; inspect it with: kiln attach {}{rank}", self.out.display()));
             }
         }
     }
@@ -279,7 +279,7 @@ impl Debugger {
             Command::Set(key, value) => {
                 let text = self.controls.set(&key, &value);
                 if self.rank == 0 {
-                    say(&format!("step {}, at the prompt: {text}", view.point.step));
+                    print_line(&format!("step {}, at the prompt: {text}", view.point.step));
                 }
                 stay(text)
             }
@@ -425,13 +425,13 @@ impl Debugger {
 
     /// Waits for the next line for this rank. With `asks_others`, returns [`ASK`] at regular intervals.
     fn wait_for_line(&self, engine: &Engine, asks_others: bool) -> Result<String> {
-        if !self.desk.is_open() {
+        if !self.prompts.is_open() {
             tracing::warn!("a breakpoint was skipped: this process has no socket for kiln attach");
             return Ok(UNREACHABLE.to_owned());
         }
         let begun = Instant::now();
         loop {
-            if let Some(line) = self.desk.next(self.rank, LOOK) {
+            if let Some(line) = self.prompts.next(self.rank, LOOK) {
                 return Ok(line);
             }
             if let Some(error) = engine.world().failure() {

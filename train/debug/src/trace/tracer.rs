@@ -11,7 +11,7 @@ use super::options::TraceOptions;
 use crate::share::collect;
 use kiln_config::device::{Recording, ResolvedDevice};
 use kiln_train::error::{Result, TrainError};
-use kiln_train::metrics::{StepMetrics, say};
+use kiln_train::metrics::{StepMetrics, print_line};
 use kiln_train::run::ObservedRank;
 use kiln_train::run::Observer;
 
@@ -83,7 +83,7 @@ impl Tracer {
         match Trace::of_ranks(&ranks).save(&self.path) {
             Ok(path) => {
                 let path = path.display();
-                say(&format!(
+                print_line(&format!(
                     "trace: {path}; open it at https://ui.perfetto.dev, or run: kiln trace summary {path}"
                 ));
             }
@@ -95,16 +95,16 @@ impl Tracer {
 }
 
 impl Observer for Tracer {
-    fn looks_into(&self, step: u64) -> bool {
+    fn is_observing(&self, step: u64) -> bool {
         // Once, after the last traced step: the recorder has all of them.
         step == *self.options.steps.end()
     }
 
-    fn is_shown(&self, _step: u64) -> bool {
+    fn is_observing_passes(&self, _step: u64) -> bool {
         false
     }
 
-    fn begun(&mut self, engine: &Engine, step: u64) {
+    fn on_step_begin(&mut self, engine: &Engine, step: u64) {
         let recorder = engine.world().recorder();
         self.end_step(engine);
         let is_new = self.recorded.steps.is_empty();
@@ -127,7 +127,7 @@ impl Observer for Tracer {
         self.now = Some((step, sums(recorder)));
     }
 
-    fn stepped(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
+    fn on_step_done(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
         // Ends the rank's previous activity here.
         engine.set_activity("tracing");
         self.end_step(engine);

@@ -13,9 +13,9 @@ use rustyline::{DefaultEditor, ExternalPrinter};
 
 use crate::commands::status::ended;
 use crate::error::{CommandError, Result};
-use kiln_observe::ask::{Connection, Folder, Owner, Reply, Request, ToPrompt, Typed, say as send};
+use kiln_observe::ask::{Connection, Folder, Owner, Reply, Request, ToPrompt, Typed, send_line as send};
 use kiln_train::TrainError;
-use kiln_train::metrics::say;
+use kiln_train::metrics::print_line;
 use kiln_train::process::output::printable;
 use kiln_train::process::terminal;
 
@@ -156,7 +156,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         let line = match editor.readline(shown) {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => {
-                say("c continues, q saves and ends the run, Ctrl-D leaves the prompt");
+                print_line("c continues, q saves and ends the run, Ctrl-D leaves the prompt");
                 continue;
             }
             Err(ReadlineError::Eof) => return Ok(()),
@@ -178,7 +178,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         let typed = match Typed::new(&line) {
             Ok(typed) => typed,
             Err(error) => {
-                say(&error.to_string());
+                print_line(&error.to_string());
                 continue;
             }
         };
@@ -189,7 +189,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
             // The next line is for ranks that are held again.
             while !prompts.is_held() {
                 if !is_told && !prompts.wait_for(SOON) {
-                    say("the run continues; press Ctrl-C to leave it running");
+                    print_line("the run continues; press Ctrl-C to leave it running");
                     is_told = true;
                 } else if is_told {
                     prompts.wait();
@@ -264,7 +264,7 @@ fn handle<P: ExternalPrinter>(
             let text = printable(&text);
             let printed = printer.as_mut().is_some_and(|printer| printer.print(format!("{text}\n")).is_ok());
             if !printed {
-                say(&text);
+                print_line(&text);
             }
         }
         ToPrompt::Ask(prompt) => asks.send((index, printable(&prompt).into_owned())).ok()?,
@@ -280,8 +280,8 @@ fn leave(why: &str, before: Option<&Termios>) -> ! {
         // Nothing to restore if the terminal is gone.
         let _ = termios::tcsetattr(stdin(), OptionalActions::Flush, before);
         // Starts a new line after the prompt, which is waiting for input.
-        say("");
+        print_line("");
     }
-    say(why);
+    print_line(why);
     std::process::exit(0)
 }

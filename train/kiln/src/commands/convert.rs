@@ -13,7 +13,7 @@ use kiln_checkpoint::hugging_face::{self, HuggingFaceFolder};
 use kiln_checkpoint::source::ModelSource;
 use kiln_checkpoint::{self as checkpoint, Checkpoint, ExportDtype, Format};
 use kiln_config::{Config, DataSection, ModelSection};
-use kiln_train::metrics::say;
+use kiln_train::metrics::print_line;
 use kiln_train::process::Meter;
 use kiln_train::process::output::ProgressLine;
 
@@ -116,7 +116,7 @@ impl ExportArgs {
     pub fn run(self) -> Result<()> {
         let ExportArgs { what, checkpoint, out, dtype, max_shard_gb } = self;
         if let Some(Exported::Metrics(args)) = what {
-            say(&args.run()?);
+            print_line(&args.run()?);
             return Ok(());
         }
         let (Some(checkpoint), Some(out)) = (checkpoint, out) else {
@@ -132,7 +132,7 @@ impl ExportArgs {
         // below, in every program.
         let source = ModelSource::open(&checkpoint)?;
         counted("exporting", |meter| checkpoint::export(&source, &out, dtype, max_shard_bytes, meter))?;
-        say(&format!("exported to {}", out.display()));
+        print_line(&format!("exported to {}", out.display()));
         Ok(())
     }
 }
@@ -176,7 +176,7 @@ impl ImportArgs {
         let model = HuggingFaceFolder::open(&folder)?;
         let config = config_of(&model)?;
         counted("importing", |meter| checkpoint::import(&model, config, &self.out, meter))?;
-        say(&format!("imported to {}", self.out.display()));
+        print_line(&format!("imported to {}", self.out.display()));
         Ok(())
     }
 }

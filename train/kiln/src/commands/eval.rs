@@ -21,7 +21,7 @@ use kiln_train::eval::{
 };
 use kiln_train::kernels;
 use kiln_train::launch;
-use kiln_train::metrics::say;
+use kiln_train::metrics::print_line;
 use kiln_train::world;
 
 use kiln_checkpoint::source::ModelSource;
@@ -124,7 +124,7 @@ impl EvalArgs {
             Some(place) => self.run_as_process(place, layers)?,
         };
         if place.is_none_or(|place| place.rank == 0) {
-            say(&if self.json { report.to_json() } else { report.to_string() });
+            print_line(&if self.json { report.to_json() } else { report.to_string() });
         }
         Ok(0)
     }

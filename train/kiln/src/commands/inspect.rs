@@ -81,7 +81,7 @@ struct Found {
 /// Describes the flight recorders in `folder`, a run folder or a folder of such files: the verdict, then one
 /// line per rank. Unusable files are named and skipped.
 pub fn flight(folder: &Path) -> Result<String, InspectError> {
-    let inside = flight::folder_of_run(folder);
+    let inside = flight::flight_folder(folder);
     let folder = if inside.is_dir() { inside } else { folder.to_owned() };
     let Found { flights, skipped } = read(&folder);
     if flights.is_empty() {

@@ -15,7 +15,7 @@ use clap::Args;
 use crate::error::{CommandError, Result};
 use kiln_observe::ask::ask_all;
 use kiln_observe::status::{Look, LookAt, State, look, text};
-use kiln_train::process::output::{complain, printable};
+use kiln_train::process::output::{eprint_line, printable};
 use kiln_train::run::{Progress, progress};
 
 /// Interval between two updates of `--follow`.
@@ -64,7 +64,7 @@ impl StatusArgs {
             if let Err(error) = show(between, &text) {
                 // No message if the reader has closed the pipe.
                 if error.kind() != io::ErrorKind::BrokenPipe {
-                    complain(&format!("error: cannot write to standard output: {error}"));
+                    eprint_line(&format!("error: cannot write to standard output: {error}"));
                 }
                 return Ok(1);
             }

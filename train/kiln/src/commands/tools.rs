@@ -2,7 +2,7 @@
 
 use kiln_debug::{DebugOptions, DebugTools};
 use kiln_observe::page;
-use kiln_train::metrics::say;
+use kiln_train::metrics::print_line;
 use kiln_train::run::{AttachedTools, ObservedRank, Observer, RunFacts, Tools};
 
 use super::watch;
@@ -28,7 +28,7 @@ impl Tools for RunTools {
         let address = run.http.filter(|_| run.ranks.contains(&0));
         let page = address.and_then(|address| match watch::serve(address, vec![run.out.to_owned()], false) {
             Ok(page) => {
-                say(&format!("this run is at {}", page.url()));
+                print_line(&format!("this run is at {}", page.url()));
                 Some(page)
             }
             Err(error) => {

@@ -15,7 +15,7 @@ use kiln_observe::watch::{self, WatchOptions};
 
 use crate::commands::status::look_at_runs;
 use crate::error::{CommandError, Result};
-use kiln_train::metrics::say;
+use kiln_train::metrics::print_line;
 use kiln_train::process::stop_on_signals;
 
 /// Environment variable with a chosen token for pages.
@@ -56,7 +56,7 @@ impl WatchArgs {
         let stop = stop_on_signals();
         let server = serve(address, self.runs, self.control)
             .map_err(|error| CommandError::usage(error.to_string()))?;
-        say(&format!("serving {} until Ctrl-C", server.url()));
+        print_line(&format!("serving {} until Ctrl-C", server.url()));
         while !stop.load(Ordering::Relaxed) {
             thread::sleep(LOOK);
         }
@@ -87,7 +87,8 @@ pub(crate) fn serve(
     let look_at = look_at_runs();
     let timelines_at = Some(timelines_at_runs());
     let tell: Option<Tell> = control.then(|| {
-        Arc::new(|out: &Path, line: &str| ask::tell(out, line).map_err(|error| error.to_string())) as Tell
+        Arc::new(|out: &Path, line: &str| ask::send_command(out, line).map_err(|error| error.to_string()))
+            as Tell
     });
     page::serve(ServeOptions { address, paths, token, names, look_at, timelines_at, tell })
 }

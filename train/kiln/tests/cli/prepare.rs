@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kiln::data::{DataError, PrepareOptions, Progress, TokenizerSource, prepare_unless};
+use kiln::data::{DataError, PrepareOptions, Progress, TokenizerSource, prepare_until_stopped};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use serde_json::Value as Json;
@@ -115,7 +115,7 @@ fn a_stopped_prepare_leaves_nothing() {
     let tokenizer = TokenizerSource::Train { vocab_size: 400 };
     let options = PrepareOptions::new(vec![workspace.path("texts")], workspace.path("new"), tokenizer);
     let stop = AtomicBool::new(false);
-    let stopped = prepare_unless(&stop, &options, &mut |progress| {
+    let stopped = prepare_until_stopped(&stop, &options, &mut |progress| {
         stop.store(matches!(progress, Progress::Encoding { .. }), Ordering::Relaxed);
     });
     assert!(matches!(stopped, Err(DataError::Stopped)), "{stopped:?}");

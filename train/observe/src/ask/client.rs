@@ -55,7 +55,7 @@ impl Connection {
     /// Sends a request and waits for the reply.
     pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
         let end = Instant::now() + self.patience;
-        match say(self.stream.get_ref(), request) {
+        match send_line(self.stream.get_ref(), request) {
             // A refusal may arrive before the request has been sent.
             Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),
             _ => self.read(Some(end)),
@@ -102,7 +102,7 @@ impl Connection {
 }
 
 /// Sends a line of JSON.
-pub fn say(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+pub fn send_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)
@@ -111,7 +111,7 @@ pub fn say(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> 
 /// Sends a reply. Not generic, so that it is compiled with this crate's optimisation: a reply has several
 /// hundred operations per rank.
 pub fn send_reply(stream: &UnixStream, reply: &Reply) -> io::Result<()> {
-    say(stream, reply)
+    send_line(stream, reply)
 }
 
 /// The answer of a process, or the reason why there is none.
@@ -303,7 +303,7 @@ fn silence(owner: &Owner, error: &io::Error) -> Answer {
 /// # Errors
 ///
 /// If no process with rank 0 can be asked from here, a rank is held, or the run is over.
-pub fn tell(out: &Path, line: &str) -> io::Result<String> {
+pub fn send_command(out: &Path, line: &str) -> io::Result<String> {
     // A run that ends removes its sockets; a killed run leaves them.
     let or_over = |error: io::Error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
@@ -325,7 +325,7 @@ pub fn tell(out: &Path, line: &str) -> io::Result<String> {
         Reply::Status(_) | Reply::Timeline(_) => return Err(ErrorKind::InvalidData.into()),
     }
     let end = Instant::now() + PATIENCE_FOR_LINES;
-    say(connection.stream.get_ref(), &Typed::new(line)?)?;
+    send_line(connection.stream.get_ref(), &Typed::new(line)?)?;
     loop {
         match connection.read(Some(end)) {
             Ok(Reply::Prompt(ToPrompt::Text(text))) => return Ok(text),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kiln_sys::output::printable;
-use kiln_sys::words::took;
+use kiln_sys::words;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
@@ -137,7 +137,7 @@ pub(super) fn bytes(bytes: u64) -> String {
 
 /// A duration in seconds, such as `2 h 05 min`. Negative numbers and NaN are 0.
 pub(super) fn duration(seconds: f64) -> String {
-    took(Duration::from_secs(seconds.round() as u64)).replace(".00 s", " s").replace(".0 s", " s")
+    words::duration(Duration::from_secs(seconds.round() as u64)).replace(".00 s", " s").replace(".0 s", " s")
 }
 
 /// The time of day (UTC), in seconds since 1970, such as `07:16:32`.

@@ -23,7 +23,7 @@ use kiln_sys::words::number_of;
 use kiln_sys::words::size;
 use kiln_train::error::{Result, TrainError};
 use kiln_train::launch;
-use kiln_train::process::output::say;
+use kiln_train::process::output::print_line;
 use kiln_train::world::{self, Ranks};
 
 /// The smallest and the largest size, in bytes of the whole tensor; each size is twice the previous one.
@@ -103,11 +103,11 @@ impl NetworkArgs {
         let device = selected.device();
         let ladders = met.run(&config, |world| measure(&*world, &device, &config))?;
         if place.is_none_or(|place| place.rank == 0) {
-            say(&to_text(&ladders));
+            print_line(&to_text(&ladders));
             if let Some(path) = &self.out {
                 ladders.into_iter().for_each(|ladder| links.put(ladder.link));
                 links.write(path).map_err(TrainError::io("write", path))?;
-                say(&format!("written to {}", path.display()));
+                print_line(&format!("written to {}", path.display()));
             }
         }
         Ok(0)

@@ -17,7 +17,7 @@ use kiln_launch::place::{self, RankEnv, Role};
 use kiln_sys::words::number_of;
 use kiln_train::error::{Result, TrainError};
 use kiln_train::launch;
-use kiln_train::process::output::{complain, say};
+use kiln_train::process::output::{eprint_line, print_line};
 use kiln_train::registry::Registry;
 use kiln_train::run;
 use kiln_train::version::version;
@@ -66,14 +66,14 @@ impl StrategiesArgs {
         let options = StrategiesOptions { config, ranks, place, registry, steps, rounds };
         let table = strategies(&options)?;
         if is_first {
-            say(&if self.json { table.to_json() } else { table.to_text() });
+            print_line(&if self.json { table.to_json() } else { table.to_text() });
             if let Some(place) = &self.report {
                 let report = Report::of_strategies(&table.for_report(&options), version());
                 let written = report.and_then(|report| report.write(place, "--report"));
                 written.map_err(|error| TrainError::usage(error.to_string()))?;
                 let place = format!("the report is in {}", place.join("report.html").display());
                 // Standard output is reserved for the JSON.
-                if self.json { complain(&place) } else { say(&format!("\n{place}")) }
+                if self.json { eprint_line(&place) } else { print_line(&format!("\n{place}")) }
             }
         }
         Ok(0)

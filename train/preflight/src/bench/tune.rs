@@ -20,7 +20,7 @@ use kiln_train::error::{Result, TrainError};
 use kiln_train::launch;
 use kiln_train::metrics::write_new_beside;
 use kiln_train::named;
-use kiln_train::process::output::say;
+use kiln_train::process::output::print_line;
 use kiln_train::registry::Registry;
 use kiln_train::run;
 use kiln_train::world::{self, Ranks};
@@ -169,10 +169,10 @@ impl TuneArgs {
         let table = report.to_text();
         if let Err(error) = self.write(&report, &format!("{table}{}", selected.describe())) {
             // If the file cannot be written, at least show the measurements.
-            say(&table);
+            print_line(&table);
             return Err(error);
         }
-        say(&if self.json { report.to_json() } else { table + &report.conclusion() });
+        print_line(&if self.json { report.to_json() } else { table + &report.conclusion() });
         Ok(0)
     }
 

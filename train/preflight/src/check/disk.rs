@@ -26,7 +26,7 @@ pub(super) fn examine(out: &Path, parts: &Trained, done: u64, findings: &mut Fin
     let each = bytes_of(config, optimizer, shapes);
     let CheckpointSection { keep, keep_every, .. } = config.checkpoint;
     let kept = Keep { newest: keep, every: keep_every };
-    let there = checkpoint::removable(&checkpoint::folder_of_run(out), kept, done) as u64;
+    let there = checkpoint::removable(&checkpoint::checkpoints_folder(out), kept, done) as u64;
     let most = most_at_a_time(&config.checkpoint, config.train.steps, done, there);
     let needed = each.saturating_mul(most).saturating_add(OTHER);
     let place = nearest(out);

@@ -28,7 +28,7 @@ use kiln_launch::place::{self, RankEnv, Role};
 use kiln_train::error::{Result, TrainError};
 use kiln_train::fault::{self, Fault, FaultKind};
 use kiln_train::launch;
-use kiln_train::process::output::{complain, say};
+use kiln_train::process::output::{eprint_line, print_line};
 use kiln_train::registry::Registry;
 use kiln_train::world::{self, Ranks};
 use model::{Sources, Trained};
@@ -76,9 +76,9 @@ impl CheckArgs {
         let text = report.to_text(start.elapsed().as_secs_f64());
         let failures = report.failures();
         match rank {
-            0 => say(&text),
+            0 => print_line(&text),
             _ if failures == 0 => {}
-            _ => complain(&text),
+            _ => eprint_line(&text),
         }
         if failures == 0 { Ok(0) } else { Err(TrainError::Check { failures }) }
     }

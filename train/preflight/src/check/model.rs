@@ -172,7 +172,7 @@ fn check_initial_weights(
 fn check_tokenizer(source: &ModelSource, data: &Found, findings: &mut Findings) {
     let Found::Prepared(_, tokenizer) = data else { return };
     let Ok(own) = files::read(&source.tokenizer(), files::MAX_WHOLE) else { return };
-    if data::are_other_tokenizers(&own, tokenizer) {
+    if data::tokenizers_differ(&own, tokenizer) {
         let own = source.tokenizer();
         findings.warn(
             MODEL,

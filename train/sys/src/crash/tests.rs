@@ -7,7 +7,7 @@ use kiln_collectives::{Communicator, FakeCommunicator};
 use super::*;
 use crate::Facts;
 use crate::drills;
-use crate::position::Present;
+use crate::position::RankPosition;
 
 const WAY: &str = "KILN_TEST_CRASH";
 const OUT: &str = "KILN_TEST_CRASH_OUT";
@@ -34,7 +34,7 @@ fn crashes() {
     crate::keep_crashes(facts());
     let world = FakeCommunicator::new(3, 4);
     world.recorder().set_activity("backward");
-    let present = Present::new(Path::new(&out), world.view(), Box::new(|| b"{\"rank\":3}".to_vec()));
+    let present = RankPosition::new(Path::new(&out), world.view(), Box::new(|| b"{\"rank\":3}".to_vec()));
     present.begin_step(17);
     present.begin_micro_batch(1, 24, 2);
     crashes_like(&way);
@@ -53,7 +53,7 @@ fn crashes_like(way: &OsStr) {
             panic!("as well");
         }
         Some("memory") => keep("out of memory: all of it\n  12 MiB  weights", |folder| {
-            complain(&format!("{folder:?}"));
+            eprint_line(&format!("{folder:?}"));
         }),
         Some("failed") => {
             allocation_failed(77);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::bar::Bar;
-use super::{printable, say};
+use super::{print_line, printable};
 use crate::Repeat;
 use crate::words::size;
 
@@ -115,7 +115,7 @@ fn repeat(topic: &str, look: impl Fn() -> Work + Send + 'static) -> Option<Repea
             draw();
             every(FRAME, draw)
         }
-        None => every(PAUSE, move || say(&line(&topic, &look(), start.elapsed()))),
+        None => every(PAUSE, move || print_line(&line(&topic, &look(), start.elapsed()))),
     }
     .ok()
 }

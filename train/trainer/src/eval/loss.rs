@@ -98,7 +98,7 @@ fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<()> {
     let content = data::read_tokenizer_of(data)?;
     let own = model.tokenizer();
     match files::read(&own, MAX_WHOLE) {
-        Ok(model) if data::are_other_tokenizers(&content, &model) => {
+        Ok(model) if data::tokenizers_differ(&content, &model) => {
             Err(EvalError::OtherTokenizer { data: tokenizer, model: own }.into())
         }
         _ => Ok(()),

@@ -13,7 +13,7 @@ use kiln_model::verify::{Finding, Shapes};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::metrics::write_beside;
+use crate::metrics::write_atomic;
 use crate::version::version;
 
 /// Everything that determines the result of a check.
@@ -73,7 +73,7 @@ impl Kept {
             fs::create_dir_all(folder)?;
         }
         let kept = Kept { key: key.clone(), findings: findings.to_vec() };
-        write_beside(file, &serde_json::to_vec_pretty(&kept)?)
+        write_atomic(file, &serde_json::to_vec_pretty(&kept)?)
     }
 }
 

@@ -26,7 +26,7 @@ use crate::world;
 use kept::{Kept, Key};
 use kiln_config::device::{DeviceError, DeviceRequest, ResolvedDevice};
 use kiln_config::{Backend, CommSection, Config, Precision};
-use kiln_sys::words::took;
+use kiln_sys::words::duration;
 
 /// Environment variable with an operation whose kernel is treated as wrong: a drill of the fallback.
 const FAULT: &str = "KILN_KERNEL_FAULT";
@@ -152,7 +152,7 @@ fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
     let report = report::text(key, findings, time);
     let written = Kept::write(file, key, findings).and_then(|()| match wrong(findings).is_empty() {
         true => Ok(()),
-        false => crate::metrics::write_beside(&report::beside(file), report.as_bytes()),
+        false => crate::metrics::write_atomic(&report::beside(file), report.as_bytes()),
     });
     if let Err(error) = &written {
         let file = file.display();
@@ -169,7 +169,7 @@ fn wrong(findings: &[Finding]) -> Vec<FusedOp> {
 
 fn all_right(findings: &[Finding], time: Duration) -> String {
     let ops = FusedOp::ALL.iter().filter(|op| findings.iter().any(|finding| finding.op == **op)).count();
-    format!("kernels: {ops} fused operations agree with their plain forms, checked in {}", took(time))
+    format!("kernels: {ops} fused operations agree with their plain forms, checked in {}", duration(time))
 }
 
 /// Warns about each operation of `findings` that is wrong.
@@ -226,7 +226,7 @@ fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
         true => all_right(&findings, time),
         false => format!(
             "kernels are wrong: in runs on this GPU other kernels or plain operations take their place; checked in {}",
-            took(time)
+            duration(time)
         ),
     });
     Ok((lines, is_right))

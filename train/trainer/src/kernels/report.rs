@@ -7,7 +7,7 @@ use std::time::Duration;
 use kiln_model::verify::Finding;
 
 use super::kept::Key;
-use kiln_sys::words::took;
+use kiln_sys::words::duration;
 
 /// Returns the path of the report next to a result's file.
 pub(super) fn beside(file: &Path) -> PathBuf {
@@ -22,7 +22,7 @@ pub(super) fn text(key: &Key, findings: &[Finding], time: Duration) -> String {
         key.device,
         key.build,
         key.shapes.attention,
-        took(time)
+        duration(time)
     );
     if let Some(op) = key.fault {
         let _ = writeln!(text, "drill: {op} was taken for wrong; this is no report of a fault");

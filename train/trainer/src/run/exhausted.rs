@@ -10,8 +10,8 @@ use kiln_shard::memory;
 use super::memory::what_helps;
 use super::plan::Plan;
 use crate::process::keep;
-use crate::process::launcher::{self, Word};
-use crate::process::output::{self, complain};
+use crate::process::launcher::{self, Message};
+use crate::process::output::{self, eprint_line};
 use kiln_config::device::{self, Memory};
 use kiln_launch::place::RankEnv;
 
@@ -48,9 +48,11 @@ fn told(text: &str) {
     keep(text, |folder| {
         let known =
             folder.map_or_else(String::new, |folder| format!("what is known of it: {}\n", folder.display()));
-        complain(&format!("error: {text}\n{known}What would help:\n{helps}more: kiln explain out-of-memory"));
+        eprint_line(&format!(
+            "error: {text}\n{known}What would help:\n{helps}more: kiln explain out-of-memory"
+        ));
     });
-    launcher::tell(Word::Failure, text.lines().next().unwrap_or(text));
+    launcher::send(Message::Failure, text.lines().next().unwrap_or(text));
     output::finish();
     process::exit(FAILED);
 }

@@ -138,7 +138,7 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
     };
     let is_own = |checkpoint: &Path| {
         let folder = checkpoint.parent();
-        folder.is_some_and(|folder| is_same(folder, &checkpoint::folder_of_run(&out)))
+        folder.is_some_and(|folder| is_same(folder, &checkpoint::checkpoints_folder(&out)))
     };
     let goes_on = is_restart || resume.as_deref().is_some_and(is_own);
     match &content {
@@ -240,7 +240,7 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
         return Ok(if out.exists() { Content::File } else { Content::Nothing });
     }
     // An unreadable folder of checkpoints does not count as a missing one.
-    let checkpoints = checkpoint::folder_of_run(out);
+    let checkpoints = checkpoint::checkpoints_folder(out);
     match fs::read_dir(&checkpoints) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             return Err(FolderError::io("list", &checkpoints)(error));
@@ -257,7 +257,7 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     }
     // Builds without `run.json` left these files.
     let has = |name: &Path| out.join(name).exists();
-    let checkpoints = checkpoint::folder_of_run(Path::new(""));
+    let checkpoints = checkpoint::checkpoints_folder(Path::new(""));
     if has(Path::new(CONFIG_FILE)) && (has(Path::new(METRICS_FILE)) || has(&checkpoints)) {
         return Ok(if has_checkpoint() { Content::Run(None) } else { Content::Unsaved(None) });
     }

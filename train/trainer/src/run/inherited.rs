@@ -43,7 +43,7 @@ impl Inherited {
     ) -> Result<Self> {
         let is_other = |own: &PathBuf| {
             let content = files::read(own, files::MAX_WHOLE);
-            content.is_ok_and(|content| data::are_other_tokenizers(&content, tokenizer))
+            content.is_ok_and(|content| data::tokenizers_differ(&content, tokenizer))
         };
         let other_tokenizer = source.map(ModelSource::tokenizer).filter(is_other);
         let mut files = vec![("tokenizer.json".to_owned(), tokenizer.clone())];

@@ -52,11 +52,11 @@ impl NonFiniteFinder {
 }
 
 impl Observer for NonFiniteFinder {
-    fn looks_into(&self, _step: u64) -> bool {
+    fn is_observing(&self, _step: u64) -> bool {
         true
     }
 
-    fn seen(&mut self, _engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
+    fn on_tensor(&mut self, _engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.seen += 1;
         if state.found.is_some() {

@@ -47,16 +47,16 @@ pub struct Moment {
 /// places in the same order: an observer may communicate, if it does so on all ranks.
 pub trait Observer: Send {
     /// Returns whether this observer wants to see the step; otherwise it is not called for it.
-    fn looks_into(&self, step: u64) -> bool;
+    fn is_observing(&self, step: u64) -> bool;
 
-    /// Returns whether this rank shows the passes of the step to the observer, through [`Observer::fetched`]
-    /// and [`Observer::seen`]. If the answer differs between ranks, the observer must not communicate.
-    fn is_shown(&self, step: u64) -> bool {
-        self.looks_into(step)
+    /// Returns whether this rank shows the passes of the step to the observer, through [`Observer::on_batch`]
+    /// and [`Observer::on_tensor`]. If the answer differs between ranks, the observer must not communicate.
+    fn is_observing_passes(&self, step: u64) -> bool {
+        self.is_observing(step)
     }
 
     /// Returns whether this observer has received a request while the run continued.
-    fn is_asked(&self) -> bool {
+    fn has_request(&self) -> bool {
         false
     }
 
@@ -64,25 +64,25 @@ pub trait Observer: Send {
     ///
     /// # Errors
     ///
-    /// As for [`Observer::fetched`].
-    fn answer(&mut self, _engine: &Engine, _step: u64) -> Result<()> {
+    /// As for [`Observer::on_batch`].
+    fn serve_requests(&mut self, _engine: &Engine, _step: u64) -> Result<()> {
         Ok(())
     }
 
     /// Called when a step begins, whether or not this observer looks into it. Called on all ranks; must not
     /// communicate.
-    fn begun(&mut self, _engine: &Engine, _step: u64) {}
+    fn on_step_begin(&mut self, _engine: &Engine, _step: u64) {}
 
     /// Called when the work of a step is done but its outcome is not known yet. Called on the same terms as
-    /// [`Observer::begun`].
-    fn ended(&mut self, _engine: &Engine, _step: u64) {}
+    /// [`Observer::on_step_begin`].
+    fn on_step_end(&mut self, _engine: &Engine, _step: u64) {}
 
     /// Called when a micro-batch is ready, before its forward pass.
     ///
     /// # Errors
     ///
     /// Those of this observer. They end the run.
-    fn fetched(&mut self, _engine: &Engine, _at: Moment, _batch: &MicroBatch) -> Result<()> {
+    fn on_batch(&mut self, _engine: &Engine, _at: Moment, _batch: &MicroBatch) -> Result<()> {
         Ok(())
     }
 
@@ -91,7 +91,7 @@ pub trait Observer: Send {
     /// # Errors
     ///
     /// Those of this observer. They end the run once the pass is over.
-    fn seen(&mut self, _engine: &Engine, _at: Moment, _seen: &Seen<'_>) -> Result<()> {
+    fn on_tensor(&mut self, _engine: &Engine, _at: Moment, _seen: &Seen<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -99,8 +99,8 @@ pub trait Observer: Send {
     ///
     /// # Errors
     ///
-    /// As for [`Observer::fetched`].
-    fn reduced(&mut self, _engine: &Engine, _step: u64) -> Result<()> {
+    /// As for [`Observer::on_batch`].
+    fn on_gradients(&mut self, _engine: &Engine, _step: u64) -> Result<()> {
         Ok(())
     }
 
@@ -108,8 +108,8 @@ pub trait Observer: Send {
     ///
     /// # Errors
     ///
-    /// As for [`Observer::fetched`].
-    fn stepped(&mut self, _engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
+    /// As for [`Observer::on_batch`].
+    fn on_step_done(&mut self, _engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
         Ok(())
     }
 
@@ -277,12 +277,12 @@ impl fmt::Debug for Observers {
 impl State {
     /// Returns the observers that see the passes of `step`.
     fn shown(&mut self, step: u64) -> impl Iterator<Item = &mut Box<dyn Observer>> {
-        self.observers.iter_mut().filter(move |observer| observer.is_shown(step))
+        self.observers.iter_mut().filter(move |observer| observer.is_observing_passes(step))
     }
 
     /// Calls the observers that look into `step`.
     fn each(&mut self, step: u64, mut call: impl FnMut(&mut dyn Observer) -> Result<()>) -> Result<()> {
-        let mut interested = self.observers.iter_mut().filter(|observer| observer.looks_into(step));
+        let mut interested = self.observers.iter_mut().filter(|observer| observer.is_observing(step));
         interested.try_for_each(|observer| call(&mut **observer))
     }
 }
@@ -298,49 +298,53 @@ impl Observers {
     }
 
     /// Returns whether any observer looks into `step`.
-    pub fn look_into(&self, step: u64) -> bool {
-        self.with(|state| state.observers.iter().any(|observer| observer.looks_into(step)))
+    pub fn is_observing(&self, step: u64) -> bool {
+        self.with(|state| state.observers.iter().any(|observer| observer.is_observing(step)))
     }
 
     /// Notifies the observers that the step begins.
-    pub fn begun(&self, engine: &Engine, step: u64) {
-        self.with(|state| state.observers.iter_mut().for_each(|observer| observer.begun(engine, step)));
+    pub fn on_step_begin(&self, engine: &Engine, step: u64) {
+        self.with(|state| {
+            state.observers.iter_mut().for_each(|observer| observer.on_step_begin(engine, step))
+        });
     }
 
     /// Notifies the observers that the work of the step is done.
-    pub fn ended(&self, engine: &Engine, step: u64) {
-        self.with(|state| state.observers.iter_mut().for_each(|observer| observer.ended(engine, step)));
+    pub fn on_step_end(&self, engine: &Engine, step: u64) {
+        self.with(|state| state.observers.iter_mut().for_each(|observer| observer.on_step_end(engine, step)));
     }
 
     /// Notifies the observers of a new micro-batch at `at`. Returns the probe for its passes if an observer
     /// wants to see them.
-    pub fn fetched(&self, engine: &Arc<Engine>, at: Moment, batch: &MicroBatch) -> Result<Option<Probe>> {
+    pub fn on_batch(&self, engine: &Arc<Engine>, at: Moment, batch: &MicroBatch) -> Result<Option<Probe>> {
         let is_shown = self.with(|state| {
             if state.shown(at.step).next().is_none() {
                 return Ok::<_, TrainError>(false);
             }
             state.now = Some(at);
-            state.shown(at.step).try_for_each(|observer| observer.fetched(engine, at, batch))?;
+            state.shown(at.step).try_for_each(|observer| observer.on_batch(engine, at, batch))?;
             Ok(true)
         })?;
         if !is_shown {
             return Ok(None);
         }
         let (observers, engine) = (self.clone(), engine.clone());
-        Ok(Some(Probe::new(move |seen| observers.seen(&engine, &seen))))
+        Ok(Some(Probe::new(move |seen| observers.on_tensor(&engine, &seen))))
     }
 
     /// Returns whether any observer has received a request.
-    pub fn are_asked(&self) -> bool {
-        self.with(|state| state.observers.iter().any(|observer| observer.is_asked()))
+    pub fn have_request(&self) -> bool {
+        self.with(|state| state.observers.iter().any(|observer| observer.has_request()))
     }
 
     /// Serves the requests of all ranks, after `step`. Collective.
-    pub fn answer(&self, engine: &Engine, step: u64) -> Result<()> {
-        self.with(|state| state.observers.iter_mut().try_for_each(|observer| observer.answer(engine, step)))
+    pub fn serve_requests(&self, engine: &Engine, step: u64) -> Result<()> {
+        self.with(|state| {
+            state.observers.iter_mut().try_for_each(|observer| observer.serve_requests(engine, step))
+        })
     }
 
-    fn seen(&self, engine: &Engine, seen: &Seen<'_>) {
+    fn on_tensor(&self, engine: &Engine, seen: &Seen<'_>) {
         self.with(|state| {
             let Some(now) = &mut state.now else { return };
             // Backward begins with the gradient of the loss.
@@ -351,7 +355,7 @@ impl Observers {
             };
             let at = *now;
             let outcome: Result<()> =
-                state.shown(at.step).try_for_each(|observer| observer.seen(engine, at, seen));
+                state.shown(at.step).try_for_each(|observer| observer.on_tensor(engine, at, seen));
             if let Err(error) = outcome {
                 state.error.get_or_insert(error);
             }
@@ -359,10 +363,10 @@ impl Observers {
     }
 
     /// Notifies the observers that the gradient of `step` is reduced. Also returns the error of its passes.
-    pub fn reduced(&self, engine: &Engine, step: u64) -> Result<()> {
+    pub fn on_gradients(&self, engine: &Engine, step: u64) -> Result<()> {
         self.with(|state| {
             state.error.take().map_or(Ok(()), Err)?;
-            state.each(step, |observer| observer.reduced(engine, step))
+            state.each(step, |observer| observer.on_gradients(engine, step))
         })
     }
 
@@ -372,7 +376,7 @@ impl Observers {
     }
 
     /// Notifies the observers that the outcome of a step is known.
-    pub fn stepped(&self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
-        self.with(|state| state.each(metrics.step, |observer| observer.stepped(engine, metrics)))
+    pub fn on_step_done(&self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
+        self.with(|state| state.each(metrics.step, |observer| observer.on_step_done(engine, metrics)))
     }
 }

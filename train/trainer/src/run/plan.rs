@@ -19,7 +19,7 @@ use super::startup::StartTimes;
 use super::{RunOptions, memory, prompts};
 use crate::error::{Result, TrainError};
 use crate::eval::TokenPair;
-use crate::metrics::say;
+use crate::metrics::print_line;
 use crate::prepared;
 use crate::process;
 use crate::registry::Registry;
@@ -125,10 +125,10 @@ pub(super) fn make(
         tracing::warn!("{warning}");
     }
     for note in draft.note.iter().chain(&shortened) {
-        say(note);
+        print_line(note);
     }
     if !settled.is_empty() {
-        say(&format!("as suits the device: {}", settled.join(", ")));
+        print_line(&format!("as suits the device: {}", settled.join(", ")));
     }
     config.shard.accumulate = Some(draft.accumulate);
     let context_length = inherited.given_context;
@@ -136,12 +136,12 @@ pub(super) fn make(
     let config_text = toml::to_string(&config)
         .map_err(|error| TrainError::usage(format!("the configuration cannot be written: {error}")))?;
     if let Some(checkpoint) = &resume {
-        say(&format!("resuming from {}", checkpoint.folder().display()));
+        print_line(&format!("resuming from {}", checkpoint.folder().display()));
         for difference in differences(checkpoint, &config) {
-            say(&difference);
+            print_line(&difference);
         }
         if !draft.changed.is_empty() {
-            say(&format!("at another position in the data, as allowed: {}", draft.changed.join(", ")));
+            print_line(&format!("at another position in the data, as allowed: {}", draft.changed.join(", ")));
         }
     }
     let ranks = config.train.ranks;
@@ -352,7 +352,7 @@ impl Plan {
 
     /// Returns the folder of the run's checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
-        checkpoint::folder_of_run(&self.out)
+        checkpoint::checkpoints_folder(&self.out)
     }
 
     /// Returns a handle that shows whether the run folder still belongs to this run.

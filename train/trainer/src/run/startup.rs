@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kiln_sys::words::took;
+use kiln_sys::words::duration;
 
 /// The time that a start has taken so far.
 #[derive(Clone, Debug)]
@@ -55,9 +55,9 @@ fn line(all: Duration, stages: &[(&'static str, Duration)]) -> String {
     let known: Duration = stages.iter().map(|(_, time)| *time).sum();
     let other = [("other", all.saturating_sub(known))];
     let told = stages.iter().chain(&other).filter(|(_, time)| *time >= TOLD);
-    let told: Vec<_> = told.map(|(what, time)| format!("{what} {}", took(*time))).collect();
+    let told: Vec<_> = told.map(|(what, time)| format!("{what} {}", duration(*time))).collect();
     let told = if told.len() < 2 { String::new() } else { format!(": {}", told.join(", ")) };
-    format!("first step done {} after the start{told}", took(all))
+    format!("first step done {} after the start{told}", duration(all))
 }
 
 #[cfg(test)]

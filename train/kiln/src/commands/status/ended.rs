@@ -51,7 +51,7 @@ pub(crate) fn look(out: &Path, stacks: bool) -> Result<Look> {
 /// The verdict on a failed run from the flight recorders that its ranks left. Those of earlier starts are
 /// stored elsewhere.
 pub(super) fn verdict(out: &Path) -> Option<String> {
-    let is_there = !flight::files_in(&flight::folder_of_run(out)).is_empty();
+    let is_there = !flight::files_in(&flight::flight_folder(out)).is_empty();
     let text = is_there.then(|| inspect::flight(out).ok())?;
     let verdict = text.as_ref().and_then(|text| text.lines().next());
     let verdict = verdict.unwrap_or("verdict: there is none, see its folder flight");

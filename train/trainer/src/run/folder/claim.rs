@@ -15,8 +15,8 @@ use super::{CONFIG_FILE, Content, Found, SAMPLES_FILE, metrics_of_run};
 use crate::error::FolderError;
 use crate::error::Result;
 use crate::flight;
-use crate::metrics::{cut_lines_after, say, write_beside};
-use crate::process::launcher::{self, Word};
+use crate::metrics::{cut_lines_after, print_line, write_atomic};
+use crate::process::launcher::{self, Message};
 use crate::run::events::Events;
 use crate::run::{RunFolder, RunOptions};
 use kiln_checkpoint::{self as checkpoint, HeldFolder};
@@ -82,9 +82,9 @@ impl Found {
         if !matches!(self.content, Content::Run(Some(_)) | Content::Unsaved(Some(_))) {
             identity.write(&self.out)?;
         }
-        launcher::tell(Word::Run, &identity.id);
+        launcher::send(Message::Run, &identity.id);
         // Created now and not when the first checkpoint is due, which may be hours later.
-        let checkpoints = checkpoint::folder_of_run(&self.out);
+        let checkpoints = checkpoint::checkpoints_folder(&self.out);
         fs::create_dir_all(&checkpoints).map_err(FolderError::io("create", &checkpoints))?;
         checkpoint::sweep(&checkpoints);
         self.set_flights_aside()?;
@@ -98,7 +98,7 @@ impl Found {
 
     /// Moves the flight recordings of earlier starts aside: the reason why the last one ended is worth keeping.
     fn set_flights_aside(&self) -> Result<(), FolderError> {
-        let folder = flight::folder_of_run(&self.out);
+        let folder = flight::flight_folder(&self.out);
         let names = flight::files_in(&folder);
         if names.is_empty() {
             return Ok(());
@@ -128,22 +128,22 @@ impl Claim {
     /// earlier start wrote about later steps is moved aside.
     pub fn begin(&self, config: &str, device: String, step: u64) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
-        let checkpoints = checkpoint::folder_of_run(&self.out);
+        let checkpoints = checkpoint::checkpoints_folder(&self.out);
         let later = checkpoint::later_than(&checkpoints, step);
         let mut cut = self.out.join(CUT_METRICS);
         if !later.is_empty() {
             let aside = new_folder(&self.out, "superseded-", 1)?;
-            checkpoint::move_later(&checkpoints, step, &checkpoint::folder_of_run(&aside))?;
+            checkpoint::move_later(&checkpoints, step, &checkpoint::checkpoints_folder(&aside))?;
             cut = metrics_of_run(&aside);
             let later: Vec<_> = later.iter().map(u64::to_string).collect();
-            say(&format!(
+            print_line(&format!(
                 "going back to step {step}: checkpoints of later steps ({}) and their metrics are now in {}",
                 later.join(", "),
                 aside.display()
             ));
         }
-        if checkpoint::mend_latest(&checkpoints, step)? {
-            say(&format!(
+        if checkpoint::fix_latest(&checkpoints, step)? {
+            print_line(&format!(
                 "{} did not name the newest complete checkpoint, that of step {step}, as after a \
                  process that ended before it could write it; it does now",
                 checkpoints.join("latest").display()
@@ -154,7 +154,7 @@ impl Claim {
         let last = if self.is_unsaved { 0 } else { step };
         let was_cut = cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
         if was_cut && self.is_unsaved {
-            say(&format!(
+            print_line(&format!(
                 "{} holds a run without a complete checkpoint: starting again; its metrics are now in {}",
                 self.out.display(),
                 cut.display()
@@ -166,7 +166,7 @@ impl Claim {
             cut_lines_after(&path, last, &cut).map_err(FolderError::io("write", &path))?;
         }
         let path = self.out.join(CONFIG_FILE);
-        write_beside(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
+        write_atomic(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
         // Last, because from here on a restart of this job continues with this folder.
         let identity = self.identity.on_device(device);
         if identity != self.known {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::error::FolderError;
-use crate::metrics::write_beside;
+use crate::metrics::write_atomic;
 use crate::process::ProcessId;
 use crate::run::RunOptions;
 use crate::version::version;
@@ -169,7 +169,7 @@ impl Identity {
     pub(super) fn write(&self, out: &Path) -> Result<(), FolderError> {
         let path = out.join(FILE);
         let text = serde_json::to_string_pretty(self).map_err(std::io::Error::other);
-        text.and_then(|text| write_beside(&path, format!("{text}\n").as_bytes()))
+        text.and_then(|text| write_atomic(&path, format!("{text}\n").as_bytes()))
             .map_err(FolderError::io("write", &path))
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::holder::{Holder, LOOK, LOOKS, heartbeat};
 use crate::error::FolderError;
-use crate::metrics::say;
+use crate::metrics::print_line;
 use crate::process::{ProcessId, Repeat};
 use kiln_checkpoint::HeldFolder;
 use kiln_sys::files;
@@ -108,7 +108,7 @@ impl Lock {
             }
             if !said && patience.time > MOMENT && start.elapsed() >= MOMENT {
                 said = true;
-                say(&format!(
+                print_line(&format!(
                     "waiting up to {:.0} s for {} to be free: it is in use by {}",
                     patience.time.as_secs_f64(),
                     out.display(),
@@ -223,7 +223,7 @@ fn has_rival(attempt: Attempt, holder_path: &Path, out: &Path, watched: &mut boo
         Rival::Alive => true,
         Rival::Unknown => {
             if !std::mem::replace(watched, true) {
-                say(&format!(
+                print_line(&format!(
                     "{} was last in use on {holder}, which has not said that it ended: watching for \
                      {} s whether it is still there",
                     out.display(),

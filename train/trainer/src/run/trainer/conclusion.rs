@@ -9,7 +9,7 @@ use kiln_collectives::ActivityTime;
 
 use crate::metrics::BestLoss;
 use crate::process::quoted;
-use kiln_sys::words::{flops_per_s, number_of, size, took};
+use kiln_sys::words::{duration, flops_per_s, number_of, size};
 
 /// Activities of a rank's recorder and their display names, in the order of a step.
 const ACTIVITIES: [(&str, &str); 7] = [
@@ -107,7 +107,7 @@ impl Conclusion {
         shares.push(("other", (1.0 - known).max(0.0)));
         let told = shares.iter().filter(|(_, share)| *share >= LITTLE);
         let told: Vec<_> = told.map(|(name, share)| format!("{name} {:.0}%", share * 100.0)).collect();
-        format!("{}: {}", took(self.elapsed), told.join(", "))
+        format!("{}: {}", duration(self.elapsed), told.join(", "))
     }
 
     /// Returns the share of the time during which rank 0 waited for others.

@@ -15,7 +15,7 @@ use super::state::Trainer;
 use crate::error::{Result, TrainError};
 use crate::eval::{answer_losses_while, mean_answer_loss};
 use crate::eval::{evaluate_while, passes_of};
-use crate::metrics::{EvalMetrics, Reporter, say};
+use crate::metrics::{EvalMetrics, Reporter, print_line};
 use crate::process;
 use crate::run::events::EventKind;
 use crate::run::folder::metrics_of_run;
@@ -217,17 +217,17 @@ impl Trainer<'_> {
 
     fn conclude(&self, reporter: &Reporter, val_loss: f64, checkpoint: &Path, texts: &[Text]) {
         let conclusion = self.conclusion(reporter, Some(val_loss));
-        say(&format!(
+        print_line(&format!(
             "done: {}, validation loss {val_loss:.4}, checkpoint {}",
             number_of(self.state.step, "step"),
             checkpoint.display()
         ));
-        conclusion.lines().iter().for_each(|line| say(line));
-        self.watchers.observers.closing().iter().for_each(|line| say(line));
+        conclusion.lines().iter().for_each(|line| print_line(line));
+        self.watchers.observers.closing().iter().for_each(|line| print_line(line));
         for text in texts {
-            say(&format!("sample: {}", text.whole));
+            print_line(&format!("sample: {}", text.whole));
         }
-        conclusion.next().iter().for_each(|line| say(line));
+        conclusion.next().iter().for_each(|line| print_line(line));
     }
 
     /// Collects the data for the summary of this start.
@@ -236,7 +236,7 @@ impl Trainer<'_> {
         let best = reporter.best();
         let best_checkpoint = best
             .filter(|best| best.step != self.state.step)
-            .map(|best| checkpoint::place_of(&self.plan.checkpoints(), best.step))
+            .map(|best| checkpoint::checkpoint_path(&self.plan.checkpoints(), best.step))
             .filter(|place| place.exists());
         let tokens = self.state.tokens - self.progress.first_tokens;
         let rate = tokens as f64 / self.speed.in_steps;

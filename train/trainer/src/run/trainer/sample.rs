@@ -29,7 +29,7 @@ impl Trainer<'_> {
         for Text { whole, sample: Sample { step, .. } } in &texts {
             let head = format!("step {step:>5} | sample: ");
             let text = one_line(whole, columns().saturating_sub(head.len()));
-            self.say(&(head + &text));
+            self.print_line(&(head + &text));
         }
         Ok(texts.into_iter().map(|text| text.sample).collect())
     }

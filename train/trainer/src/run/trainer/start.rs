@@ -4,7 +4,7 @@
 use kiln_shard::{Mesh, ShardError};
 
 use crate::error::Result;
-use crate::metrics::say;
+use crate::metrics::print_line;
 use crate::run::plan::{Plan, PlanMessage};
 use crate::version::version;
 use kiln_checkpoint::shape_line;
@@ -18,20 +18,20 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
     let (train, policy) = (&config.train, config.policy());
     let mesh = Mesh::new(policy.strategy, ranks, config.shard.shard_size);
     let mesh = mesh.map_err(ShardError::from)?;
-    say(&plan.device.describe());
-    say(&shape_line(model, format_args!("{:.2}M", parameters as f64 / 1e6)));
+    print_line(&plan.device.describe());
+    print_line(&shape_line(model, format_args!("{:.2}M", parameters as f64 / 1e6)));
     let passes = train.global_batch / ranks / config.micro_batch();
     let accumulate = match passes {
         1 => String::new(),
         _ => format!(", accumulate {}", policy.accumulate),
     };
-    say(&format!(
+    print_line(&format!(
         "ranks: {ranks} x {}, mesh {mesh}, {}, recompute {}{accumulate}",
         number_of(*threads, "thread"),
         config.shard.strategy,
         config.shard.recompute
     ));
-    say(&format!(
+    print_line(&format!(
         "dtypes: master f32, compute {}, reduce {}, accumulate f32",
         policy.compute_dtype, policy.reduce_dtype
     ));
@@ -40,7 +40,7 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
         1 => "1 micro-batch".to_owned(),
         count => format!("{count} micro-batches"),
     };
-    say(&format!(
+    print_line(&format!(
         "batch: {} x {} per step = {} x {} x {}; {} = {:.2} epochs of {}",
         number_of(train.global_batch, "sequence"),
         number_of(config.data.seq_len, "token"),
@@ -51,10 +51,13 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
         (train.steps * train.global_batch as u64) as f64 / samples as f64,
         number_of(samples, "sample"),
     ));
-    say(&format!("optimizer: {}", optimizer(&config.optim)));
-    say(&format!("run folder: {}; {}", plan.out.display(), rhythm(config)));
+    print_line(&format!("optimizer: {}", optimizer(&config.optim)));
+    print_line(&format!("run folder: {}; {}", plan.out.display(), rhythm(config)));
     if let Some(unigram) = &info.unigram_entropy {
-        say(&format!("unigram entropy of the validation text: {:.4} nats per token", unigram.validation));
+        print_line(&format!(
+            "unigram entropy of the validation text: {:.4} nats per token",
+            unigram.validation
+        ));
     }
     Ok(())
 }

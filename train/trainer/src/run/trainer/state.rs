@@ -19,7 +19,7 @@ use super::start::{introduce, started_as};
 use crate::error::{Result, TrainError};
 use crate::fault::Drill;
 use crate::flight;
-use crate::metrics::{Reporter, StepMetrics, say};
+use crate::metrics::{Reporter, StepMetrics, print_line};
 use crate::process::output::ProgressLine;
 use crate::process::{keep_crashes, position};
 use crate::run::events::EventKind;
@@ -136,7 +136,7 @@ pub(super) struct Watchers {
     /// The changes that observers make.
     pub(super) controls: Controls,
     /// Reports where this rank is if a signal ends the process.
-    pub(super) position: position::Present,
+    pub(super) position: position::RankPosition,
     pub(super) drill: Option<Arc<Drill>>,
 }
 
@@ -165,7 +165,7 @@ impl<'a> Trainer<'a> {
         let started = Instant::now();
         world.recorder().set_activity("start");
         keep_crashes();
-        let position = position::Present::new(&plan.out, world.view(), flight::made_later(&world));
+        let position = position::RankPosition::new(&plan.out, world.view(), flight::made_later(&world));
         let Plan { config, model, .. } = plan;
         let (rank, ranks) = (world.rank(), world.world_size());
         let data = |split, shuffle| {
@@ -206,7 +206,7 @@ impl<'a> Trainer<'a> {
         if rank == 0 {
             let table =
                 GroupTable::of_engine(model.engine(), plan.config.shard.offload && plan.device.is_gpu());
-            table.lines().iter().for_each(|line| say(line));
+            table.lines().iter().for_each(|line| print_line(line));
         }
         let mut state = CheckpointState {
             step: 0,
@@ -232,13 +232,13 @@ impl<'a> Trainer<'a> {
             position.saved(step);
         } else if let Some(source) = &plan.source {
             if rank == 0 {
-                say(&format!("taking the weights of {}", source.folder().display()));
+                print_line(&format!("taking the weights of {}", source.folder().display()));
             }
             absent = start.time("load", || source.load_weights(model.engine(), &plan.allow_missing))?;
         }
         if rank == 0 && !absent.is_empty() {
             let names: Vec<_> = absent.into_iter().collect();
-            say(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
+            print_line(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
         }
         let controls = Controls::default();
         let observers = plan.tools.as_ref().map_or_else(Vec::new, |tools| {
@@ -305,7 +305,7 @@ impl<'a> Trainer<'a> {
         let steps = self.plan.config.train.steps;
         match &self.plan.claim {
             // The folder stays unchanged, or it would say that the run has fewer steps than it has.
-            Some(_) if self.state.step > steps => say(&format!(
+            Some(_) if self.state.step > steps => print_line(&format!(
                 "nothing to train: the run has done {} steps, and train.steps is {steps}; its folder stays as \
                  it is. To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
                 self.state.step
@@ -354,7 +354,7 @@ impl<'a> Trainer<'a> {
         let options = self.plan.save_options();
         let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.state.step);
         if surplus > 0 && !self.is_complete() {
-            say(&format!(
+            print_line(&format!(
                 "checkpoint.keep = {}: the next save removes {surplus} of the {} in {}; to keep them all, \
                  set checkpoint.keep = 0",
                 options.keep.newest,
@@ -402,7 +402,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Prints a line on rank 0, next to the progress bar if there is one.
-    pub fn say(&self, text: &str) {
+    pub fn print_line(&self, text: &str) {
         self.reporter.iter().for_each(|reporter| reporter.line(text));
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct StepSync {
     /// True if the layers of any rank have recorded a value.
     pub(super) any_recorded: bool,
     /// True if any observer has a request that ranks serve between two steps.
-    pub(super) is_asked: bool,
+    pub(super) has_request: bool,
 }
 
 /// Returns the 2-norm of the gradient of each module before clipping, as in `grad_norm.layers.3`. Collective.
@@ -91,7 +91,7 @@ impl Trainer<'_> {
             }
         }
         engine.set_activity("optimizer");
-        observers.reduced(&engine, step)?;
+        observers.on_gradients(&engine, step)?;
         let grad_norms = match records.is_some() && config.log.gradients {
             true => grad_norms(&engine)?,
             false => Values::default(),
@@ -110,7 +110,7 @@ impl Trainer<'_> {
         }
         let recorded = records.map(|records| RecordedStep::start(&engine, &records)).transpose()?;
         let sync = self.sync(recorded.as_ref().is_some_and(|recorded| !recorded.is_empty()))?;
-        observers.ended(&engine, step);
+        observers.on_step_end(&engine, step);
         let any_recorded = sync.any_recorded;
         let log = recorded.map(|recorded| StepLog { recorded, any_recorded, grad_norms });
         let end = self.read_clocks();
@@ -133,7 +133,7 @@ impl Trainer<'_> {
     fn after_step(&mut self, issued: IssuedStep, sync: StepSync) -> Result<()> {
         // A custom metric may look at the weights, which must be those of its step.
         let is_looked_at = issued.log.is_some() && !self.plan.registry.metrics().is_empty();
-        let is_looked_at = is_looked_at || self.watchers.observers.look_into(issued.step);
+        let is_looked_at = is_looked_at || self.watchers.observers.is_observing(issued.step);
         // The outcome of a GPU step is read once the GPU has the next step to work on, unless something must be
         // known earlier.
         self.settle_step()?;
@@ -142,9 +142,9 @@ impl Trainer<'_> {
             self.settle_step()?;
         }
         self.advance_save(sync.saving)?;
-        if sync.is_asked {
+        if sync.has_request {
             self.settle_step()?;
-            self.watchers.observers.answer(self.model.engine(), self.state.step)?;
+            self.watchers.observers.serve_requests(self.model.engine(), self.state.step)?;
         }
         if self.watchers.controls.take_save() && !self.is_complete() {
             self.save()?;
@@ -158,7 +158,7 @@ impl Trainer<'_> {
         let Watchers { observers, position, drill, .. } = &self.watchers;
         drill.iter().for_each(|drill| drill.begin_step(step));
         position.begin_step(step);
-        observers.begun(self.model.engine(), step);
+        observers.on_step_begin(self.model.engine(), step);
         let (lr, first_sample) = (self.rates(step).0.of(0), self.state.next_sample);
         tracing::debug!(of = step, lr, first_sample, "a step begins");
     }
@@ -195,7 +195,7 @@ impl Trainer<'_> {
         };
         let batch = MicroBatch { inputs: batch.inputs, targets: batch.targets, context };
         let at = Moment { step, micro_batch: index, first_sample, pass: Pass::Forward };
-        match observers.fetched(engine, at, &batch)? {
+        match observers.on_batch(engine, at, &batch)? {
             None => Ok(batch),
             probe => Ok(MicroBatch { context: batch.context.clone().probed(probe), ..batch }),
         }
@@ -267,14 +267,14 @@ impl Trainer<'_> {
             self.speed.start_took = start.until(begun);
             let what = if self.plan.device.is_gpu() { "first step and compiling" } else { "first step" };
             start.add(what, taken);
-            self.say(&start.line(self.speed.settled.at));
+            self.print_line(&start.line(self.speed.settled.at));
             if let Some(kernels) = self.plan.device.kernels() {
-                self.say(&kernels.to_string());
+                self.print_line(&kernels.to_string());
             }
             let measured = self.plan.device.measured_products();
             if measured > 0 {
                 let kinds = number_of(measured, "kind");
-                self.say(&format!(
+                self.print_line(&format!(
                     "{kinds} of matrix products with algorithms that kiln warmup has measured"
                 ));
             }
@@ -298,7 +298,7 @@ impl Trainer<'_> {
             let path = self.plan.out.join("metrics.jsonl");
             reported.map_err(TrainError::io("write", &path))?;
         }
-        self.watchers.observers.stepped(self.model.engine(), &metrics)?;
+        self.watchers.observers.on_step_done(self.model.engine(), &metrics)?;
         self.progress.metrics = Some(metrics);
         self.reached();
         Ok(())
@@ -324,7 +324,7 @@ impl Trainer<'_> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
         let [written, done, failed] = self.saves.saver.progress().to_values();
         let flag = |is_set: bool| f64::from(u8::from(is_set));
-        let asked = flag(self.watchers.observers.are_asked());
+        let asked = flag(self.watchers.observers.have_request());
         let mut values = vec![stop, written, done, failed, flag(has_recorded), asked];
         let first_peak = values.len();
         let first_pass = first_peak + self.ranks;
@@ -341,7 +341,7 @@ impl Trainer<'_> {
             stop: sums[0] > 0.0,
             saving: Progress::from_values([sums[1], sums[2], sums[3]]),
             any_recorded: sums[4] > 0.0,
-            is_asked: sums[5] > 0.0,
+            has_request: sums[5] > 0.0,
         })
     }
 

@@ -6,7 +6,7 @@ use kiln_collectives::Phase;
 
 use super::state::Trainer;
 use crate::error::Result;
-use crate::metrics::say;
+use crate::metrics::print_line;
 use crate::process::{stop_signal, was_interrupted};
 use crate::run::Summary;
 use crate::run::events::EventKind;
@@ -25,12 +25,12 @@ impl Trainer<'_> {
         if !self.is_saved()? {
             if was_interrupted() {
                 let step = self.state.step;
-                self.say(&format!("interrupted: saving step {step}; Ctrl-C again ends at once"));
+                self.print_line(&format!("interrupted: saving step {step}; Ctrl-C again ends at once"));
             }
             self.begin_save(true)?;
             self.settle_save()?;
         }
-        let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
+        let checkpoint = checkpoint::checkpoint_path(&self.plan.checkpoints(), self.state.step);
         let (steps, loss) = (self.state.step, self.loss());
         let who = match stop_signal() {
             Some(signal) => signal,
@@ -43,8 +43,8 @@ impl Trainer<'_> {
         // The log is finished first because a hanging disk may delay other output.
         if let Some(mut reporter) = self.reporter.take() {
             reporter.finish();
-            self.conclusion(&reporter, None).lines().iter().for_each(|line| say(line));
-            say(&format!(
+            self.conclusion(&reporter, None).lines().iter().for_each(|line| print_line(line));
+            print_line(&format!(
                 "stopped as asked: {} of {}, checkpoint {}; go on with --resume latest",
                 self.state.step,
                 number_of(self.plan.config.train.steps, "step"),
@@ -56,7 +56,7 @@ impl Trainer<'_> {
 
     /// Returns whether `latest` names a checkpoint of the last completed step. Collective.
     fn is_saved(&self) -> Result<bool> {
-        let place = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
+        let place = checkpoint::checkpoint_path(&self.plan.checkpoints(), self.state.step);
         let resumed = self.plan.resume.as_ref().map(Checkpoint::folder);
         if self.saves.last.as_deref() != Some(&*place) && resumed != Some(&*place) {
             return Ok(false);

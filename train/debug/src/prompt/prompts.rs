@@ -9,7 +9,7 @@ use kiln_observe::ask::ToPrompt;
 
 /// The prompts of one process, and the ranks held there.
 #[derive(Debug, Default)]
-pub struct Desk {
+pub struct Prompts {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -65,7 +65,7 @@ impl State {
     }
 }
 
-impl Desk {
+impl Prompts {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,7 +144,7 @@ impl Desk {
     }
 
     /// Sends `text` from `rank`, and asks for the next line with `ask` if the rank stays held.
-    pub(super) fn say(&self, rank: usize, text: &str, ask: Option<&str>) {
+    pub(super) fn send(&self, rank: usize, text: &str, ask: Option<&str>) {
         let mut state = self.lock();
         if !text.is_empty() {
             state.send(rank, &ToPrompt::Text(text.to_owned()));
@@ -197,33 +197,33 @@ mod tests {
 
     #[test]
     fn lines_reach_the_held_rank_and_replies_return() {
-        let desk = Desk::default();
-        let (one, messages) = desk.attach(None);
+        let prompts = Prompts::default();
+        let (one, messages) = prompts.attach(None);
         assert_eq!(messages.try_recv(), Ok(ToPrompt::Running));
-        desk.hold(2, "rank 2 is here", "(rank 2) ");
+        prompts.hold(2, "rank 2 is here", "(rank 2) ");
         assert_eq!(messages.try_recv(), Ok(ToPrompt::Text("rank 2 is here".to_owned())));
         assert_eq!(messages.try_recv(), Ok(ToPrompt::Ask("(rank 2) ".to_owned())));
-        desk.line(one, "w");
-        assert!(desk.has_line(2) && !desk.has_line(0));
-        assert_eq!(desk.next(2, Duration::ZERO), Some("w".to_owned()));
-        assert_eq!(desk.next(2, Duration::ZERO), None);
+        prompts.line(one, "w");
+        assert!(prompts.has_line(2) && !prompts.has_line(0));
+        assert_eq!(prompts.next(2, Duration::ZERO), Some("w".to_owned()));
+        assert_eq!(prompts.next(2, Duration::ZERO), None);
         // A prompt that connects later gets the rank's place; a prompt for another rank does not.
-        let (_, late) = desk.attach(Some(2));
+        let (_, late) = prompts.attach(Some(2));
         assert_eq!(late.try_recv(), Ok(ToPrompt::Text("rank 2 is here".to_owned())));
-        let (_, other) = desk.attach(Some(1));
+        let (_, other) = prompts.attach(Some(1));
         assert_eq!(other.try_recv(), Ok(ToPrompt::Running));
         drop(late);
-        desk.say(2, "hello", Some("> "));
+        prompts.send(2, "hello", Some("> "));
         assert_eq!(messages.try_recv(), Ok(ToPrompt::Text("hello".to_owned())));
-        desk.detach(one);
-        assert!(!desk.has_prompt(2), "the others are gone, or for another rank");
-        let (_, any) = desk.attach(None);
-        desk.hold(3, "rank 3 is here", "(rank 3) ");
-        desk.release(2);
+        prompts.detach(one);
+        assert!(!prompts.has_prompt(2), "the others are gone, or for another rank");
+        let (_, any) = prompts.attach(None);
+        prompts.hold(3, "rank 3 is here", "(rank 3) ");
+        prompts.release(2);
         let told: Vec<_> = any.try_iter().skip(2).collect();
         let next = [ToPrompt::Running, ToPrompt::Text("rank 3 is here".to_owned())];
         assert_eq!(told[..2], next, "a prompt for whichever rank goes on to the next");
-        desk.end();
+        prompts.end();
         assert_eq!(other.try_recv(), Ok(ToPrompt::End));
     }
 }
