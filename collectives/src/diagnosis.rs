@@ -25,7 +25,7 @@ impl Verdict {
     /// Like [`Verdict::of`], after a rank's wait for operation `sequence` of the group `group` of world ranks
     /// `ranks` has timed out. The verdict is about that operation and its cause, even if all ranks have
     /// entered or finished it in the meantime.
-    pub fn of_wait(witnesses: &[Witness], group: &str, ranks: &[usize], sequence: u64) -> Verdict {
+    pub fn for_wait(witnesses: &[Witness], group: &str, ranks: &[usize], sequence: u64) -> Verdict {
         let at = Stuck { group: (group, ranks), sequence };
         let stuck = match at.missing(witnesses).is_empty() {
             true => at,
@@ -95,7 +95,7 @@ impl Verdict {
 
     /// Returns the verdict on flights read from files. If the ranks reached a verdict while they could still
     /// ask each other, that verdict is returned unchanged.
-    pub fn of_flights(flights: &[Flight]) -> Verdict {
+    pub fn from_flights(flights: &[Flight]) -> Verdict {
         if let Some(verdict) = flights.iter().find_map(|flight| flight.verdict.clone()) {
             return verdict;
         }

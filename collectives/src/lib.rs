@@ -59,7 +59,7 @@
 //! rank's side of a group, and pass it to [`ProcessGroup::start`], which implements [`Communicator`]: it checks
 //! arguments, numbers and records the calls, and runs them on a worker thread. [`Call::agree`] compares the calls
 //! of all ranks, [`sum_into`] adds in rank order, [`Cause`] keeps the first failure of a group, and
-//! [`Verdict::of_wait`] finds the ranks to blame for a timeout. `examples/own-backend` is a complete backend,
+//! [`Verdict::for_wait`] finds the ranks to blame for a timeout. `examples/own-backend` is a complete backend,
 //! tested by the conformance suite of all backends, the crate `kiln-conformance`.
 
 // Launching a kernel is unsafe, and so is calling the driver.

@@ -29,7 +29,7 @@ impl Decoder {
     ///
     /// If a named layer does not exist, or cannot be created.
     pub fn new(layers: &Layers, model: &ModelConfig, key: Key, device: &Device) -> Result<Self, LayerError> {
-        let block = |index| layers.make_block(LayerInit::of_block(model, index, key, device));
+        let block = |index| layers.make_block(LayerInit::for_block(model, index, key, device));
         Ok(Decoder {
             embed: Embed::new(model, key, device),
             layers: (0..model.layers).map(block).collect::<Result<_, _>>()?,

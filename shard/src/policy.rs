@@ -47,7 +47,7 @@ impl fmt::Display for Accumulate {
 
 impl Accumulate {
     /// Returns the default under `strategy`: sharded, except for `NO_SHARD`, whose shards are whole.
-    pub fn of_strategy(strategy: Strategy) -> Self {
+    pub fn from_strategy(strategy: Strategy) -> Self {
         match strategy {
             Strategy::NoShard => Accumulate::Unsharded,
             _ => Accumulate::Sharded,

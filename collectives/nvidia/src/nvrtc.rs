@@ -31,7 +31,7 @@ pub struct Nvrtc {
 ///
 /// The places that were searched, or the reason why the NVRTC that was found cannot compile.
 pub fn load(files: Vec<&'static str>) -> Result<Nvrtc, Missing> {
-    let places = Places::of_libraries(&environment);
+    let places = Places::for_libraries(&environment);
     let wanted = Wanted { stem: "nvrtc", files, instead: Some(kernel_cache::instead_of) };
     let path = libraries::load(&wanted, &places)?;
     let (mut major, mut minor): (c_int, c_int) = (0, 0);

@@ -33,23 +33,23 @@ pub fn environment(name: &str) -> Option<PathBuf> {
 
 impl Places {
     /// Returns the folders that may have the driver's library.
-    pub fn of_driver() -> Self {
+    pub fn for_driver() -> Self {
         let place = |folder: &str| (folder.to_owned(), vec![PathBuf::from(folder)]);
         Places { places: DRIVER_FOLDERS.into_iter().map(place).collect() }
     }
 
     /// Returns the folders that may have the libraries of the CUDA toolkit.
-    pub fn of_libraries(lookup: &Lookup) -> Self {
+    pub fn for_libraries(lookup: &Lookup) -> Self {
         Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["CUDA_PATH"]).with_mounted()
     }
 
     /// Returns the folders that may have NCCL.
-    pub fn of_nccl(lookup: &Lookup) -> Self {
+    pub fn for_nccl(lookup: &Lookup) -> Self {
         Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["NCCL_HOME", "CUDA_PATH", "CUDA_HOME"]).with_mounted()
     }
 
     /// Returns the folders that may have a folder `include` with CUDA's headers.
-    pub fn of_headers(lookup: &Lookup) -> Self {
+    pub fn for_headers(lookup: &Lookup) -> Self {
         Self::new(lookup, &["", "targets/x86_64-linux"], "", &["CUDA_PATH"])
     }
 
@@ -220,8 +220,8 @@ mod tests {
             inside.filter(|folder| root.join(folder).is_dir()).map(Path::to_owned).collect()
         };
         let expected: Vec<PathBuf> = folders.iter().map(PathBuf::from).collect();
-        assert_eq!(found(Places::of_nccl(&lookup)), expected);
-        assert_eq!(found(Places::of_libraries(&lookup)), expected[1..]);
+        assert_eq!(found(Places::for_nccl(&lookup)), expected);
+        assert_eq!(found(Places::for_libraries(&lookup)), expected[1..]);
 
         // Only existing files are returned, and a folder of Perl is not one of Python.
         let file = |folder: &str| {
@@ -233,11 +233,11 @@ mod tests {
         let files = [file("nccl/lib"), file(&format!("conda/{site}/nvidia/nccl/lib"))];
         file("venv/lib/perl5/site-packages/nvidia/nccl/lib");
         let names = ["libnccl.so.2", "libnccl.so"];
-        let places = Places::of_nccl(&lookup);
+        let places = Places::for_nccl(&lookup);
         let inside = places.files(&names).filter(|file| file.starts_with(root));
         assert_eq!(inside.collect::<Vec<_>>(), files);
 
-        let headers = Places::of_headers(&lookup);
+        let headers = Places::for_headers(&lookup);
         assert!(headers.folders().any(|folder| folder == root.join("cuda")));
         assert!(headers.folders().any(|folder| folder == root.join("path/nvidia/cu13")));
 
@@ -251,10 +251,10 @@ mod tests {
         let expected = file(&format!("opt/venv/{site}/nvidia/nccl/lib"));
         let on_path = |name: &str| (name == "PATH").then(|| root.join("usr/bin"));
         let files = |places: Places| places.files(&names).find(|file| file.ends_with("libnccl.so.2"));
-        let found = files(Places::of_nccl(&on_path)).expect("NCCL");
+        let found = files(Places::for_nccl(&on_path)).expect("NCCL");
         assert_eq!(found.canonicalize().expect("a file"), expected.canonicalize().expect("a file"));
 
-        let none = Places::of_libraries(&|_| None);
+        let none = Places::for_libraries(&|_| None);
         assert!(none.names().starts_with("CUDA_PATH (not set), /usr/local/cuda, "), "{}", none.names());
         fs::remove_dir_all(root).expect("the folder");
     }

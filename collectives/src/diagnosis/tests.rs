@@ -78,7 +78,7 @@ fn record(sequence: u64, ready: Duration, finished: Option<Duration>) -> Record 
 /// Checks the verdict on operation 1085 of the world, for which rank 0 has waited in vain for 61 s.
 #[track_caller]
 fn check_wait(witnesses: &[Witness], finding: Finding, culprits: &[usize], text: &str) {
-    let verdict = Verdict::of_wait(witnesses, "world", WORLD, 1085);
+    let verdict = Verdict::for_wait(witnesses, "world", WORLD, 1085);
     assert_eq!(verdict.text, text);
     assert_eq!((verdict.finding, verdict.culprits.as_slice()), (finding, culprits));
 }
@@ -265,7 +265,7 @@ fn stopped_processes_are_blamed_not_the_network() {
     // Neither a short stall nor an old one explains a wait.
     for (seconds, ago) in [(5.0, 0.2), (60.0, 30.0)] {
         let witness = |index| stopped(entered(index, 12.0, None), seconds, ago);
-        let verdict = Verdict::of_wait(&[0, 1, 2, 3].map(witness), "world", WORLD, 1085);
+        let verdict = Verdict::for_wait(&[0, 1, 2, 3].map(witness), "world", WORLD, 1085);
         assert_eq!(verdict.finding, Finding::Transfer, "{verdict}");
     }
 }
@@ -307,11 +307,11 @@ fn missing_files_mean_dead_ranks() {
         .collect();
     let text = serde_json::to_string(&flights).unwrap();
     let back: Vec<Flight> = serde_json::from_str(&text).unwrap();
-    let verdict = Verdict::of_flights(&back);
+    let verdict = Verdict::from_flights(&back);
     assert_eq!((verdict.finding, verdict.culprits.as_slice()), (Finding::Died, &[2][..]));
     let mut told = back.clone();
     told[1].verdict = Some(Verdict { text: "as told".into(), ..verdict });
-    assert_eq!(Verdict::of_flights(&told).text, "as told");
+    assert_eq!(Verdict::from_flights(&told).text, "as told");
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl World {
     pub(super) fn diagnose(&self, name: &str, world_ranks: &[usize], sequence: u64) -> Verdict {
         let witness = |rank: &Arc<RankShared>| Witness::Answered(Box::new(rank.flight(BACKEND, usize::MAX)));
         let witnesses: Vec<Witness> = self.ranks.iter().map(witness).collect();
-        let verdict = Verdict::of_wait(&witnesses, name, world_ranks, sequence);
+        let verdict = Verdict::for_wait(&witnesses, name, world_ranks, sequence);
         lock(&self.state).verdict.get_or_insert(verdict).clone()
     }
 

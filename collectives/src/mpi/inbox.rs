@@ -144,7 +144,7 @@ impl Inbox {
         let silent = || Witness::Silent { seconds: PATIENCE.as_secs_f64() };
         let witnesses: Vec<Witness> =
             (0..size).map(|rank| answers.remove(&rank).unwrap_or_else(silent)).collect();
-        Verdict::of_wait(&witnesses, &group.identity.name, &group.identity.world_ranks, sequence)
+        Verdict::for_wait(&witnesses, &group.identity.name, &group.identity.world_ranks, sequence)
     }
 
     /// Says goodbye and waits until all other processes have done so: until then they may need this process.

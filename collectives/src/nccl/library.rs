@@ -111,7 +111,7 @@ pub(crate) enum Kind {
 impl Library {
     /// Loads NCCL from where the system's loader finds it, or else from the usual folders.
     pub(crate) fn find() -> Result<Library, NcclError> {
-        let (mut tried, places) = (Vec::new(), Places::of_nccl(&environment));
+        let (mut tried, places) = (Vec::new(), Places::for_nccl(&environment));
         for path in NAMES.iter().map(PathBuf::from).chain(places.files(&NAMES)) {
             // SAFETY: loading NCCL's library runs no code of concern.
             match unsafe { Loaded::new(&path) } {

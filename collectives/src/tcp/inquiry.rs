@@ -32,7 +32,7 @@ pub(super) fn find_cause(registry: &Registry, trouble: Trouble) -> (Option<Group
             let flights = collect(registry, at(&trouble), GRACE);
             let missing = missing(&trouble, &flights);
             let witnesses = witnesses(registry, flights);
-            let verdict = Verdict::of_wait(&witnesses, &group.name, &group.ranks, site.sequence);
+            let verdict = Verdict::for_wait(&witnesses, &group.name, &group.ranks, site.sequence);
             CommError::TimedOut { site: site.clone(), waited: *waited, missing, verdict: Box::new(verdict) }
         }
         TroubleKind::Mismatch => {

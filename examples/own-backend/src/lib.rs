@@ -145,7 +145,7 @@ impl GroupControl for Table {
         let (group, GroupRank { name, world_ranks, .. }) = (&mut groups[self.group], &self.identity);
         let missing = (0..world_ranks.len()).filter(|rank| group.issued[*rank] <= site.sequence).collect();
         let verdict =
-            Box::new(Verdict::of_wait(&witnesses(&self.world.ranks), name, world_ranks, site.sequence));
+            Box::new(Verdict::for_wait(&witnesses(&self.world.ranks), name, world_ranks, site.sequence));
         let error = CommError::TimedOut { site: site.clone(), waited, missing, verdict };
         let error = group.failure.get_or_insert(Cause::Error(error)).error(site, None);
         self.world.changed.notify_all();

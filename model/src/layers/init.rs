@@ -21,7 +21,7 @@ pub struct LayerInit<'a> {
 
 impl<'a> LayerInit<'a> {
     /// Returns the inputs for block `index` of a model.
-    pub fn of_block(model: &'a ModelConfig, index: usize, key: Key, device: &'a Device) -> Self {
+    pub fn for_block(model: &'a ModelConfig, index: usize, key: Key, device: &'a Device) -> Self {
         LayerInit { model, index, key: key.fork("layers").fork_index(index as u64), device }
     }
 

@@ -117,7 +117,7 @@ fn attention_with_all_options_matches_plain_burn() {
     for bias in [AttentionBias::None, AttentionBias::Qkv, AttentionBias::All] {
         for qk_norm in [false, true] {
             let config = config(bias, qk_norm);
-            let attention = Attention::new(LayerInit::of_block(&config, 0, Key::new(1), &Device::flex()));
+            let attention = Attention::new(LayerInit::for_block(&config, 0, Key::new(1), &Device::flex()));
             let reference = |t: &[Tensor<1>]| attention_reference(&config, t);
             let sizes = sizes(&attention, config.d_model);
             assert_matches(operation(&attention, config.d_model), reference, &sizes, 2e-5);
@@ -131,7 +131,7 @@ fn attention_in_a_window_matches_plain_burn() {
     for (index, window) in [(0, Some(2)), (1, None)] {
         let window_pattern = Some("wf".to_owned());
         let config = ModelConfig { window: Some(2), window_pattern, ..config(AttentionBias::None, true) };
-        let attention = Attention::new(LayerInit::of_block(&config, index, Key::new(1), &Device::flex()));
+        let attention = Attention::new(LayerInit::for_block(&config, index, Key::new(1), &Device::flex()));
         let seen = ModelConfig { window, ..config.clone() };
         let reference = |t: &[Tensor<1>]| attention_reference(&seen, t);
         let sizes = sizes(&attention, config.d_model);
@@ -142,7 +142,7 @@ fn attention_in_a_window_matches_plain_burn() {
 #[test]
 fn attention_with_all_options_has_its_gradients() {
     let config = config(AttentionBias::All, true);
-    let attention = Attention::new(LayerInit::of_block(&config, 0, Key::new(1), &Device::flex()));
+    let attention = Attention::new(LayerInit::for_block(&config, 0, Key::new(1), &Device::flex()));
     let sizes = sizes(&attention, config.d_model);
     assert_finite_differences(operation(&attention, config.d_model), &sizes);
 }
@@ -156,7 +156,7 @@ fn check_feed_forward<L: Layer>(
 ) {
     let config = ModelConfig { feed_forward_bias: true, ..config(AttentionBias::None, false) };
     let (d, ff) = (config.d_model, config.d_ff);
-    let layer = make(LayerInit::of_block(&config, 0, Key::new(1), &Device::flex()));
+    let layer = make(LayerInit::for_block(&config, 0, Key::new(1), &Device::flex()));
     let sizes = sizes(&layer, d);
     let reference = |t: &[Tensor<1>]| {
         let x = t[0].clone().reshape([BATCH, SEQ, d]);
@@ -178,7 +178,7 @@ fn feed_forward_layers_match_plain_burn() {
 #[test]
 fn a_parallel_block_shares_one_input() {
     let (config, device) = (config(AttentionBias::Qkv, false), Device::flex());
-    let init = LayerInit::of_block(&config, 0, Key::new(1), &device);
+    let init = LayerInit::for_block(&config, 0, Key::new(1), &device);
     let (attention, ffn) = (Attention::new(init.fork("attention")), SwiGlu::new(init.fork("ffn")));
     let block = ParallelBlock::new(init, AnyLayer::new(attention), AnyLayer::new(ffn));
     let d = config.d_model;

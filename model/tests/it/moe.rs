@@ -37,7 +37,7 @@ pub fn config(moe: MoeConfig) -> ModelConfig {
 
 pub fn layer(config: &ModelConfig) -> Moe {
     let moe = config.moe.as_ref().expect("experts");
-    Moe::new(LayerInit::of_block(config, 0, Key::new(1), &Device::flex()), moe)
+    Moe::new(LayerInit::for_block(config, 0, Key::new(1), &Device::flex()), moe)
 }
 
 /// Computes the layer in plain burn: every token through every expert, weighted with 0 if the expert is not
@@ -268,7 +268,7 @@ fn counts_are_of_the_experts_of_a_token() {
     assert_eq!(layer.flops_per_token(100), 6.0 * layer.active_parameters() as f64);
     // The second block is dense.
     let decoder = decoder(&config, 1, &Device::flex());
-    let dense = SwiGlu::new(LayerInit::of_block(&config, 1, Key::new(1), &Device::flex()));
+    let dense = SwiGlu::new(LayerInit::for_block(&config, 1, Key::new(1), &Device::flex()));
     let difference = decoder.layers[0].num_params() - decoder.layers[1].num_params();
     assert_eq!(difference, Module::num_params(&layer) - Module::num_params(&dense));
 }

@@ -21,7 +21,7 @@ pub(crate) fn cast_from_f32(source: &Buffer, target: &mut Buffer) -> Result<(), 
 
 /// A copy of `source` in `dtype`.
 pub(crate) fn cast_to(source: &Buffer, dtype: DType) -> Result<Buffer, BufferError> {
-    let mut target = Placement::of_buffer(source).empty(dtype, source.len());
+    let mut target = Placement::from_buffer(source).empty(dtype, source.len());
     cast_from_f32(source, &mut target)?;
     Ok(target)
 }
@@ -31,7 +31,7 @@ pub(crate) fn into_f32(source: Buffer) -> Result<Buffer, BufferError> {
     if source.dtype() == DType::F32 {
         return Ok(source);
     }
-    let mut target = Placement::of_buffer(&source).empty(DType::F32, source.len());
+    let mut target = Placement::from_buffer(&source).empty(DType::F32, source.len());
     match source.is_on_host() {
         #[cfg(feature = "cube")]
         false => cube::cast(&source, &mut target)?,

@@ -58,13 +58,13 @@ impl ValueHistogram {
 
     /// Counts `values`, each multiplied by `factor`.
     pub(crate) fn of(values: &[f32], factor: f32) -> Self {
-        let parts: Vec<_> = values.par_chunks(TASK).map(|values| Self::of_part(values, factor)).collect();
+        let parts: Vec<_> = values.par_chunks(TASK).map(|values| Self::from_part(values, factor)).collect();
         let mut all = ValueHistogram::default();
         parts.iter().for_each(|part| all.add(part));
         all
     }
 
-    fn of_part(values: &[f32], factor: f32) -> Self {
+    fn from_part(values: &[f32], factor: f32) -> Self {
         let mut part = ValueHistogram::default();
         for value in values.iter().map(|value| value * factor).filter(|value| value.is_finite()) {
             part.counts[bucket(value)] += 1.0;

@@ -20,7 +20,7 @@ pub(crate) enum Placement {
 
 impl Placement {
     /// Returns the memory of the tensors of `device`.
-    pub(crate) fn of_device(device: &Device) -> Self {
+    pub(crate) fn from_device(device: &Device) -> Self {
         match device.clone().without_autodiff().as_dispatch() {
             #[cfg(feature = "cube")]
             DispatchDevice::Cube(device) => Placement::Device(device.client()),
@@ -34,7 +34,7 @@ impl Placement {
     }
 
     /// Returns the memory that contains `buffer`.
-    pub(crate) fn of_buffer(buffer: &Buffer) -> Self {
+    pub(crate) fn from_buffer(buffer: &Buffer) -> Self {
         #[cfg(feature = "cube")]
         if let Some(memory) = buffer.device() {
             return Placement::Device(memory.client().clone());
@@ -86,7 +86,7 @@ impl Placement {
 
 /// Allocates `len` zeros in the memory of the tensors of `device`, for measurements of collectives.
 pub fn zeros_on(device: &Device, dtype: DType, len: usize) -> Buffer {
-    Placement::of_device(device).zeros(dtype, len)
+    Placement::from_device(device).zeros(dtype, len)
 }
 
 /// Makes CubeCL lay out the memory of `device` for this thread in pages for buffers of up to `bytes`. Call it
@@ -94,7 +94,7 @@ pub fn zeros_on(device: &Device, dtype: DType, len: usize) -> Buffer {
 /// one, pages of the old size are left with holes into which only small buffers fit. Does nothing on the
 /// host.
 pub fn lay_out_pages(device: &Device, bytes: u64) {
-    let placement = Placement::of_device(device);
+    let placement = Placement::from_device(device);
     if !placement.is_host() {
         drop(placement.empty(DType::U8, usize::try_from(bytes).unwrap_or(usize::MAX)));
     }
@@ -102,7 +102,7 @@ pub fn lay_out_pages(device: &Device, bytes: u64) {
 
 /// Returns unused memory of `device` to it, which CubeCL would otherwise keep. Does nothing on the host.
 pub fn release_unused(device: &Device) {
-    match Placement::of_device(device) {
+    match Placement::from_device(device) {
         Placement::Host => {}
         #[cfg(feature = "cube")]
         Placement::Device(client) => {

@@ -79,29 +79,29 @@ impl TensorSums {
     /// # Panics
     ///
     /// If `data` has fewer elements.
-    pub fn of_sample(sample: u64, data: &TensorData, range: Range<usize>) -> Result<Self, DataError> {
+    pub fn from_sample(sample: u64, data: &TensorData, range: Range<usize>) -> Result<Self, DataError> {
         Ok(match data.dtype() {
-            DType::F64 => Self::of_bits(sample, &data.as_slice::<f64>()?[range], |x| (x.to_bits(), x)),
+            DType::F64 => Self::from_bits(sample, &data.as_slice::<f64>()?[range], |x| (x.to_bits(), x)),
             DType::F16 => {
                 let bits = |x: f16| (u64::from(x.to_bits()), f64::from(x));
-                Self::of_bits(sample, &data.as_slice::<f16>()?[range], bits)
+                Self::from_bits(sample, &data.as_slice::<f16>()?[range], bits)
             }
             DType::BF16 => {
                 let bits = |x: bf16| (u64::from(x.to_bits()), f64::from(x));
-                Self::of_bits(sample, &data.as_slice::<bf16>()?[range], bits)
+                Self::from_bits(sample, &data.as_slice::<bf16>()?[range], bits)
             }
-            DType::I32 => Self::of_ids(sample, &data.as_slice::<i32>()?[range]),
+            DType::I32 => Self::from_ids(sample, &data.as_slice::<i32>()?[range]),
             _ => Self::of(sample, 0, &data.as_slice::<f32>()?[range]),
         })
     }
 
     /// Returns the sums over the tokens of one sample.
-    pub fn of_ids(sample: u64, ids: &[i32]) -> Self {
-        Self::of_bits(sample, ids, |id| (u64::from(id.cast_unsigned()), f64::from(id)))
+    pub fn from_ids(sample: u64, ids: &[i32]) -> Self {
+        Self::from_bits(sample, ids, |id| (u64::from(id.cast_unsigned()), f64::from(id)))
     }
 
     /// Like [`TensorSums::of`], for values whose bits are not those of f32.
-    fn of_bits<T: Copy>(block: u64, values: &[T], bits: impl Fn(T) -> (u64, f64)) -> Self {
+    fn from_bits<T: Copy>(block: u64, values: &[T], bits: impl Fn(T) -> (u64, f64)) -> Self {
         let (mut sums, key) = (TensorSums::default(), mix(block));
         for (place, &value) in (0..).zip(values) {
             let (bits, value) = bits(value);
@@ -111,7 +111,7 @@ impl TensorSums {
     }
 
     /// Returns the sums of one number.
-    pub fn of_number(value: f64) -> Self {
+    pub fn from_number(value: f64) -> Self {
         let mut sums = TensorSums::default();
         let is_finite = value.is_finite();
         sums.hash = mix(value.to_bits());
@@ -165,9 +165,9 @@ mod tests {
         assert_eq!((parts.hash, parts.count), (whole.hash, whole.count));
         assert!((parts.squares - whole.squares).abs() < 1e-9 * whole.squares);
         let bits = |x: f32| (u64::from(x.to_bits()), f64::from(x));
-        assert_eq!(TensorSums::of_bits(7, &all, bits).hash, whole.hash);
+        assert_eq!(TensorSums::from_bits(7, &all, bits).hash, whole.hash);
         let (half, len) = (TensorData::from(&*all).convert::<bf16>(), all.len());
-        let of_half = |range| TensorSums::of_sample(7, &half, range).expect("floats");
+        let of_half = |range| TensorSums::from_sample(7, &half, range).expect("floats");
         assert_eq!(of_half(0..len).count, len as u64);
         assert!((of_half(0..len).squares - whole.squares).abs() < 1e-2 * whole.squares);
         assert_ne!(of_half(0..len).hash, of_half(1..len).hash);

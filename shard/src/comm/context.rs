@@ -118,7 +118,7 @@ impl CommContext {
 
     /// Settles where weights are, unless an earlier module has.
     pub(crate) fn place_on(&self, device: &Device) -> &Placement {
-        let place = || (Placement::of_device(device), device.clone().without_autodiff());
+        let place = || (Placement::from_device(device), device.clone().without_autodiff());
         &self.placement.get_or_init(place).0
     }
 

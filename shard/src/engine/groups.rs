@@ -69,7 +69,7 @@ pub struct PlannedGroup {
 impl PlannedGroup {
     /// Returns the groups of the module `module`, whose parameters have these names and shapes, as
     /// [`EngineBuilder::fully_shard`](crate::EngineBuilder::fully_shard) creates them.
-    pub fn of_module(
+    pub fn from_module(
         module: &str,
         parameters: Vec<(String, Vec<usize>)>,
         optimizer: &Optimizer,

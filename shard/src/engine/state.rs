@@ -21,7 +21,7 @@ impl Engine {
         let Some(ranks) = &context.shard else {
             return Ok(Some(buffers::on_host(&shard)?.into_owned()));
         };
-        let whole = Placement::of_buffer(&shard).empty(DType::F32, group.layout.padded_numel());
+        let whole = Placement::from_buffer(&shard).empty(DType::F32, group.layout.padded_numel());
         let label = Label::new(group.layout.name.as_str(), Phase::Checkpoint);
         let whole = context.wait(ranks.all_gather(label, shard, whole));
         context.check()?;

@@ -180,7 +180,7 @@ impl GroupState {
         if let Some(index) = self.slots.iter().position(|slot| *slot.name == *name) {
             return index;
         }
-        let placement = Placement::of_buffer(&self.master);
+        let placement = Placement::from_buffer(&self.master);
         let values = owned_by(MemoryOwner::OptimizerState, || placement.zeros(DType::F32, self.master.len()));
         let values = Arc::new(values);
         self.slots.push(Slot { name: name.into(), values });

@@ -36,7 +36,7 @@ impl Architecture {
     }
 
     /// Returns the architecture of `model`.
-    pub fn of_model(model: &ModelConfig) -> Self {
+    pub fn from_model(model: &ModelConfig) -> Self {
         Architecture::without(&Layers::default(), model)
     }
 
@@ -202,7 +202,7 @@ mod tests {
     fn missing_and_additional_parts_are_named() {
         let with_block = |name: &str| {
             let block = Some(name.to_owned());
-            Architecture::of_model(&ModelConfig { block, ..ModelConfig::preset("10m").unwrap() })
+            Architecture::from_model(&ModelConfig { block, ..ModelConfig::preset("10m").unwrap() })
         };
         let (stock, mine) = (Architecture::decoder(), with_block("mine"));
         assert_eq!(stock.objection(&stock), None);

@@ -244,7 +244,7 @@ impl Completion<'_> {
             format_version: FORMAT_VERSION,
             format,
             ranks,
-            architecture: Architecture::of_model(&context.state.model),
+            architecture: Architecture::from_model(&context.state.model),
             optimizer: context.optimizer.clone(),
             state: context.state.clone(),
             config: context.config.as_deref().map(toml::from_str).transpose().map_err(unreadable)?,

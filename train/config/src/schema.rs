@@ -200,7 +200,7 @@ impl ShardSection {
     /// Returns the form in which gradients of micro-batches accumulate: the value that is set, or the
     /// strategy's default.
     pub fn accumulate(&self) -> Accumulate {
-        self.accumulate.unwrap_or_else(|| Accumulate::of_strategy(self.strategy))
+        self.accumulate.unwrap_or_else(|| Accumulate::from_strategy(self.strategy))
     }
 }
 

@@ -131,7 +131,7 @@ impl SplitWriter {
             blocks: BlockWriter::create(folder.join(split.block_sums_name()))?,
             path,
             file: BufWriter::with_capacity(BUFFER_BYTES, file),
-            width: TokenWidth::of_vocabulary(vocab_size),
+            width: TokenWidth::for_vocabulary(vocab_size),
             hasher: Sha256::new(),
             tokens: 0,
             text_bytes: 0,

@@ -113,7 +113,7 @@ pub enum TokenWidth {
 
 impl TokenWidth {
     /// The narrowest width that holds every id of the vocabulary.
-    pub fn of_vocabulary(vocab_size: usize) -> Self {
+    pub fn for_vocabulary(vocab_size: usize) -> Self {
         if vocab_size <= 1 << 16 { Self::U16 } else { Self::U32 }
     }
 
@@ -198,7 +198,7 @@ impl DataInfo {
         if end_of_text as usize >= vocab_size {
             return Err(format!("`end_of_text` is {end_of_text}, outside the `vocab_size` of {vocab_size}"));
         }
-        if dtype == TokenWidth::U16 && TokenWidth::of_vocabulary(vocab_size) != dtype {
+        if dtype == TokenWidth::U16 && TokenWidth::for_vocabulary(vocab_size) != dtype {
             return Err(format!("`dtype` is u16, too narrow for the `vocab_size` of {vocab_size}"));
         }
         for block in [&self.train, &self.validation].into_iter().filter_map(|s| s.block_bytes) {
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn width_follows_the_vocabulary() {
-        assert_eq!(TokenWidth::of_vocabulary(65_536), TokenWidth::U16);
-        assert_eq!(TokenWidth::of_vocabulary(65_537), TokenWidth::U32);
+        assert_eq!(TokenWidth::for_vocabulary(65_536), TokenWidth::U16);
+        assert_eq!(TokenWidth::for_vocabulary(65_537), TokenWidth::U32);
     }
 }

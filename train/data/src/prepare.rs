@@ -152,7 +152,7 @@ fn fill(
     let (validation, validation_counts) = encoded.validation.finish()?;
     let info = DataInfo {
         format_version: FORMAT_VERSION,
-        dtype: TokenWidth::of_vocabulary(tokenizer.vocab_size()),
+        dtype: TokenWidth::for_vocabulary(tokenizer.vocab_size()),
         vocab_size: tokenizer.vocab_size(),
         end_of_text: end,
         train,

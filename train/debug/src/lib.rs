@@ -48,23 +48,23 @@ impl Tools for DebugTools {
     }
 
     fn attach(&self, run: &RunFacts<'_>) -> Box<dyn AttachedTools> {
-        let desk = Arc::new(Prompts::default());
+        let prompts = Arc::new(Prompts::default());
         let about = About {
             world_size: run.world_size,
             steps: run.steps,
             deadline: run.deadline,
             on_gpu: run.on_gpu,
-            desk: desk.clone(),
+            prompts: prompts.clone(),
         };
         let server = Server::start(run.out, run.ranks.to_vec(), about);
-        Box::new(Attached { options: self.0.clone(), desk, _server: server })
+        Box::new(Attached { options: self.0.clone(), prompts, _server: server })
     }
 }
 
 /// The tools of one process of a run.
 struct Attached {
     options: DebugOptions,
-    desk: Arc<Prompts>,
+    prompts: Arc<Prompts>,
     _server: Server,
 }
 
@@ -85,7 +85,7 @@ impl AttachedTools for Attached {
         observers.push(Box::new(Debugger::new(
             &options.breakpoints,
             options.has_prompt,
-            self.desk.clone(),
+            self.prompts.clone(),
             rank,
         )));
         observers.push(Box::new(ShapeLog::default()));

@@ -28,7 +28,7 @@ pub(crate) struct About {
     /// Set if the ranks compute on GPUs, whose memory is counted elsewhere.
     pub(crate) on_gpu: bool,
     /// The prompts of this process.
-    pub(crate) desk: Arc<Prompts>,
+    pub(crate) prompts: Arc<Prompts>,
 }
 
 impl About {
@@ -45,7 +45,7 @@ impl About {
             all: asked.flatten().map(|all| all.into_iter().map(Known::from).collect()),
             threads: stacks.then(threads),
             held: here.first().map_or_else(Vec::new, |whereabouts| whereabouts.view.held()),
-            held_at: self.desk.held(),
+            held_at: self.prompts.held(),
             ranks: here.into_iter().map(|whereabouts| self.rank(&whereabouts)).collect(),
         }
     }

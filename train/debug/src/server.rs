@@ -49,8 +49,8 @@ struct Shared {
 impl Server {
     /// Serves `ranks` of the run in `out`, which are in this process.
     pub(crate) fn start(out: &Path, ranks: Vec<usize>, about: About) -> Self {
-        let desk = about.desk.clone();
-        let kept = Kept::start(out, ranks, about).inspect(|_| desk.open()).map_err(|error| {
+        let prompts = about.prompts.clone();
+        let kept = Kept::start(out, ranks, about).inspect(|_| prompts.open()).map_err(|error| {
             let out = out.display();
             tracing::warn!(%out, %error, "cannot create the socket for kiln status: the status of this process will be incomplete");
         });
@@ -172,8 +172,8 @@ impl Shared {
         rank: Option<usize>,
     ) -> io::Result<()> {
         stream.set_read_timeout(None)?;
-        let desk = &self.about.desk;
-        let (id, messages) = desk.attach(rank);
+        let prompts = &self.about.prompts;
+        let (id, messages) = prompts.attach(rank);
         thread::scope(|scope| {
             let tell = move || {
                 for message in messages {
@@ -190,10 +190,10 @@ impl Shared {
                 // A client that sends anything else would wait for an answer forever, so the conversation
                 // ends.
                 let Ok(Typed { typed }) = serde_json::from_str(&line) else { break };
-                desk.line(id, &typed);
+                prompts.line(id, &typed);
                 line.clear();
             }
-            desk.detach(id);
+            prompts.detach(id);
             let _ = stream.shutdown(Shutdown::Both);
             Ok(())
         })
@@ -210,8 +210,8 @@ mod tests {
     use super::*;
 
     fn about() -> About {
-        let desk = Arc::default();
-        About { world_size: 2, steps: 5, deadline: Duration::from_secs(60), on_gpu: false, desk }
+        let prompts = Arc::default();
+        About { world_size: 2, steps: 5, deadline: Duration::from_secs(60), on_gpu: false, prompts }
     }
 
     fn ask(folder: &Folder, owner: &Owner, line: &str) -> String {
@@ -262,8 +262,8 @@ mod tests {
     fn silent_and_ended_processes_are_reported() {
         let out = tempfile::tempdir().unwrap();
         assert!(ask_all(out.path(), false).unwrap().processes.is_empty());
-        let desk = std::sync::Arc::default();
-        let about = About { world_size: 2, steps: 9, deadline: Duration::MAX, on_gpu: false, desk };
+        let prompts = std::sync::Arc::default();
+        let about = About { world_size: 2, steps: 9, deadline: Duration::MAX, on_gpu: false, prompts };
         let server = Server::start(out.path(), vec![0], about);
         let folder = Folder::open(out.path()).unwrap();
         // A listener of this process that never accepts.

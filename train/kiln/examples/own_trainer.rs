@@ -48,7 +48,7 @@ fn train_until_it_stalls(mut trainer: Trainer<'_>) -> LoopResult {
         }
     }
     if stalled >= patience {
-        trainer.say(&format!("no better than {best:.4} for {patience} evaluations: that is enough"));
+        trainer.print_line(&format!("no better than {best:.4} for {patience} evaluations: that is enough"));
     }
     Ok(trainer.finish()?)
 }

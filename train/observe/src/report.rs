@@ -57,7 +57,7 @@ impl Report {
     /// # Errors
     ///
     /// If the data cannot be written as JSON.
-    pub fn of_runs(
+    pub fn from_runs(
         paths: Vec<PathBuf>,
         look_at: LookAt,
         timelines_at: Option<TimelinesAt>,
@@ -77,7 +77,7 @@ impl Report {
     /// # Errors
     ///
     /// If the data cannot be written as JSON.
-    pub fn of_strategies(measured: &impl Serialize, program: &str) -> Result<Self, ReportError> {
+    pub fn from_strategies(measured: &impl Serialize, program: &str) -> Result<Self, ReportError> {
         Ok(Report { page: page_of_strategies(measured, program)?, curves: Vec::new() })
     }
 

@@ -71,7 +71,7 @@ impl Runs {
 
     fn report(&self) -> Report {
         let look_at: LookAt = Arc::new(|_| Err("no process can be asked".to_owned()));
-        Report::of_runs(vec![self.root.path().to_owned()], look_at, None, PROGRAM).unwrap()
+        Report::from_runs(vec![self.root.path().to_owned()], look_at, None, PROGRAM).unwrap()
     }
 
     /// Writes the report and returns its page.
@@ -315,7 +315,7 @@ fn same_runs_make_the_same_report() {
 #[test]
 fn reports_overwrite_nothing() {
     let root = tempfile::tempdir().unwrap();
-    let report = Report::of_strategies(&json!({"rows": []}), PROGRAM).unwrap();
+    let report = Report::from_strategies(&json!({"rows": []}), PROGRAM).unwrap();
     let place = root.path().join("a/report");
     report.write(&place, "--out").unwrap();
     assert_eq!(names(&place), ["report.html"]);
@@ -335,7 +335,7 @@ fn strategies_are_reported() {
     let measured =
         json!({"parameters": 10_500_000, "rows": [{"strategy": "FULL_SHARD", "tokens_per_s": 100.0}]});
     let folder = tempfile::tempdir().unwrap();
-    Report::of_strategies(&measured, PROGRAM).unwrap().write(folder.path(), "--report").unwrap();
+    Report::from_strategies(&measured, PROGRAM).unwrap().write(folder.path(), "--report").unwrap();
     assert_eq!(names(folder.path()), ["report.html"]);
     let data = data_of(&fs::read_to_string(folder.path().join("report.html")).unwrap());
     assert_eq!((&data["program"], &data["answers"]["/api/strategies"]), (&json!(PROGRAM), &measured));

@@ -94,7 +94,7 @@ impl<'a> RankShape<'a> {
     /// # Errors
     ///
     /// If the strategy cannot arrange that many ranks.
-    pub fn of_config(
+    pub fn from_config(
         config: &'a Config,
         model: &'a ModelConfig,
         decoder: &'a Decoder,
@@ -125,7 +125,7 @@ impl<'a> RankShape<'a> {
         let is_frozen = |name: &str| self.freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
         let of_module = |ModuleOutline { name, shapes, options }| {
             let world_size = self.mesh.world_size();
-            (PlannedGroup::of_module(&name, shapes, self.optimizer, &is_frozen, world_size), options)
+            (PlannedGroup::from_module(&name, shapes, self.optimizer, &is_frozen, world_size), options)
         };
         modules_of(self.decoder).into_iter().map(of_module).collect()
     }

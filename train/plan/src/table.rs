@@ -209,7 +209,7 @@ impl Planned<'_> {
 
     fn shape<'b>(&'b self, config: &'b Config) -> Option<RankShape<'b>> {
         let Planned { model, decoder, optimizer, target, .. } = *self;
-        RankShape::of_config(config, model, decoder, optimizer, target.gathers(), target.on_host()).ok()
+        RankShape::from_config(config, model, decoder, optimizer, target.gathers(), target.on_host()).ok()
     }
 
     /// Returns the peak memory of a rank, including the runtime and the driver.

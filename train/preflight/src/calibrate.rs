@@ -75,7 +75,7 @@ pub fn calibrated(
     let used = (ranks * threads).min(cores());
     let cores = Cores { flops: peak.flops(), bandwidth: BANDWIDTH * used as f64 };
     let decoder = make(&Device::flex())?;
-    let shape = RankShape::of_config(&config, &model, &decoder, optimizer, Gathers::Shared, true);
+    let shape = RankShape::from_config(&config, &model, &decoder, optimizer, Gathers::Shared, true);
     let shape = shape.map_err(|error| TrainError::usage(error.to_string()))?;
     let hardware = Hardware::Cpu(Some(cores));
     let target = Target { ranks, nodes: 1, hardware, backend: "local", ..target.clone() };

@@ -147,7 +147,7 @@ pub(crate) fn examine(ranks: usize, processes: usize, findings: &mut Findings) -
     }
     let choice = std::env::var_os(ops::BF16_CHOICE).filter(|choice| !choice.is_empty());
     lines.push(bf16(ops::bf16_instructions(), choice.as_deref()));
-    let memory = Memory::of_processes(processes.max(1));
+    let memory = Memory::for_processes(processes.max(1));
     match memory {
         Some(Memory { total, free }) => {
             lines.push(format!("memory: {} of {} free, swap included", size(free), size(total)));

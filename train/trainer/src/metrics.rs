@@ -287,7 +287,7 @@ impl Reporter {
     pub fn saving(&self) -> Shown {
         let meter = self.saving.clone();
         let Some(bar) = self.bar.clone() else {
-            return Shown { _line: Some(ProgressLine::of_bytes("saving", meter)), _repeat: None };
+            return Shown { _line: Some(ProgressLine::for_bytes("saving", meter)), _repeat: None };
         };
         let frame = self.frames();
         let repeat = Repeat::every(FRAME, "kiln-progress", move |is_last| {

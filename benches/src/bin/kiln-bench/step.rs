@@ -58,7 +58,7 @@ impl StepArgs {
         check_memory(&config, &model, &decoder, &optimizer, &selected, None)?;
         let on_host = !selected.is_gpu();
         let gathers = if on_host { Gathers::Shared } else { Gathers::Pooled };
-        let planned = RankShape::of_config(&config, &model, &decoder, &optimizer, gathers, on_host)
+        let planned = RankShape::from_config(&config, &model, &decoder, &optimizer, gathers, on_host)
             .ok()
             .map(|shape| shape.step(&Speed::INSTANT));
         let measured = measure(&config, &model, &selected.device(), steps)?;

@@ -28,7 +28,7 @@ fn manifest() -> Manifest {
         format_version: FORMAT_VERSION,
         format: Format::Sharded,
         ranks: 2,
-        architecture: Architecture::of_model(&model()),
+        architecture: Architecture::from_model(&model()),
         optimizer: SavedOptimizer::adamw(),
         state: CheckpointState {
             step: 3,

@@ -170,7 +170,7 @@ pub fn examine() -> Vec<String> {
 /// Loads and starts the driver.
 pub(super) fn driver() -> Result<Version, DeviceError> {
     let wanted = Wanted { stem: "cuda", files: vec!["libcuda.so.1"], instead: None };
-    libraries::load(&wanted, &Places::of_driver()).map_err(|missing| DeviceError::NoDriver {
+    libraries::load(&wanted, &Places::for_driver()).map_err(|missing| DeviceError::NoDriver {
         names: missing.names,
         places: missing.places,
         failures: missing.failures,

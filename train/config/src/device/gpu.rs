@@ -61,7 +61,7 @@ const DATA_SHEETS: &[DataSheet] = &[
 
 impl DataSheet {
     /// Returns the data sheet of the GPU that its driver calls `name`, if there is one here.
-    pub fn of_driver(name: &str) -> Option<&'static DataSheet> {
+    pub fn from_driver_name(name: &str) -> Option<&'static DataSheet> {
         // Match whole words: an RTX A4000 is not an A40.
         let is_whole = |part: &str| {
             name.match_indices(part).any(|(at, _)| {
@@ -148,7 +148,7 @@ impl Gpu {
     /// Returns the peak FLOP/s in matrix products: from its data sheet, or else from its multiprocessors at the
     /// maximum clock.
     pub fn peak_flops(&self, precision: Precision) -> f64 {
-        if let Some(sheet) = DataSheet::of_driver(&self.name) {
+        if let Some(sheet) = DataSheet::from_driver_name(&self.name) {
             return sheet.peak_flops(precision);
         }
         // Per multiprocessor and clock (CUDA C++ Programming Guide, arithmetic throughput).

@@ -15,14 +15,14 @@ pub struct Memory {
 
 impl Memory {
     /// Returns the memory of this machine; `None` if the system does not report it.
-    pub fn of_machine() -> Option<Self> {
-        Self::of_system(Path::new("/"))
+    pub fn for_machine() -> Option<Self> {
+        Self::for_system(Path::new("/"))
     }
 
     /// Returns the memory of this machine for `processes` processes, each of which has the limits of this one:
     /// address space (`ulimit -v`) and data (`ulimit -d`). Returns `None` if the system does not report it.
-    pub fn of_processes(processes: usize) -> Option<Self> {
-        Some(Self::of_machine()?.within_limits(Path::new("/"), processes))
+    pub fn for_processes(processes: usize) -> Option<Self> {
+        Some(Self::for_machine()?.within_limits(Path::new("/"), processes))
     }
 
     fn within_limits(self, root: &Path, processes: usize) -> Self {
@@ -32,8 +32,8 @@ impl Memory {
         Memory { total: self.total.min(left), free: self.free.min(left) }
     }
 
-    /// Like [`Memory::of_machine`], for a system whose files are below `root`.
-    fn of_system(root: &Path) -> Option<Self> {
+    /// Like [`Memory::for_machine`], for a system whose files are below `root`.
+    fn for_system(root: &Path) -> Option<Self> {
         let info = fs::read_to_string(root.join("proc/meminfo")).ok()?;
         let kib = |name: &str| {
             let line = info.lines().find_map(|line| line.strip_prefix(name))?;
@@ -149,7 +149,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
-        Some(Memory::of_system(root.path())?.within_limits(root.path(), 3))
+        Some(Memory::for_system(root.path())?.within_limits(root.path(), 3))
     }
 
     fn kib(total: u64, free: u64) -> Option<Memory> {
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory() {
-        let memory = Memory::of_machine().unwrap();
+        let memory = Memory::for_machine().unwrap();
         assert!(memory.total > 1 << 26 && memory.free <= memory.total, "{memory:?}");
     }
 }

@@ -37,7 +37,7 @@ pub struct DeviceRequest {
 
 impl DeviceRequest {
     /// Returns the requirements of training as `config` describes it.
-    pub fn of_run(config: &Config, layers: &Layers) -> Self {
+    pub fn for_run(config: &Config, layers: &Layers) -> Self {
         // A missing model is reported later.
         let parameters = config.model.resolve(Some(config.data.vocab_size));
         let parameters = parameters.ok().and_then(|model| Decoder::count_parameters(layers, &model).ok());
@@ -64,7 +64,7 @@ impl DeviceRequest {
 
     /// Returns the requirements of reading the weights of a model of `parameters` parameters, sharded over
     /// `ranks` ranks, in a command with a flag `--device`.
-    pub fn of_weights(
+    pub fn for_weights(
         backend: Backend,
         parameters: usize,
         ranks: usize,
@@ -160,7 +160,7 @@ mod tests {
         let text = "[model]\npreset = '10m'\n[train]\nranks = 4";
         let request = |text: &str| {
             let config = toml::from_str(text).expect("a configuration");
-            DeviceRequest::of_run(&config, &Default::default())
+            DeviceRequest::for_run(&config, &Default::default())
         };
         let whole = request(text).bytes(false);
         assert!((100e6..400e6).contains(&(whole as f64)), "{whole}");
@@ -181,7 +181,7 @@ mod tests {
         let config: Config = toml::from_str(text).expect("a configuration");
         let model = config.model.resolve(Some(config.data.vocab_size)).expect("a model");
         let parameters = Decoder::count_parameters(&Layers::default(), &model).expect("built-in layers");
-        let read = |strategy| DeviceRequest::of_weights(Backend::Auto, parameters, 4, strategy, None);
+        let read = |strategy| DeviceRequest::for_weights(Backend::Auto, parameters, 4, strategy, None);
         assert!((read(Strategy::NoShard).bytes(true) * 3).abs_diff(whole) < 64);
         assert!((read(Strategy::FullShard).bytes(true) * 12).abs_diff(whole) < 64);
     }

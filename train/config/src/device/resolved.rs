@@ -70,7 +70,7 @@ impl ResolvedDevice {
     ///
     /// As for [`ResolvedDevice::for_request`].
     pub fn new(config: &Config, layers: &Layers, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
-        Self::for_request(&DeviceRequest::of_run(config, layers), place)
+        Self::for_request(&DeviceRequest::for_run(config, layers), place)
     }
 
     /// Chooses the device that `request` names. If that is `auto`, chooses an NVIDIA GPU if there is one, else
@@ -228,7 +228,7 @@ impl ResolvedDevice {
     pub fn data_sheet(&self) -> Option<DataSheet> {
         match &self.kind {
             #[cfg(feature = "cuda")]
-            Kind::Cuda(gpu) => DataSheet::of_driver(&gpu.name).copied(),
+            Kind::Cuda(gpu) => DataSheet::from_driver_name(&gpu.name).copied(),
             _ => None,
         }
     }

@@ -103,7 +103,7 @@ pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
     let files = fitting(driver, ["libcublasLt.so.13", "libcublasLt.so.12"]);
     let package = if files.len() > 1 { "nvidia-cublas" } else { "nvidia-cublas-cu12" };
     let wanted = Wanted { stem: "cublasLt", files, instead: None };
-    let places = Places::of_libraries(&environment);
+    let places = Places::for_libraries(&environment);
     let found = find("cuBLASLt, which multiplies matrices,", &wanted, &places, package, TOOLKIT)?;
     Ok(Tool { path: found, version: None })
 }
@@ -120,7 +120,7 @@ pub(super) fn cupti(driver: Version) -> Result<PathBuf, DeviceError> {
     let files = fitting(driver, ["libcupti.so.13", "libcupti.so.12"]);
     let package = if files.len() > 1 { "nvidia-cuda-cupti" } else { "nvidia-cuda-cupti-cu12" };
     let wanted = Wanted { stem: "cupti", files, instead: None };
-    let places = Places::of_libraries(&environment);
+    let places = Places::for_libraries(&environment);
     find("CUPTI, which records a GPU's activity,", &wanted, &places, package, TOOLKIT)
 }
 
@@ -129,7 +129,7 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     let package = if driver.0 < 13 { "nvidia-nccl-cu12" } else { "nvidia-nccl-cu13" };
     let wanted = Wanted { stem: "nccl", files: vec!["libnccl.so.2"], instead: None };
     let toolkit = "the package libnccl2 of NVIDIA's repositories";
-    let places = Places::of_nccl(&environment);
+    let places = Places::for_nccl(&environment);
     let found = find("NCCL, which connects GPUs,", &wanted, &places, package, toolkit)?;
     let mut number: c_int = 0;
     // SAFETY: the library is loaded, and the number outlives the call.
@@ -152,7 +152,7 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
 /// Finds CUDA's headers, and returns the folder above `include`. CubeCL searches `CUDA_PATH`, and then the
 /// usual places of the toolkit; if it would not find them there, `CUDA_PATH` is set.
 pub(super) fn headers() -> Result<PathBuf, DeviceError> {
-    let places = Places::of_headers(&environment);
+    let places = Places::for_headers(&environment);
     let missing = |root: &Path| {
         let include = root.join("include");
         let has = |file: &&str| include.join(file).exists() || include.join("cccl").join(file).exists();

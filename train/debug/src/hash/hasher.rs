@@ -47,7 +47,7 @@ impl Collected {
 
     fn add_number(&mut self, phase: StepPhase, unit: &str, tensor: &str, value: f64) {
         let (unit, tensor, dtype) = (unit.to_owned(), tensor.to_owned(), "f64".to_owned());
-        self.add(Key { phase, unit, tensor, dtype }, TensorSums::of_number(value));
+        self.add(Key { phase, unit, tensor, dtype }, TensorSums::from_number(value));
     }
 }
 
@@ -59,7 +59,7 @@ pub fn split(name: &str) -> (&str, &str) {
 }
 
 /// Sums over a tensor of a pass, with its dtype. Its first row belongs to the run's sample `first`.
-fn of_pass(seen: &Seen<'_>, first: u64, rows: usize) -> Result<(TensorSums, String)> {
+fn from_pass(seen: &Seen<'_>, first: u64, rows: usize) -> Result<(TensorSums, String)> {
     let data = seen.values.clone().into_data();
     let rows = if seen.shape.first().is_some_and(|size| size.is_multiple_of(rows)) { rows } else { 1 };
     let count = data.num_elements() / rows;
@@ -67,7 +67,7 @@ fn of_pass(seen: &Seen<'_>, first: u64, rows: usize) -> Result<(TensorSums, Stri
     let samples = (first..).take(rows).enumerate();
     let mut sums = TensorSums::default();
     for (row, sample) in samples {
-        let of_sample = TensorSums::of_sample(sample, &data, row * count..(row + 1) * count);
+        let of_sample = TensorSums::from_sample(sample, &data, row * count..(row + 1) * count);
         sums = sums.plus(of_sample.map_err(|error| unreadable(&error))?);
     }
     Ok((sums, dtype))
@@ -196,7 +196,7 @@ impl Observer for Hasher {
             [("embed", "tokens", &batch.inputs), ("head", "targets", &batch.targets)]
         {
             let samples = (at.first_sample..).zip(tokens.chunks((tokens.len() / self.rows).max(1)));
-            let of_sample = |(sample, ids): (u64, &[i32])| TensorSums::of_ids(sample, ids);
+            let of_sample = |(sample, ids): (u64, &[i32])| TensorSums::from_ids(sample, ids);
             let sums = samples.map(of_sample).fold(TensorSums::default(), TensorSums::plus);
             let (unit, tensor, dtype) = (unit.to_owned(), tensor.to_owned(), "i32".to_owned());
             self.step.add(Key { phase: StepPhase::Data, unit, tensor, dtype }, sums);
@@ -217,7 +217,7 @@ impl Observer for Hasher {
         if is_number || !self.options.has_pass(phase) || (self.options.by_unit && !inner.is_empty()) {
             return Ok(());
         }
-        let (sums, dtype) = of_pass(seen, at.first_sample, self.rows)?;
+        let (sums, dtype) = from_pass(seen, at.first_sample, self.rows)?;
         let tensor = match inner {
             "" => seen.name.to_owned(),
             inner => format!("{inner}.{}", seen.name),

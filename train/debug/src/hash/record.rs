@@ -62,7 +62,7 @@ pub struct Entry {
     /// Number of elements over all samples of the step.
     pub count: u64,
     /// A hash of the bits, independent of how they are spread over ranks and micro-batches.
-    #[serde(serialize_with = "to_hex", deserialize_with = "of_hex")]
+    #[serde(serialize_with = "to_hex", deserialize_with = "from_hex")]
     pub hash: u64,
     /// 2-norm of its finite elements.
     pub norm: f64,
@@ -85,7 +85,7 @@ fn to_hex<S: Serializer>(hash: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{hash:016x}"))
 }
 
-fn of_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+fn from_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let text = String::deserialize(deserializer)?;
     u64::from_str_radix(&text, 16).map_err(serde::de::Error::custom)
 }

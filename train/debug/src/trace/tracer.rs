@@ -80,7 +80,7 @@ impl Tracer {
         }
         let ranks: Vec<RecordedRank> =
             all.iter().filter_map(|message| serde_json::from_slice(message).ok()).collect();
-        match Trace::of_ranks(&ranks).save(&self.path) {
+        match Trace::from_ranks(&ranks).save(&self.path) {
             Ok(path) => {
                 let path = path.display();
                 print_line(&format!(

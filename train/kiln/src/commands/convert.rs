@@ -77,7 +77,7 @@ impl ConvertArgs {
 /// Runs `work`, and shows the bytes that it counts.
 fn counted<T>(topic: &str, work: impl FnOnce(&Meter) -> T) -> T {
     let meter = Arc::new(Meter::default());
-    let _line = ProgressLine::of_bytes(topic, meter.clone());
+    let _line = ProgressLine::for_bytes(topic, meter.clone());
     work(&meter)
 }
 

@@ -221,7 +221,7 @@ impl Work {
     fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&RankEnv>) -> Result<ResolvedDevice> {
         let Work { layers, source, strategy, shard_size, .. } = self;
         let parameters = Decoder::count_parameters(layers, source.model())?;
-        let request = DeviceRequest::of_weights(flag.backend(), parameters, ranks, *strategy, *shard_size);
+        let request = DeviceRequest::for_weights(flag.backend(), parameters, ranks, *strategy, *shard_size);
         Ok(DeviceFlag::select(&request, place)?)
     }
 
@@ -276,7 +276,12 @@ impl Task {
         if let Some(path) = &args.pairs {
             let tokenizer = source.load_tokenizer()?.reading_special_tokens(!args.plain_text);
             let pairs = read_pairs(path)?;
-            return Ok(Task::Answers(TokenPair::of_file(path, &pairs, source.context_length(), &tokenizer)?));
+            return Ok(Task::Answers(TokenPair::from_file(
+                path,
+                &pairs,
+                source.context_length(),
+                &tokenizer,
+            )?));
         }
         if let (Some(tokens), Some(path)) = (&args.tokens, &args.logits) {
             return Ok(Task::Logits { tokens: check_tokens(source, tokens)?, path: path.clone() });

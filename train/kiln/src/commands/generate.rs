@@ -74,7 +74,7 @@ impl GenerateArgs {
         let threads = device::threads_per_rank(&Default::default(), 1);
         let (backend, strategy) = (self.device.backend(), Strategy::NoShard);
         let parameters = Decoder::count_parameters(layers, source.model())?;
-        let request = DeviceRequest::of_weights(backend, parameters, 1, strategy, None);
+        let request = DeviceRequest::for_weights(backend, parameters, 1, strategy, None);
         let selected = DeviceFlag::select(&request, None)?;
         kernels::settle_in(Precision::F32, source.model(), &selected, None, &CommSection::default())?;
         let device = selected.device();

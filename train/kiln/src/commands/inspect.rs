@@ -88,7 +88,7 @@ pub fn flight(folder: &Path) -> Result<String, InspectError> {
         return Err(InspectError::Nothing { folder, skipped });
     }
     let all: Vec<Flight> = flights.values().cloned().collect();
-    let mut lines = vec![format!("verdict: {}", Verdict::of_flights(&all))];
+    let mut lines = vec![format!("verdict: {}", Verdict::from_flights(&all))];
     lines.extend(all.iter().map(describe));
     lines.extend(missing(&flights));
     lines.extend(skipped.iter().map(|reason| format!("skipped: {reason}")));
@@ -128,7 +128,7 @@ fn describe(flight: &Flight) -> String {
             last.sequence,
             last.operation,
             last.label,
-            of_group(&last.group)
+            group_label(&last.group)
         );
     }
     let waits: Vec<_> = flight
@@ -141,7 +141,7 @@ fn describe(flight: &Flight) -> String {
                 "{:.1} s for #{} {operation} for {label}{}",
                 first.seconds,
                 first.sequence,
-                of_group(&group.name)
+                group_label(&group.name)
             ))
         })
         .collect();
@@ -151,7 +151,7 @@ fn describe(flight: &Flight) -> String {
     }
 }
 
-fn of_group(name: &str) -> String {
+fn group_label(name: &str) -> String {
     if name == "world" { String::new() } else { format!(" of group \"{name}\"") }
 }
 

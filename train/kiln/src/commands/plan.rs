@@ -179,7 +179,7 @@ impl PlanArgs {
                     bandwidth: bandwidth
                         .map_or(HOST_BANDWIDTH * here.min(device::cores()) as f64, |own| own * here as f64),
                 });
-                let machine = Memory::of_machine().map(|memory| memory.total);
+                let machine = Memory::for_machine().map(|memory| memory.total);
                 (Hardware::Cpu(cores), config.device.memory.map(|size| size.0).or(machine))
             }
         };

@@ -28,7 +28,11 @@ impl ReportArgs {
         check_place(&self.out, "--out")?;
         // A path without a run is an error here, while a server would wait for the run.
         let runs = find_runs(&self.runs).map_err(|error| CommandError::usage(error.to_string()))?;
-        write(Report::of_runs(runs, look_at_runs(), Some(timelines_at_runs()), version()), &self.out, "--out")
+        write(
+            Report::from_runs(runs, look_at_runs(), Some(timelines_at_runs()), version()),
+            &self.out,
+            "--out",
+        )
     }
 }
 

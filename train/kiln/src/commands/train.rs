@@ -106,7 +106,7 @@ impl TrainArgs {
         };
         let config = config::load(&self.config, &self.overrides)?;
         let options = RunOptions {
-            out: self.out.map_or_else(|| RunFolder::of_config(&self.config), RunFolder::At),
+            out: self.out.map_or_else(|| RunFolder::from_config(&self.config), RunFolder::At),
             resume: self.resume.map(|resume| match resume.as_str() {
                 "latest" => Resume::Latest,
                 path => Resume::Path(path.into()),

@@ -135,7 +135,7 @@ fn a_program_goes_on_with_blocks_of_the_same_name_only() {
     };
     let model =
         ModelConfig { block: Some("renamed".to_owned()), ..ModelConfig::preset("10m").expect("a preset") };
-    assert_eq!(architecture("renamed"), Architecture::of_model(&model));
+    assert_eq!(architecture("renamed"), Architecture::from_model(&model));
 
     train(&workspace, None, "stock", 2, |_| {}).expect("a run");
     assert_eq!(architecture("stock"), Architecture::decoder());

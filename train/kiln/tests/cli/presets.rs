@@ -95,7 +95,7 @@ fn presets_go_by_the_device() {
         let model = config.model.resolve(None).expect("a model");
         let needed = |config: &Config| {
             let (decoder, optimizer) = (decoder(&model), Optimizer::default());
-            let shape = RankShape::of_config(config, &model, &decoder, &optimizer, Gathers::Pooled, false);
+            let shape = RankShape::from_config(config, &model, &decoder, &optimizer, Gathers::Pooled, false);
             shape.expect("a mesh").step(&Speed::INSTANT).peak.bytes as f64
         };
         let takes = needed(&config);

@@ -112,7 +112,7 @@ impl Case {
     fn plan(&self) -> PlannedStep {
         let decoder = decoder(&self.model);
         let Case { config, model, optimizer, .. } = self;
-        let shape = RankShape::of_config(config, model, &decoder, optimizer, Gathers::Shared, true);
+        let shape = RankShape::from_config(config, model, &decoder, optimizer, Gathers::Shared, true);
         shape.expect("a mesh").step(&Speed::INSTANT)
     }
 

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let place = arguments.next().ok_or("name a folder for the report")?;
         let look_at: LookAt = Arc::new(live::look_at);
         let report =
-            Report::of_runs(vec![folder], look_at, Some(Arc::new(live::timelines_at)), "as checked")?;
+            Report::from_runs(vec![folder], look_at, Some(Arc::new(live::timelines_at)), "as checked")?;
         return Ok(report.write(place.as_ref(), "--report")?);
     }
     let address = address.parse()?;

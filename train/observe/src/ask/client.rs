@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn line_to_an_ended_run_is_an_error() {
         let out = tempfile::tempdir().unwrap();
-        let error = || tell(out.path(), "checkpoint").unwrap_err().to_string();
+        let error = || send_command(out.path(), "checkpoint").unwrap_err().to_string();
         assert!(error().starts_with("it is over"), "{}", error());
         // A killed process has left its socket.
         let folder = Folder::make(out.path()).unwrap();

@@ -120,7 +120,7 @@ impl Snapshot {
             "/api/comparison": to_value(comparison(&runs))?,
         });
         let of_runs: Result<BTreeMap<_, _>, _> =
-            runs.iter().map(|run| Ok((run.id.clone(), of_run(run)?))).collect();
+            runs.iter().map(|run| Ok((run.id.clone(), for_run(run)?))).collect();
         inlined(&json!({ "program": program, "answers": answers, "runs": of_runs? }))
     }
 
@@ -131,7 +131,7 @@ impl Snapshot {
 }
 
 /// Returns the answers about one run.
-fn of_run(run: &WatchedRun) -> serde_json::Result<Value> {
+fn for_run(run: &WatchedRun) -> serde_json::Result<Value> {
     Ok(json!({
         "/api/series": to_value(all_series(run, POINTS))?,
         "/api/keys": to_value(keys(run))?,

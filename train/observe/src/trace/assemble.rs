@@ -46,7 +46,7 @@ pub struct RecordedStep {
 
 impl Trace {
     /// Builds the trace of `ranks`, on the clock of the first one's machine. A rank without steps is omitted.
-    pub fn of_ranks(ranks: &[RecordedRank]) -> Trace {
+    pub fn from_ranks(ranks: &[RecordedRank]) -> Trace {
         let ranks: Vec<_> = ranks.iter().filter(|rank| !rank.steps.is_empty()).collect();
         let clocks: Vec<_> = ranks.iter().map(|rank| rank_clock(rank)).collect();
         let assemble = |(rank, offset): (&&RecordedRank, Offset)| {

@@ -1,7 +1,7 @@
 //! Traces: a few steps of all ranks in a file for [Perfetto](https://ui.perfetto.dev), and summaries of such
 //! files.
 //!
-//! Ranks provide their recordings ([`RecordedRank`]); [`Trace::of_ranks`] puts them on one clock,
+//! Ranks provide their recordings ([`RecordedRank`]); [`Trace::from_ranks`] puts them on one clock,
 //! [`Trace::save`] writes a file, [`Trace::open`] reads it back, and [`Summary`] reports where the time
 //! went.
 

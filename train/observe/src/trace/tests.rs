@@ -87,7 +87,7 @@ fn recorded_step(rank: usize, index: u64, ahead: f64) -> RecordedStep {
 
 #[test]
 fn reading_returns_the_written_trace() {
-    let trace = Trace::of_ranks(&recorded(-40.0));
+    let trace = Trace::from_ranks(&recorded(-40.0));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.pftrace");
     std::fs::write(&path, trace.encode()).unwrap();
@@ -101,7 +101,7 @@ fn reading_returns_the_written_trace() {
 
 #[test]
 fn clocks_of_machines_are_aligned() {
-    let (near, far) = (Trace::of_ranks(&recorded(0.0)), Trace::of_ranks(&recorded(12_345.678)));
+    let (near, far) = (Trace::from_ranks(&recorded(0.0)), Trace::from_ranks(&recorded(12_345.678)));
     assert_eq!(near.ranks[0], far.ranks[0]);
     let starts = |trace: &Trace| trace.ranks.iter().map(|rank| rank.steps[2].start).collect::<Vec<_>>();
     let apart = starts(&far)[1].abs_diff(starts(&far)[0]);
@@ -113,7 +113,7 @@ fn clocks_of_machines_are_aligned() {
 
 #[test]
 fn slices_nest_and_arrows_connect() {
-    let trace = Trace::of_ranks(&recorded(0.0));
+    let trace = Trace::from_ranks(&recorded(0.0));
     let file = proto::Trace::decode(&*trace.encode()).unwrap();
     let mut tracks: HashMap<u64, proto::TrackDescriptor> = HashMap::new();
     let mut open: HashMap<u64, Vec<u64>> = HashMap::new();
@@ -169,7 +169,7 @@ fn slices_nest_and_arrows_connect() {
 
 #[test]
 fn overlapping_collectives_get_own_tracks() {
-    let mut trace = Trace::of_ranks(&recorded(0.0)[..1]);
+    let mut trace = Trace::from_ranks(&recorded(0.0)[..1]);
     let step = &mut trace.ranks[0].steps[0];
     step.collectives[1].started = step.collectives[0].started + 1;
     let file = proto::Trace::decode(&*trace.encode()).unwrap();
@@ -179,7 +179,7 @@ fn overlapping_collectives_get_own_tracks() {
 
 #[test]
 fn summary_names_the_slowest_rank() {
-    let summary = Summary::of(&Trace::of_ranks(&recorded(3.0)));
+    let summary = Summary::of(&Trace::from_ranks(&recorded(3.0)));
     let step = &summary.steps[1];
     assert_eq!((summary.steps.len(), step.step), (3, 11));
     let slowest = step.slowest.as_ref().unwrap();
@@ -202,7 +202,7 @@ fn summary_names_the_slowest_rank() {
 
 #[test]
 fn critical_path_crosses_the_last_rank() {
-    let summary = Summary::of(&Trace::of_ranks(&recorded(0.0)));
+    let summary = Summary::of(&Trace::from_ranks(&recorded(0.0)));
     let path = &summary.steps[0].critical_path;
     let total: f64 = path.iter().map(|part| part.seconds).sum();
     // Rank 0's clock is slightly off, so some of its parts may be missing.
@@ -221,7 +221,7 @@ fn summary_fits_80_columns() {
             Some("layers.1.a_module_with_a_name_that_nobody_can_pronounce".repeat(2));
         step.timeline.node = "a-machine-with-a-name.that.goes.on.and.on.and.on.and.on.example".to_owned();
     }
-    let text = Summary::of(&Trace::of_ranks(&ranks)).to_string();
+    let text = Summary::of(&Trace::from_ranks(&ranks)).to_string();
     for line in text.lines() {
         assert!(line.chars().count() <= 80, "{line}");
     }
@@ -237,7 +237,7 @@ fn summary_fits_80_columns() {
 /// As in a file that another program has written.
 #[test]
 fn slices_ending_before_they_begin_are_empty() {
-    let mut file = proto::Trace::decode(&*Trace::of_ranks(&recorded(0.0)).encode()).unwrap();
+    let mut file = proto::Trace::decode(&*Trace::from_ranks(&recorded(0.0)).encode()).unwrap();
     for packet in &mut file.packet {
         let is_end = packet.track_event.as_ref().is_some_and(|event| event.r#type() == EventType::SliceEnd);
         if is_end {
@@ -262,7 +262,7 @@ fn other_files_are_rejected() {
     };
     assert!(rejected(b"{\"traceEvents\": []}").contains("is not a Perfetto trace"));
     assert!(rejected(b"").contains("contains no step of a Kiln run"));
-    let whole = Trace::of_ranks(&recorded(0.0)).encode();
+    let whole = Trace::from_ranks(&recorded(0.0)).encode();
     assert!(rejected(&whole[..whole.len() - 3]).contains("is not a Perfetto trace"));
     let missing = Trace::open(&folder.path().join("none")).unwrap_err().to_string();
     assert!(missing.starts_with("cannot read"), "{missing}");

@@ -18,7 +18,7 @@ pub(super) struct Scale {
 
 impl Scale {
     /// The scale for the steps `from` to `to`, and labels for its start, middle and end.
-    pub(super) fn of_steps(from: u64, to: u64, is_log: bool) -> (Scale, [String; 3]) {
+    pub(super) fn for_steps(from: u64, to: u64, is_log: bool) -> (Scale, [String; 3]) {
         let from = if is_log { from.max(1) } else { from };
         let (from, to) = (from as f64, to.max(from + 1) as f64);
         let middle = if is_log { (from * to).sqrt() } else { (from + to) / 2.0 };
@@ -27,7 +27,7 @@ impl Scale {
     }
 
     /// The scale for the values `least` to `most`, with round ends, and its labels: about `parts`, and at least two.
-    pub(super) fn of_values(least: f64, most: f64, is_log: bool, parts: usize) -> (Scale, Vec<String>) {
+    pub(super) fn for_values(least: f64, most: f64, is_log: bool, parts: usize) -> (Scale, Vec<String>) {
         let place = |value: f64| match is_log {
             true => value.max(f64::MIN_POSITIVE).log10(),
             false => value.clamp(-LARGEST, LARGEST),
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn labels(from: f64, to: f64, is_log: bool, parts: usize) -> Vec<String> {
-        Scale::of_values(from, to, is_log, parts).1
+        Scale::for_values(from, to, is_log, parts).1
     }
 
     #[test]
@@ -117,8 +117,8 @@ mod tests {
         assert_eq!(labels(3.0, 6.0, true, 3), ["2.5", "4.0", "6.3"]);
         assert_eq!(labels(2.0, 2.0, false, 2), ["1.8", "2.0", "2.2"]);
         assert_eq!(labels(0.0, 0.0, false, 2), ["-1", "0", "1"]);
-        assert_eq!(Scale::of_steps(1, 100, true).1, ["1", "10", "100"]);
-        assert_eq!(Scale::of_steps(7, 7, false).1[0], "7");
+        assert_eq!(Scale::for_steps(1, 100, true).1, ["1", "10", "100"]);
+        assert_eq!(Scale::for_steps(7, 7, false).1[0], "7");
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
             for (from, to, is_log) in
                 [(from, to, true), (from, to, false), (-from, to, false), (-to, -from, false)]
             {
-                let (scale, labels) = Scale::of_values(from, to, is_log, 4);
+                let (scale, labels) = Scale::for_values(from, to, is_log, 4);
                 assert!((2..=8).contains(&labels.len()), "{scale:?}: {labels:?}");
                 assert!(labels.iter().all(|label| label.len() <= 10), "{scale:?}: {labels:?}");
                 for value in [from, to] {
@@ -160,9 +160,9 @@ mod tests {
 
     #[test]
     fn values_have_their_place() {
-        let (linear, _) = Scale::of_values(10.0, 20.0, false, 2);
+        let (linear, _) = Scale::for_values(10.0, 20.0, false, 2);
         assert_eq!((linear.place(15.0), linear.place(f64::NAN)), (Some(0.5), None));
-        let (log, _) = Scale::of_values(1.0, 100.0, true, 2);
+        let (log, _) = Scale::for_values(1.0, 100.0, true, 2);
         assert_eq!((log.place(10.0), log.place(0.0)), (Some(0.5), None));
     }
 }

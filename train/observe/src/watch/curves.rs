@@ -148,9 +148,9 @@ pub(super) fn pane(watch: &Watch, key: &str, has_legend: bool, area: Rect, scree
     if inside.width < LEAST.0 || inside.height < LEAST.1 {
         return;
     }
-    let (x, x_labels) = Scale::of_steps(from, to, settings.is_log_x);
+    let (x, x_labels) = Scale::for_steps(from, to, settings.is_log_x);
     let parts = usize::from((inside.height - 2) / 2).min(MOST_PARTS);
-    let (y, y_labels) = Scale::of_values(least, most, settings.is_log_y, parts);
+    let (y, y_labels) = Scale::for_values(least, most, settings.is_log_y, parts);
     let lines =
         lines(watch, &curves, &evaluations, |(step, value)| Some((x.place(*step)?, y.place(*value)?)));
     let datasets = lines.iter().map(|(points, marker, color)| {

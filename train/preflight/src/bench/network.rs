@@ -96,7 +96,7 @@ impl NetworkArgs {
             Some(path) if path.exists() => Links::read(path)?,
             _ => Links::default(),
         };
-        let request = DeviceRequest::of_weights(config.device.backend, 0, ranks, Strategy::default(), None);
+        let request = DeviceRequest::for_weights(config.device.backend, 0, ranks, Strategy::default(), None);
         let selected = ResolvedDevice::for_request(&request, place)?;
         let identity = format!("{} network {:?} {:?}", env!("CARGO_PKG_VERSION"), config.comm, config.device);
         let met = Ranks::meet(&config, place, &identity, &selected)?;

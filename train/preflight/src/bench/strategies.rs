@@ -68,7 +68,7 @@ impl StrategiesArgs {
         if is_first {
             print_line(&if self.json { table.to_json() } else { table.to_text() });
             if let Some(place) = &self.report {
-                let report = Report::of_strategies(&table.for_report(&options), version());
+                let report = Report::from_strategies(&table.for_report(&options), version());
                 let written = report.and_then(|report| report.write(place, "--report"));
                 written.map_err(|error| TrainError::usage(error.to_string()))?;
                 let place = format!("the report is in {}", place.join("report.html").display());

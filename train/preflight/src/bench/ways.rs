@@ -166,7 +166,7 @@ impl Tried<'_> {
             let unknown = Hardware::Unknown { flops: None, bandwidth: None };
             (selected.data_sheet().map_or(unknown, Hardware::Gpu), selected.gpu_memory())
         } else {
-            (Hardware::Cpu(None), Memory::of_machine())
+            (Hardware::Cpu(None), Memory::for_machine())
         };
         // As before a run.
         let fraction = config.device.memory_fraction.unwrap_or(1.0);

@@ -69,7 +69,7 @@ impl CheckArgs {
         place: Option<RankEnv>,
     ) -> Result<RunOptions> {
         Ok(RunOptions {
-            out: self.out.clone().map_or_else(|| RunFolder::of_config(path), RunFolder::At),
+            out: self.out.clone().map_or_else(|| RunFolder::from_config(path), RunFolder::At),
             resume: self.resume.as_deref().map(|resume| match resume {
                 "latest" => Resume::Latest,
                 path => Resume::Path(path.into()),

@@ -81,7 +81,7 @@ impl ProgressLine {
     }
 
     /// Shows work whose bytes `meter` counts.
-    pub fn of_bytes(topic: &str, meter: Arc<Meter>) -> Self {
+    pub fn for_bytes(topic: &str, meter: Arc<Meter>) -> Self {
         let look = move || {
             let (done, of) = meter.read();
             let what = if of == 0 { size(done) } else { format!("{} of {}", size(done.min(of)), size(of)) };
@@ -94,7 +94,7 @@ impl ProgressLine {
     /// a terminal.
     pub fn on_terminal(topic: &str, meter: Arc<Meter>) -> Self {
         match Bar::is_watched() {
-            true => Self::of_bytes(topic, meter),
+            true => Self::for_bytes(topic, meter),
             false => ProgressLine { work: Arc::default(), _repeat: None },
         }
     }

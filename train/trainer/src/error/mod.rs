@@ -221,7 +221,7 @@ type BoxError = Box<dyn Error + Send + Sync>;
 
 impl TrainError {
     /// Converts an error from a program's code: to one of Kiln's errors if it is one, else with `other`.
-    fn of_program(error: BoxError, other: impl FnOnce(BoxError) -> TrainError) -> Self {
+    fn from_program(error: BoxError, other: impl FnOnce(BoxError) -> TrainError) -> Self {
         fn take<E: Error + Into<TrainError> + 'static>(error: BoxError) -> Result<BoxError, TrainError> {
             error.downcast::<E>().map_or_else(Ok, |error| Err((*error).into()))
         }
@@ -237,14 +237,14 @@ impl TrainError {
     }
 
     /// Converts an error that ended a training loop.
-    pub fn of_loop(error: BoxError) -> Self {
-        Self::of_program(error, TrainError::Loop)
+    pub fn from_loop(error: BoxError) -> Self {
+        Self::from_program(error, TrainError::Loop)
     }
 }
 
 impl From<MetricError> for TrainError {
     fn from(MetricError { name, source }: MetricError) -> Self {
-        Self::of_program(source, |source| TrainError::Metric(MetricError { name, source }))
+        Self::from_program(source, |source| TrainError::Metric(MetricError { name, source }))
     }
 }
 

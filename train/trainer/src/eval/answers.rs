@@ -124,7 +124,7 @@ impl TokenPair {
     /// # Errors
     ///
     /// As for [`TokenPair::new`].
-    pub fn of_file(
+    pub fn from_file(
         path: &Path,
         pairs: &[(usize, Pair)],
         context: usize,

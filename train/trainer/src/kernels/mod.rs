@@ -204,7 +204,7 @@ pub fn examine(backend: Backend) -> (Vec<String>, bool) {
 
 fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
     let select = |backend| {
-        let request = DeviceRequest::of_weights(backend, 0, 1, Strategy::NoShard, None);
+        let request = DeviceRequest::for_weights(backend, 0, 1, Strategy::NoShard, None);
         ResolvedDevice::for_request(&request, None)
     };
     let device = match (select(backend)?, backend) {

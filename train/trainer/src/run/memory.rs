@@ -68,7 +68,7 @@ impl Run<'_> {
             config.shard.shard_size = Some(config.train.ranks.max(1));
         }
         let gathers = if processes.is_some() { Gathers::Pooled } else { Gathers::Shared };
-        let shape = RankShape::of_config(&config, model, decoder, optimizer, gathers, !on_gpu).ok()?;
+        let shape = RankShape::from_config(&config, model, decoder, optimizer, gathers, !on_gpu).ok()?;
         let step = shape.step(&Speed::INSTANT);
         // Each rank that is a process has its own GPU.
         let here = processes.unwrap_or(config.train.ranks).max(1) as u64;
@@ -83,7 +83,7 @@ impl Run<'_> {
             step.offloaded.owners.iter().map(|(owner, bytes)| (*owner, bytes.saturating_mul(here)));
         Some(Needs {
             computing: Need::of(&step, sharing, gathering, processes),
-            offloaded: Need::of_rows(offloaded.collect()),
+            offloaded: Need::from_rows(offloaded.collect()),
         })
     }
 
@@ -108,10 +108,10 @@ impl Need {
         if step.reserved > 0 {
             rows.push(("pages of the GPU that are not full", step.kept().saturating_mul(ranks)));
         }
-        Need { undescribed: step.undescribed.clone(), ..Need::of_rows(rows) }
+        Need { undescribed: step.undescribed.clone(), ..Need::from_rows(rows) }
     }
 
-    fn of_rows(rows: Vec<(&'static str, u64)>) -> Self {
+    fn from_rows(rows: Vec<(&'static str, u64)>) -> Self {
         let bytes = rows.iter().fold(0, |sum: u64, row| sum.saturating_add(row.1));
         Need { bytes, rows, undescribed: BTreeSet::new() }
     }
@@ -142,9 +142,9 @@ pub fn check(
     };
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
     let sharing = processes.unwrap_or(1).max(1);
-    let host = Memory::of_processes(sharing);
+    let host = Memory::for_processes(sharing);
     let total = |memory: Option<Memory>| memory.map(|memory| memory.total);
-    let is_limited = total(host) < total(Memory::of_machine());
+    let is_limited = total(host) < total(Memory::for_machine());
     let of_host = if is_limited { PROCESS } else { MACHINE };
     let (place, memory) = match device.is_gpu() {
         true => (GPU, device.gpu_memory()),
@@ -206,7 +206,7 @@ pub fn lay_out_memory(
     device: &Device,
 ) {
     // A configuration whose ranks cannot be arranged fails elsewhere, with a reason.
-    if let Ok(shape) = RankShape::of_config(config, model, decoder, optimizer, Gathers::Pooled, false) {
+    if let Ok(shape) = RankShape::from_config(config, model, decoder, optimizer, Gathers::Pooled, false) {
         kiln_shard::lay_out_pages(device, shape.step(&Speed::INSTANT).largest);
     }
 }

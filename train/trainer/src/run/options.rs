@@ -73,7 +73,7 @@ pub enum RunFolder {
 
 impl RunFolder {
     /// Returns the default folder of a run with the configuration file `config`.
-    pub fn of_config(config: &Path) -> Self {
+    pub fn from_config(config: &Path) -> Self {
         let name = config.file_stem().map_or("run".into(), |name| name.to_string_lossy());
         RunFolder::Next(name.into_owned())
     }

@@ -37,7 +37,7 @@ pub fn tokenize(
         check_prompt("a prompt of [sample]", prompt, &tokenizer, context)?;
     }
     match &eval.prompts {
-        Some(path) => TokenPair::of_file(path, pairs, data.seq_len, &tokenizer),
+        Some(path) => TokenPair::from_file(path, pairs, data.seq_len, &tokenizer),
         None => Ok(Vec::new()),
     }
 }

@@ -46,7 +46,7 @@ pub fn check_source(
         checkpoint.require_optimizer(&SavedOptimizer::of(optimizer))?;
     }
     if let Some(source) = source {
-        allow_parts(source.require_architecture(&Architecture::of_model(model)), options)?;
+        allow_parts(source.require_architecture(&Architecture::from_model(model)), options)?;
         source.check_model(model, &options.allow_missing)?;
     }
     Ok(())

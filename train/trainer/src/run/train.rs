@@ -175,7 +175,7 @@ fn run_rank(
 ) -> Result<Summary> {
     let mut flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
     let trainer = Trainer::start(plan, world, drill);
-    let summary = trainer.and_then(|trainer| run(trainer).map_err(TrainError::of_loop));
+    let summary = trainer.and_then(|trainer| run(trainer).map_err(TrainError::from_loop));
     flight.landed = summary.is_ok();
     summary.map_err(|error| error.with_flights(&plan.out))
 }

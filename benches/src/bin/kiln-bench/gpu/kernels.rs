@@ -197,7 +197,7 @@ impl Bench<'_> {
         let policy = Policy { compute_dtype: FlatDType::BF16, ..Policy::default() };
         let timed = run_ranks(1, 1, |world| -> Result<_, TrainError> {
             let mut builder = EngineBuilder::new(world, policy.clone(), None)?;
-            let block = Layers::default().make_block(LayerInit::of_block(model, 0, Key::new(0), device))?;
+            let block = Layers::default().make_block(LayerInit::for_block(model, 0, Key::new(0), device))?;
             let module = builder.fully_shard("block", "block.", block, ShardOptions::default())?;
             let engine = builder.finish()?;
             let parameters = engine.layout().num_parameters();

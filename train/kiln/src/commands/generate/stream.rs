@@ -87,7 +87,7 @@ mod tests {
         Tokenizer::train(["ab".to_owned()].into_iter().map(Ok), 257).expect("a tokenizer")
     }
 
-    fn of_json(content: &Value) -> Tokenizer {
+    fn from_json(content: &Value) -> Tokenizer {
         Tokenizer::from_file(content.to_string().into_bytes(), Path::new("tokenizer.json"))
             .expect("a tokenizer")
     }
@@ -99,7 +99,7 @@ mod tests {
         let tokens =
             tokens.chain(["\u{2581}", "a", "b", ".", "\u{2581}a", "\u{2581}\u{2581}"].map(str::to_owned));
         let vocab: serde_json::Map<_, _> = tokens.enumerate().map(|(id, token)| (token, json!(id))).collect();
-        of_json(&json!({
+        from_json(&json!({
             "version": "1.0",
             "added_tokens": [{
                 "id": 1, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
@@ -125,7 +125,7 @@ mod tests {
         let tokens = ["[UNK]", "a", "b", "##a", "##b", ".", "</s>"];
         let vocab: serde_json::Map<_, _> =
             tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
-        of_json(&json!({
+        from_json(&json!({
             "version": "1.0",
             "pre_tokenizer": {"type": "BertPreTokenizer"},
             "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},

@@ -49,7 +49,7 @@ pub(super) struct GroupTable {
 impl GroupTable {
     /// Builds the table for `engine`. With `copies`, a rank also holds its share of the weights in the compute
     /// dtype, since the masters are elsewhere.
-    pub(super) fn of_engine(engine: &Engine, copies: bool) -> Self {
+    pub(super) fn from_engine(engine: &Engine, copies: bool) -> Self {
         let (layout, mesh, dtype) = (engine.layout(), engine.mesh(), engine.policy().compute_dtype);
         let width = dtype.size() as u64;
         let groups = layout.groups.iter().enumerate().map(|(position, group)| {
@@ -214,7 +214,7 @@ mod tests {
 
     /// Returns the total weight bytes in an engine's table, the bytes that it holds, and the optimizer bytes in
     /// the table.
-    fn of_engine(ranks: usize, strategy: Strategy, shard_size: Option<usize>) -> (u64, u64, u64) {
+    fn from_engine(ranks: usize, strategy: Strategy, shard_size: Option<usize>) -> (u64, u64, u64) {
         let told = run_ranks(ranks, 1, |world| {
             let small = ModelConfig {
                 d_model: 32,
@@ -228,7 +228,7 @@ mod tests {
             let builder = EngineBuilder::new(world, Policy { strategy, ..Policy::default() }, shard_size)?;
             let decoder = ShardedDecoder::new(decoder, builder.freeze(|name| name.starts_with("layers.0.")))?;
             let engine = decoder.engine();
-            let table = GroupTable::of_engine(engine, false);
+            let table = GroupTable::from_engine(engine, false);
             // The bytes that every rank holds of each parameter, and the padding between them.
             let mut held = 0;
             for (_, parameter) in engine.layout().parameters() {
@@ -244,13 +244,13 @@ mod tests {
 
     #[test]
     fn a_rank_has_as_much_as_its_engine_says() {
-        let (whole, held, _) = of_engine(1, Strategy::FullShard, None);
+        let (whole, held, _) = from_engine(1, Strategy::FullShard, None);
         assert!((held..held + held / 10).contains(&whole), "{whole} for {held}");
-        let (alone, _, optimizer) = of_engine(4, Strategy::NoShard, None);
+        let (alone, _, optimizer) = from_engine(4, Strategy::NoShard, None);
         assert!(optimizer < 2 * alone, "the first layer is frozen: {optimizer} of {alone}");
-        let (quarter, held, quarter_optimizer) = of_engine(4, Strategy::FullShard, None);
+        let (quarter, held, quarter_optimizer) = from_engine(4, Strategy::FullShard, None);
         assert_eq!((quarter * 4, quarter_optimizer * 4), (alone, optimizer));
         assert!(quarter >= held, "{quarter} for {held}");
-        assert_eq!(of_engine(4, Strategy::HybridShard, Some(2)).0, 2 * quarter);
+        assert_eq!(from_engine(4, Strategy::HybridShard, Some(2)).0, 2 * quarter);
     }
 }

@@ -242,7 +242,7 @@ impl Trainer<'_> {
         let rate = tokens as f64 / self.speed.in_steps;
         let flops = rate * self.speed.flops_per_token;
         // `kiln` has all built-in parts, so it also serves a program without commands.
-        let is_stock = Architecture::of_model(&self.plan.model) == Architecture::decoder();
+        let is_stock = Architecture::from_model(&self.plan.model) == Architecture::decoder();
         let program = process::command().or(is_stock.then_some("kiln"));
         Conclusion {
             out: self.plan.out.clone(),
@@ -275,7 +275,7 @@ impl Trainer<'_> {
         let engine = self.model.engine();
         let gathers = if engine.world().shares_gathers() { Gathers::Shared } else { Gathers::Pooled };
         let shape =
-            RankShape::of_config(config, model, &decoder, optimizer, gathers, !resolved.is_gpu()).ok()?;
+            RankShape::from_config(config, model, &decoder, optimizer, gathers, !resolved.is_gpu()).ok()?;
         let shape = RankShape { mesh: engine.mesh(), ..shape };
         let step = shape.step(&Speed::INSTANT);
         // On a GPU, the reserved pages are counted.

@@ -205,7 +205,7 @@ impl<'a> Trainer<'a> {
         })?;
         if rank == 0 {
             let table =
-                GroupTable::of_engine(model.engine(), plan.config.shard.offload && plan.device.is_gpu());
+                GroupTable::from_engine(model.engine(), plan.config.shard.offload && plan.device.is_gpu());
             table.lines().iter().for_each(|line| print_line(line));
         }
         let mut state = CheckpointState {
@@ -223,7 +223,7 @@ impl<'a> Trainer<'a> {
         if let Some(checkpoint) = &plan.resume {
             start.time("load", || -> Result<()> {
                 let reader = checkpoint.reader();
-                let _line = (rank == 0).then(|| ProgressLine::of_bytes("loading", reader.meter()));
+                let _line = (rank == 0).then(|| ProgressLine::for_bytes("loading", reader.meter()));
                 absent = reader.load_weights(model.engine(), &plan.allow_missing)?;
                 Ok(reader.load_optimizer(model.engine(), &plan.allow_missing)?)
             })?;
@@ -254,7 +254,7 @@ impl<'a> Trainer<'a> {
                 reach: Reach {
                     steps: state.step + 1..=config.train.steps,
                     layers: plan.model.layers,
-                    has_own_places: Architecture::of_model(&plan.model) != Architecture::decoder(),
+                    has_own_places: Architecture::from_model(&plan.model) != Architecture::decoder(),
                     recomputes: config.shard.recompute != Recompute::None,
                 },
             })
