@@ -38,8 +38,8 @@ impl fmt::Display for Phase {
 pub struct Label {
     /// The part of the model or program that the data belongs to, such as `"block 3"`.
     ///
-    /// Files of flight recorders call it `unit`.
-    #[serde(rename = "unit", with = "text")]
+    /// Files of flight recorders call it `module`.
+    #[serde(rename = "module", with = "text")]
     pub scope: Arc<str>,
     /// Part of the training step.
     pub phase: Phase,

@@ -32,7 +32,7 @@ pub struct Total {
     /// Kind of operation.
     pub operation: Operation,
     /// Scope of the label.
-    #[serde(rename = "unit", with = "text")]
+    #[serde(rename = "module", with = "text")]
     pub scope: Arc<str>,
     /// Phase of the label.
     pub phase: Phase,
@@ -180,9 +180,9 @@ impl Recorder {
         lock(&self.timeline).set_activity(name, now);
     }
 
-    /// Records that the rank is in the module `unit` from now on, until the activity changes.
-    pub fn enter_unit(&self, unit: &Arc<str>) {
-        lock(&self.timeline).enter_unit(unit, self.created.elapsed());
+    /// Records that the rank is in the module `module` from now on, until the activity changes.
+    pub fn enter_module(&self, module: &Arc<str>) {
+        lock(&self.timeline).enter_module(module, self.created.elapsed());
     }
 
     /// Records that the rank's thread has waited for operation `sequence` of `group` since `start`.

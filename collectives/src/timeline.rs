@@ -1,7 +1,7 @@
 //! A rank's use of its time: the activities of its thread, and its waits.
 //!
 //! A rank reports its activity ([`Recorder::set_activity`](crate::Recorder::set_activity)), its current
-//! module ([`Recorder::enter_unit`](crate::Recorder::enter_unit)) and its waits for collectives
+//! module ([`Recorder::enter_module`](crate::Recorder::enter_module)) and its waits for collectives
 //! ([`Recorder::waited`](crate::Recorder::waited)). Between two such moments lies a [`Span`]. The sums over a
 //! run are kept for ever; of the spans, only the last ones are kept for inspection.
 //!
@@ -35,7 +35,7 @@ pub struct Span {
     /// Activity, such as `data loading`, `forward`, `backward`, `optimizer`, `checkpoint`.
     pub activity: String,
     /// The current module, such as `layers.3`; `None` outside of modules.
-    pub unit: Option<String>,
+    pub module: Option<String>,
     /// The collective that it waited for, by group and number; `None` if it did not wait.
     pub waits_for: Option<(String, u64)>,
     /// Start time.
@@ -83,7 +83,7 @@ pub struct ActivityTime {
 #[derive(Debug)]
 struct Kept {
     activity: &'static str,
-    unit: Option<Arc<str>>,
+    module: Option<Arc<str>>,
     waits_for: Option<(Arc<str>, u64)>,
     start: Duration,
     end: Duration,
@@ -95,7 +95,7 @@ struct Kept {
 pub(crate) struct Timeline {
     /// The rank's activity, its start, and the current module.
     activity: &'static str,
-    unit: Option<Arc<str>>,
+    module: Option<Arc<str>>,
     since: Duration,
     times: Vec<ActivityTime>,
     spans: VecDeque<Kept>,
@@ -109,7 +109,7 @@ impl Default for Timeline {
     fn default() -> Timeline {
         Timeline {
             activity: "start",
-            unit: None,
+            module: None,
             since: Duration::ZERO,
             times: Vec::new(),
             // At once: memory that grows while a rank works would be taken for that of its tensors.
@@ -133,13 +133,13 @@ impl Timeline {
     /// Starts `activity` at `now`.
     pub(crate) fn set_activity(&mut self, activity: &'static str, now: Duration) {
         self.close(now, None);
-        (self.activity, self.unit) = (activity, None);
+        (self.activity, self.module) = (activity, None);
     }
 
     /// Enters a module.
-    pub(crate) fn enter_unit(&mut self, unit: &Arc<str>, now: Duration) {
+    pub(crate) fn enter_module(&mut self, module: &Arc<str>, now: Duration) {
         self.close(now, None);
-        self.unit = Some(Arc::clone(unit));
+        self.module = Some(Arc::clone(module));
     }
 
     /// Records that the rank has waited for a collective since `start`.
@@ -167,7 +167,7 @@ impl Timeline {
 
     pub(crate) fn begin_step(&mut self, step: u64, now: Duration) {
         self.close(now, None);
-        self.unit = None;
+        self.module = None;
         if self.steps.len() == STEPS {
             self.steps.pop_front();
         }
@@ -225,8 +225,8 @@ impl Timeline {
             self.spans.pop_front();
         }
         let bytes = self.held_bytes.map_or(0, |held_bytes| held_bytes());
-        let (activity, unit) = (self.activity, self.unit.clone());
-        self.spans.push_back(Kept { activity, unit, waits_for, start, end: now, bytes });
+        let (activity, module) = (self.activity, self.module.clone());
+        self.spans.push_back(Kept { activity, module, waits_for, start, end: now, bytes });
     }
 }
 
@@ -235,7 +235,7 @@ impl Kept {
         let waits_for = self.waits_for.as_ref();
         Span {
             activity: self.activity.to_owned(),
-            unit: self.unit.as_ref().map(|unit| unit.to_string()),
+            module: self.module.as_ref().map(|module| module.to_string()),
             waits_for: waits_for.map(|(group, sequence)| (group.to_string(), *sequence)),
             start: self.start.as_secs_f64(),
             end: self.end.as_secs_f64(),
@@ -258,7 +258,7 @@ mod tests {
         timeline.set_activity("data loading", us(10));
         timeline.begin_step(1, us(20));
         timeline.set_activity("forward", us(30));
-        timeline.enter_unit(&Arc::from("layers.0"), us(40));
+        timeline.enter_module(&Arc::from("layers.0"), us(40));
         timeline.waited(&group, 7, us(50), us(80));
         // Too short for its own span.
         timeline.waited(&group, 8, us(89), us(90));
@@ -267,7 +267,7 @@ mod tests {
         let spans: Vec<_> = timeline
             .spans(us(20), us(130))
             .into_iter()
-            .map(|span| (span.activity, span.unit, span.waits_for, (span.end * 1e6).round() as u64))
+            .map(|span| (span.activity, span.module, span.waits_for, (span.end * 1e6).round() as u64))
             .collect();
         let layer = Some("layers.0".to_owned());
         assert_eq!(

@@ -30,8 +30,8 @@ pub fn diverge(
     })
 }
 
-pub fn reduce(unit: &str, dtype: DType, len: usize) -> impl Fn(&dyn Communicator) -> Work {
-    move |member| member.all_reduce(label(unit), Buffer::zeros(dtype, len))
+pub fn reduce(module: &str, dtype: DType, len: usize) -> impl Fn(&dyn Communicator) -> Work {
+    move |member| member.all_reduce(label(module), Buffer::zeros(dtype, len))
 }
 
 fn broadcast(root: usize) -> impl Fn(&dyn Communicator) -> Work {

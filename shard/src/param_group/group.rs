@@ -104,7 +104,7 @@ impl ParamGroup {
     /// The calling rank is in the module of this group from now on.
     pub(crate) fn enter(&self) {
         memory::enter_module(self.options.position);
-        self.context.world.recorder().enter_unit(&self.label);
+        self.context.world.recorder().enter_module(&self.label);
     }
 
     pub(crate) fn label(&self, phase: kiln_collectives::Phase) -> Label {

@@ -52,7 +52,7 @@ impl MemoryProfiler {
         };
         let (seconds, doings) = timeline.map_or((0.0, Vec::new()), |timeline| {
             let doing =
-                |span: kiln_collectives::Span| (span.start - timeline.start, span.activity, span.unit);
+                |span: kiln_collectives::Span| (span.start - timeline.start, span.activity, span.module);
             (timeline.end - timeline.start, timeline.spans.into_iter().map(doing).collect())
         });
         Recorded {

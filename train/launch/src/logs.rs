@@ -249,12 +249,12 @@ impl Quiet {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "2026-11-24T18:03:59.042Z host=n rank=0 step=3 phase=- unit=- DEBUG kiln::run: a step\n\
+    const TEXT: &str = "2026-11-24T18:03:59.042Z host=n rank=0 step=3 phase=- module=- DEBUG kiln::run: a step\n\
                         step 3 of 5\n INFO device: CPU\n\
-                        2026-11-24T18:03:59.043Z host=n rank=0 step=3 phase=- unit=- WARN kiln::run: slow\n\
+                        2026-11-24T18:03:59.043Z host=n rank=0 step=3 phase=- module=- WARN kiln::run: slow\n\
                         \n bar";
     const SHOWN: &str = "step 3 of 5\n\
-                         2026-11-24T18:03:59.043Z host=n rank=0 step=3 phase=- unit=- WARN kiln::run: slow\n\
+                         2026-11-24T18:03:59.043Z host=n rank=0 step=3 phase=- module=- WARN kiln::run: slow\n\
                          \n bar";
 
     #[test]

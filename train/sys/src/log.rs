@@ -97,11 +97,11 @@ pub(super) fn show(filter: EnvFilter) {
 /// Levels, as they appear in lines, that a terminal showing the progress of a job can omit.
 const QUIET: [&str; 3] = ["INFO", "DEBUG", "TRACE"];
 
-/// Number of words before the level: time, machine, rank, step, phase, unit.
+/// Number of words before the level: time, machine, rank, step, phase, module.
 const WORDS: usize = 6;
 
 /// Writes lines such as
-/// `2026-11-24T18:03:59.042Z host=node7 rank=1 step=3 phase=backward unit=layers.0 DEBUG kiln::run: a step begins`;
+/// `2026-11-24T18:03:59.042Z host=node7 rank=1 step=3 phase=backward module=layers.0 DEBUG kiln::run: a step begins`;
 /// unknown values are `-`.
 pub(super) struct Detailed;
 
@@ -131,16 +131,16 @@ where
 fn write_place(out: &mut dyn Write, position: Option<&Position>, rank: Option<usize>) -> fmt::Result {
     let Some(position) = position else {
         return match rank {
-            Some(rank) => write!(out, " rank={rank} step=- phase=- unit=-"),
-            None => write!(out, " rank={} step=- phase=- unit=-", rank_of_process()),
+            Some(rank) => write!(out, " rank={rank} step=- phase=- module=-"),
+            None => write!(out, " rank={} step=- phase=- module=-", rank_of_process()),
         };
     };
     write!(out, " rank={} step={}", position.rank, position.step())?;
     // Each value must be one word.
-    write!(out, " phase={} unit=", position.phase().replace(' ', "_"))?;
-    let mut unit = String::new();
-    position.write_module(&mut unit)?;
-    out.write_str(if unit.is_empty() { "-" } else { &unit })
+    write!(out, " phase={} module=", position.phase().replace(' ', "_"))?;
+    let mut module = String::new();
+    position.write_module(&mut module)?;
+    out.write_str(if module.is_empty() { "-" } else { &module })
 }
 
 /// Returns the rank that a launcher has given to this process, before a thread works for it.
@@ -245,11 +245,12 @@ mod tests {
     fn lines_show_the_position() {
         let line = line("DEBUG");
         let (_, place) = line.split_once(' ').unwrap();
-        let expected = "host=node7 rank=70 step=3 phase=data_loading unit=- DEBUG kiln::run: a step begins\n";
+        let expected =
+            "host=node7 rank=70 step=3 phase=data_loading module=- DEBUG kiln::run: a step begins\n";
         assert_eq!(place, expected);
         let mut nowhere = String::new();
         write_place(&mut nowhere, None, Some(4)).unwrap();
-        assert_eq!(nowhere, " rank=4 step=- phase=- unit=-");
+        assert_eq!(nowhere, " rank=4 step=- phase=- module=-");
     }
 
     #[test]

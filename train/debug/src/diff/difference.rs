@@ -36,16 +36,16 @@ pub struct TensorPlace {
     /// The part of the step, such as `forward`; if there is no step, the kind of data, such as `weights`.
     pub phase: String,
     /// The module, such as `layers.3`.
-    pub unit: String,
+    pub module: String,
     /// The tensor in the module.
     pub tensor: String,
 }
 
 impl fmt::Display for TensorPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TensorPlace { step, phase, unit, tensor } = self;
+        let TensorPlace { step, phase, module, tensor } = self;
         step.map_or(Ok(()), |step| write!(f, "step {step}, "))?;
-        write!(f, "{phase}, {unit}: {tensor}")
+        write!(f, "{phase}, {module}: {tensor}")
     }
 }
 
@@ -182,8 +182,8 @@ mod tests {
     use super::*;
 
     fn at(tensor: &str, relative: f64) -> (Difference, f64) {
-        let (unit, phase) = ("embed".to_owned(), "forward".to_owned());
-        let at = TensorPlace { step: Some(1), phase, unit, tensor: tensor.to_owned() };
+        let (module, phase) = ("embed".to_owned(), "forward".to_owned());
+        let at = TensorPlace { step: Some(1), phase, module, tensor: tensor.to_owned() };
         (Difference { at, relative: Some(relative), note: None }, relative)
     }
 

@@ -38,7 +38,7 @@ fn scale_of(entry: &Entry) -> (StepPhase, &str, &str) {
         }
         _ => &entry.tensor,
     };
-    (entry.phase, &entry.unit, kind)
+    (entry.phase, &entry.module, kind)
 }
 
 /// Returns `true` if passes compute in a type narrower than f32.
@@ -79,7 +79,7 @@ impl Compared {
         // A kind of tensor that only one run hashed does not count as a difference.
         let kind = |entry: &Entry| (entry.phase, entry.tensor.contains(' '));
         let kinds = |step: &StepHashes| step.entries.iter().map(kind).collect::<HashSet<_>>();
-        let (of_a, of_b) = if a.by_unit == b.by_unit { (kinds(a), kinds(b)) } else { Default::default() };
+        let (of_a, of_b) = if a.by_module == b.by_module { (kinds(a), kinds(b)) } else { Default::default() };
         let (scales_a, scales_b) = (scales(a), scales(b));
         let scale = |entry: &Entry| {
             let of = |scales: &HashMap<_, f64>| scales.get(&scale_of(entry)).copied().unwrap_or_default();
@@ -90,7 +90,7 @@ impl Compared {
         for mine in &a.entries {
             let Some(theirs) = others.get(&mine.name()) else {
                 if of_b.contains(&kind(mine)) {
-                    self.unpaired.push(format!("{}: {} (only the first)", mine.unit, mine.tensor));
+                    self.unpaired.push(format!("{}: {} (only the first)", mine.module, mine.tensor));
                 }
                 continue;
             };
@@ -104,9 +104,9 @@ impl Compared {
                 && difference.relative.is_some_and(|r| r > 0.01)
                 && size < ROUNDING
             {
-                noise.insert((&*mine.unit, parameter));
+                noise.insert((&*mine.module, parameter));
             }
-            let is_noise = mine.phase == StepPhase::Update && noise.contains(&(&*mine.unit, parameter));
+            let is_noise = mine.phase == StepPhase::Update && noise.contains(&(&*mine.module, parameter));
             let had = (self.judge.first.is_some(), self.judge.parted.is_some());
             let relative = if is_noise { 0.0 } else { size };
             // Sums in f32, such as gradients and norms, have no elements that can round the other way in
@@ -122,7 +122,7 @@ impl Compared {
         let unpaired =
             b.entries.iter().filter(|entry| of_a.contains(&kind(entry)) && !names.contains(&entry.name()));
         self.unpaired
-            .extend(unpaired.map(|entry| format!("{}: {} (only the second)", entry.unit, entry.tensor)));
+            .extend(unpaired.map(|entry| format!("{}: {} (only the second)", entry.module, entry.tensor)));
     }
 }
 
@@ -131,7 +131,7 @@ fn differ(step: u64, a: &Entry, b: &Entry, scale: f64) -> (Difference, f64) {
     let at = TensorPlace {
         step: Some(step),
         phase: a.phase.to_string(),
-        unit: a.unit.clone(),
+        module: a.module.clone(),
         tensor: a.tensor.clone(),
     };
     let over = |scale: f64| if scale > 0.0 { a.distance(b) / scale } else { 0.0 };

@@ -29,15 +29,15 @@ pub struct ComparedValues {
     pub what: String,
 }
 
-fn place(step: Option<u64>, phase: &str, unit: &str, tensor: &str) -> TensorPlace {
-    TensorPlace { step, phase: phase.to_owned(), unit: unit.to_owned(), tensor: tensor.to_owned() }
+fn place(step: Option<u64>, phase: &str, module: &str, tensor: &str) -> TensorPlace {
+    TensorPlace { step, phase: phase.to_owned(), module: module.to_owned(), tensor: tensor.to_owned() }
 }
 
 /// The place of a parameter, named as in hashes.
 fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> TensorPlace {
     match split(name) {
-        (unit, inner) if unit.starts_with("layers.") => {
-            place(step, phase, unit, format!("{inner} {slot}").trim_end())
+        (module, inner) if module.starts_with("layers.") => {
+            place(step, phase, module, format!("{inner} {slot}").trim_end())
         }
         _ => place(step, phase, "model", format!("{name} {slot}").trim_end()),
     }

@@ -45,9 +45,9 @@ impl Collected {
         self.order[index].1 = self.order[index].1.plus(sums);
     }
 
-    fn add_number(&mut self, phase: StepPhase, unit: &str, tensor: &str, value: f64) {
-        let (unit, tensor, dtype) = (unit.to_owned(), tensor.to_owned(), "f64".to_owned());
-        self.add(Key { phase, unit, tensor, dtype }, TensorSums::from_number(value));
+    fn add_number(&mut self, phase: StepPhase, module: &str, tensor: &str, value: f64) {
+        let (module, tensor, dtype) = (module.to_owned(), tensor.to_owned(), "f64".to_owned());
+        self.add(Key { phase, module, tensor, dtype }, TensorSums::from_number(value));
     }
 }
 
@@ -100,8 +100,8 @@ impl Hasher {
             StateKind::Gradient => ("gradients", String::new()),
             StateKind::Slot(name) => ("moments", format!(" {name}")),
         };
-        let (unit, _) = split(&group.name);
-        let by_unit = self.options.by_unit;
+        let (module, _) = split(&group.name);
+        let by_module = self.options.by_module;
         let sums = engine.read_chunk(position, kind, |values| {
             let of_parameter = |parameter: &kiln_shard::ParameterLayout| {
                 let (held, range) = parameter.held_by(&chunk);
@@ -110,12 +110,12 @@ impl Hasher {
             group.parameters.iter().map(of_parameter).collect::<Vec<_>>()
         })?;
         for (parameter, sums) in group.parameters.iter().zip(sums.into_iter().flatten()) {
-            let name = parameter.name.strip_prefix(unit).and_then(|name| name.strip_prefix('.'));
-            let tensor = match by_unit {
+            let name = parameter.name.strip_prefix(module).and_then(|name| name.strip_prefix('.'));
+            let tensor = match by_module {
                 true => format!("{of_unit}{suffix}"),
                 false => format!("{}{suffix}", name.unwrap_or(&parameter.name)),
             };
-            let key = Key { phase, unit: unit.to_owned(), tensor, dtype: "f32".to_owned() };
+            let key = Key { phase, module: module.to_owned(), tensor, dtype: "f32".to_owned() };
             self.step.add(key, sums);
         }
         Ok(())
@@ -165,7 +165,8 @@ impl Hasher {
         };
         let mut entries: Vec<_> = all.order.into_iter().map(entry).collect();
         entries.sort_by_key(|entry| entry.phase);
-        let line = serde_json::to_string(&StepHashes { step, ranks, by_unit: self.options.by_unit, entries });
+        let line =
+            serde_json::to_string(&StepHashes { step, ranks, by_module: self.options.by_module, entries });
         let line = line.map_err(|error| unreadable(&error))?;
         let file = match &mut self.file {
             Some(file) => file,
@@ -192,14 +193,14 @@ impl Observer for Hasher {
                 self.add_state(engine, StepPhase::Start)?;
             }
         }
-        for (unit, tensor, tokens) in
+        for (module, tensor, tokens) in
             [("embed", "tokens", &batch.inputs), ("head", "targets", &batch.targets)]
         {
             let samples = (at.first_sample..).zip(tokens.chunks((tokens.len() / self.rows).max(1)));
             let of_sample = |(sample, ids): (u64, &[i32])| TensorSums::from_ids(sample, ids);
             let sums = samples.map(of_sample).fold(TensorSums::default(), TensorSums::plus);
-            let (unit, tensor, dtype) = (unit.to_owned(), tensor.to_owned(), "i32".to_owned());
-            self.step.add(Key { phase: StepPhase::Data, unit, tensor, dtype }, sums);
+            let (module, tensor, dtype) = (module.to_owned(), tensor.to_owned(), "i32".to_owned());
+            self.step.add(Key { phase: StepPhase::Data, module, tensor, dtype }, sums);
         }
         Ok(())
     }
@@ -211,10 +212,10 @@ impl Observer for Hasher {
             // Already hashed in the forward pass.
             Pass::Recompute => return Ok(()),
         };
-        let (unit, inner) = split(seen.place);
+        let (module, inner) = split(seen.place);
         // A micro-batch's share of the loss depends on how the batch is split.
         let is_number = seen.shape.iter().product::<usize>() == 1;
-        if is_number || !self.options.has_pass(phase) || (self.options.by_unit && !inner.is_empty()) {
+        if is_number || !self.options.has_pass(phase) || (self.options.by_module && !inner.is_empty()) {
             return Ok(());
         }
         let (sums, dtype) = from_pass(seen, at.first_sample, self.rows)?;
@@ -222,7 +223,7 @@ impl Observer for Hasher {
             "" => seen.name.to_owned(),
             inner => format!("{inner}.{}", seen.name),
         };
-        self.step.add(Key { phase, unit: unit.to_owned(), tensor, dtype }, sums);
+        self.step.add(Key { phase, module: module.to_owned(), tensor, dtype }, sums);
         Ok(())
     }
 
@@ -254,14 +255,14 @@ mod tests {
 
     #[test]
     fn names_split_into_module_and_tensor() {
-        for (name, unit, inner) in [
+        for (name, module, inner) in [
             ("layers.3.attention.q_proj.weight", "layers.3", "attention.q_proj.weight"),
             ("layers.3", "layers.3", ""),
             ("layers.3.muon", "layers.3", "muon"),
             ("embed", "embed", ""),
             ("head.frozen", "head", "frozen"),
         ] {
-            assert_eq!(split(name), (unit, inner));
+            assert_eq!(split(name), (module, inner));
         }
     }
 }

@@ -22,13 +22,13 @@ pub enum HashedKind {
     Moments,
 }
 
-/// The tensors and steps to hash: `steps=1-20`, `steps=5,activations,weights` or `steps=1-20,units`.
+/// The tensors and steps to hash: `steps=1-20`, `steps=5,activations,weights` or `steps=1-20,modules`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashOptions {
     /// The optimizer steps, from 1.
     pub steps: RangeInclusive<u64>,
     /// Set if a module has one hash per kind instead of one per tensor, which makes smaller files.
-    pub by_unit: bool,
+    pub by_module: bool,
     /// Kinds of tensors. Tokens, loss and norm are always included.
     pub kinds: Vec<HashedKind>,
 }
@@ -36,7 +36,7 @@ pub struct HashOptions {
 impl HashOptions {
     /// Selects every tensor of `steps`.
     pub fn all(steps: RangeInclusive<u64>) -> Self {
-        HashOptions { steps, by_unit: false, kinds: HashedKind::value_variants().to_vec() }
+        HashOptions { steps, by_module: false, kinds: HashedKind::value_variants().to_vec() }
     }
 
     /// Returns `true` if tensors of this kind are hashed.
@@ -55,7 +55,9 @@ impl HashOptions {
 
 /// A text that does not select anything to hash.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{problem}; write steps=1-20, or steps=5,activations,gradients,weights,moments, or steps=1-20,units")]
+#[error(
+    "{problem}; write steps=1-20, or steps=5,activations,gradients,weights,moments, or steps=1-20,modules"
+)]
 pub struct HashOptionsError {
     problem: String,
 }
@@ -72,7 +74,7 @@ impl FromStr for HashOptions {
             match HashedKind::from_str(part, false) {
                 Ok(kind) if !options.kinds.contains(&kind) => options.kinds.push(kind),
                 Ok(_) => {}
-                Err(_) if part == "units" => options.by_unit = true,
+                Err(_) if part == "modules" => options.by_module = true,
                 Err(_) => return Err(wrong(format!("\"{part}\" is not a kind of tensor"))),
             }
         }
@@ -86,8 +88,8 @@ impl FromStr for HashOptions {
 impl fmt::Display for HashOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "steps={}-{}", self.steps.start(), self.steps.end())?;
-        if self.by_unit {
-            f.write_str(",units")?;
+        if self.by_module {
+            f.write_str(",modules")?;
         }
         // Every kind has a visible name.
         let mut names = self.kinds.iter().filter_map(ValueEnum::to_possible_value);
@@ -103,8 +105,8 @@ mod tests {
     fn hash_options_round_trip() {
         let parsed = |text: &str| text.parse::<HashOptions>();
         assert_eq!(parsed("steps=1-20"), Ok(HashOptions::all(1..=20)));
-        let one = HashOptions { steps: 5..=5, by_unit: true, kinds: vec![HashedKind::Weights] };
-        assert_eq!(parsed("steps=5, units, weights"), Ok(one.clone()));
+        let one = HashOptions { steps: 5..=5, by_module: true, kinds: vec![HashedKind::Weights] };
+        assert_eq!(parsed("steps=5, modules, weights"), Ok(one.clone()));
         assert_eq!(parsed(&one.to_string()), Ok(one));
         for (text, problem) in [
             ("", "expected steps="),

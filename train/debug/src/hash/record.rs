@@ -54,7 +54,7 @@ pub struct Entry {
     /// The part of the step.
     pub phase: StepPhase,
     /// The module, such as `layers.3`, `embed` or `head`; `model` for a number of the whole model.
-    pub unit: String,
+    pub module: String,
     /// The tensor in the module, such as `ffn.output` or `attention.q_proj.weight`.
     pub tensor: String,
     /// The type in which its elements are stored.
@@ -92,14 +92,14 @@ fn from_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error>
 
 impl Entry {
     pub(super) fn new(key: Key, sums: TensorSums, by_rank: Vec<u32>) -> Self {
-        let Key { phase, unit, tensor, dtype } = key;
+        let Key { phase, module, tensor, dtype } = key;
         let TensorSums { hash, count, non_finite, squares, sketch } = sums;
-        Entry { phase, unit, tensor, dtype, count, hash, norm: squares.sqrt(), sketch, non_finite, by_rank }
+        Entry { phase, module, tensor, dtype, count, hash, norm: squares.sqrt(), sketch, non_finite, by_rank }
     }
 
     /// Its identity: everything but the values.
     pub fn name(&self) -> (StepPhase, &str, &str) {
-        (self.phase, &self.unit, &self.tensor)
+        (self.phase, &self.module, &self.tensor)
     }
 
     /// The ranks whose samples have different values; empty if unknown, or if all ranks differ.
@@ -127,7 +127,7 @@ impl Entry {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Key {
     pub(super) phase: StepPhase,
-    pub(super) unit: String,
+    pub(super) module: String,
     pub(super) tensor: String,
     pub(super) dtype: String,
 }
@@ -141,7 +141,7 @@ pub struct StepHashes {
     pub ranks: usize,
     /// Set if a module has one hash per kind instead of one per tensor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub by_unit: bool,
+    pub by_module: bool,
     /// The tensors of the step.
     pub entries: Vec<Entry>,
 }

@@ -68,7 +68,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "WHAT", value_enum, default_value = "hold", requires = "breakpoints")]
     others: Others,
     /// Write tensor hashes of these steps to <out>/hashes.jsonl for `kiln diff`: steps=1-20, or
-    /// steps=5,activations,gradients,weights,moments; add `units` for one hash per module and kind.
+    /// steps=5,activations,gradients,weights,moments; add `modules` for one hash per module and kind.
     #[arg(long, value_name = "STEPS[,KINDS]")]
     hash: Option<HashOptions>,
     /// Trace all ranks in these steps, for Perfetto and `kiln trace summary` [default file:

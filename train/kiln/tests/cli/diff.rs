@@ -14,7 +14,7 @@ struct Planted {
     bad: &'static [&'static str],
     step: u64,
     phase: &'static str,
-    unit: &'static str,
+    module: &'static str,
     /// The key responsible, if there is one.
     key: Option<&'static str>,
 }
@@ -23,17 +23,17 @@ const fn of_key(
     key: &'static str,
     bad: &'static [&'static str],
     phase: &'static str,
-    unit: &'static str,
+    module: &'static str,
 ) -> Planted {
-    Planted { code: "", good: &[], bad, step: 1, phase, unit, key: Some(key) }
+    Planted { code: "", good: &[], bad, step: 1, phase, module, key: Some(key) }
 }
 
-const fn of_code(code: &'static str, step: u64, phase: &'static str, unit: &'static str) -> Planted {
-    Planted { code, good: &[], bad: &[], step, phase, unit, key: None }
+const fn of_code(code: &'static str, step: u64, phase: &'static str, module: &'static str) -> Planted {
+    Planted { code, good: &[], bad: &[], step, phase, module, key: None }
 }
 
-const fn of_fault(bad: &'static [&'static str], phase: &'static str, unit: &'static str) -> Planted {
-    Planted { code: "", good: &[], bad, step: 2, phase, unit, key: None }
+const fn of_fault(bad: &'static [&'static str], phase: &'static str, module: &'static str) -> Planted {
+    Planted { code: "", good: &[], bad, step: 2, phase, module, key: None }
 }
 
 const SEED: Planted = of_key("train.seed", &["--set", "train.seed=1"], "start", "embed");
@@ -99,7 +99,7 @@ const PLANTED: [Planted; 26] = [
         bad: &["--set", "data.shuffle=false", "--set", "data.path=other"],
         step: 2,
         phase: "data",
-        unit: "embed",
+        module: "embed",
         key: Some("data.path"),
     },
 ];
@@ -145,7 +145,7 @@ fn every_planted_mistake_is_found() {
     let workspace = workspace();
     let mut wrong = Vec::new();
     for (index, planted) in PLANTED.iter().enumerate() {
-        let Planted { code, good, bad, step, phase, unit, .. } = planted;
+        let Planted { code, good, bad, step, phase, module, .. } = planted;
         let is_own = !code.is_empty();
         let (a, b) = (format!("good-{index}"), format!("bad-{index}"));
         // A mistake that depends on the rank occurs with any number of ranks.
@@ -158,7 +158,7 @@ fn every_planted_mistake_is_found() {
             && report["verdict"] == "different"
             && found["step"] == *step
             && found["phase"] == *phase
-            && found["unit"] == *unit;
+            && found["module"] == *module;
         let note = found["note"].as_str().unwrap_or_default();
         let is_found = is_found && (bad.last() != Some(&STALE) || note == "on rank 1 alone");
         let cause = report["likely_cause"].as_str().unwrap_or_default();
@@ -172,7 +172,7 @@ fn every_planted_mistake_is_found() {
 #[test]
 fn the_key_that_makes_a_difference_is_named() {
     let workspace = workspace();
-    for Planted { good, bad, step, phase, unit, key, .. } in &PLANTED {
+    for Planted { good, bad, step, phase, module, key, .. } in &PLANTED {
         let Some(key) = key else { continue };
         let set = |flag: &'static str, arguments: &'static [&'static str]| {
             arguments.iter().filter(|word| **word != "--set").flat_map(move |word| [flag, *word])
@@ -190,8 +190,8 @@ fn the_key_that_makes_a_difference_is_named() {
         assert_eq!(culprits[0]["keys"][0]["key"], *key);
         let parts = &culprits[0]["outcome"]["parts_at"];
         assert_eq!(
-            (&parts["step"], &parts["phase"], &parts["unit"]),
-            (&(*step).into(), &(*phase).into(), &(*unit).into())
+            (&parts["step"], &parts["phase"], &parts["module"]),
+            (&(*step).into(), &(*phase).into(), &(*module).into())
         );
     }
 }
@@ -282,7 +282,7 @@ fn side_by_side_is_one_command() {
 fn hashes_of_a_run_that_goes_on_are_those_of_one_that_did_not_stop() {
     let workspace = workspace();
     let run = |out: &str, more: &[&str]| {
-        let train = ["train", "run.toml", "--out", out, "--hash", "steps=1-4,units"];
+        let train = ["train", "run.toml", "--out", out, "--hash", "steps=1-4,modules"];
         workspace.succeed(&[&train[..], &["--set", "checkpoint.every=2"], more].concat());
     };
     run("straight", &[]);

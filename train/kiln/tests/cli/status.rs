@@ -86,7 +86,7 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
     for (index, rank) in ranks.iter().enumerate() {
         assert_eq!(rank["rank"], index);
         assert!(rank["step"].as_u64().unwrap() > 0 && rank["peak_bytes"].as_u64().unwrap() > 0, "{rank:#}");
-        assert!(rank["activity"]["name"].is_string() && rank["last"]["unit"].is_string(), "{rank:#}");
+        assert!(rank["activity"]["name"].is_string() && rank["last"]["module"].is_string(), "{rank:#}");
     }
     // The same as text.
     let health = "\nhealthy: no rank waits for another for longer than usual";

@@ -73,8 +73,8 @@ fn check(run: &Run, name: &str, ended: &Ended, case: &str, what: &str, call: &st
     let latest = if what.starts_with("out of memory") { 4 } else { 3 };
     let step: u64 = value("step").parse().expect("a step");
     assert!(value("rank") == rank.to_string() && (3..=latest).contains(&step), "{case}: {text}");
-    let unit = value("unit").split(',').next().unwrap_or_default().to_owned();
-    assert!(["embed", "layers.0", "layers.1", "head"].contains(&&*unit), "{case}: {unit}: {text}");
+    let module = value("module").split(',').next().unwrap_or_default().to_owned();
+    assert!(["embed", "layers.0", "layers.1", "head"].contains(&&*module), "{case}: {module}: {text}");
     for key in ["phase", "call", "host", "process", "time", "version"] {
         assert!(!value(key).is_empty(), "{case}: {key}: {text}");
     }

@@ -24,7 +24,7 @@ fn every_line_says_where_its_rank_is_and_collectives_say_how_fast_they_were() {
         let lines: Vec<_> = log.lines().filter(|line| line.contains(" host=")).collect();
         for line in &lines {
             let keys: Vec<_> = place(line).into_iter().map(|(key, _)| key).collect();
-            assert_eq!(keys, ["host", "rank", "step", "phase", "unit"], "{line}");
+            assert_eq!(keys, ["host", "rank", "step", "phase", "module"], "{line}");
             let of_rank = format!("rank={rank}");
             assert!(line.contains(" rank=- ") || line.split(' ').any(|word| word == of_rank), "{line}");
         }
@@ -43,9 +43,9 @@ fn every_line_says_where_its_rank_is_and_collectives_say_how_fast_they_were() {
         }
         assert!(shapes.all(|line| line.contains(" shape=[")), "{log}");
         assert!(find(": a tensor ").is_none(), "{log}");
-        let units: BTreeSet<_> = of_step.iter().flat_map(|line| place(line)).collect();
-        for unit in ["embed", "layers.0", "layers.1", "head"] {
-            assert!(units.contains(&("unit", unit)), "{unit}: {units:?}");
+        let modules: BTreeSet<_> = of_step.iter().flat_map(|line| place(line)).collect();
+        for module in ["embed", "layers.0", "layers.1", "head"] {
+            assert!(modules.contains(&("module", module)), "{module}: {modules:?}");
         }
         let call = find(" TRACE kiln_collectives").expect("a collective");
         for key in [" bytes=", " queued_us=", " ran_us=", " bus_gb_s="] {

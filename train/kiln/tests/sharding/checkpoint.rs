@@ -314,22 +314,22 @@ fn later_steps_do_not_reach_a_snapshot() {
     let on_all = run.on_ranks(|world| {
         let rank = Rank::start(&run, world)?;
         rank.step(1)?;
-        let units = rank.engine().layout().groups.len();
+        let groups = rank.engine().layout().groups.len();
         let mut snapshot = rank.engine().snapshot();
         let read = |snapshot: &kiln_shard::Snapshot| -> Vec<Vec<f32>> {
-            let all = (0..units).flat_map(|unit| KINDS.map(|kind| (unit, kind)));
-            all.map(|(unit, kind)| snapshot.values(unit, kind).expect("f32").expect("values").to_vec())
+            let all = (0..groups).flat_map(|group| KINDS.map(|kind| (group, kind)));
+            all.map(|(group, kind)| snapshot.values(group, kind).expect("f32").expect("values").to_vec())
                 .collect()
         };
         let before = read(&snapshot);
         // Releases one tensor, which is then changed in place; the others are copied.
         snapshot.release(1, StateKind::Weight);
         assert_eq!(snapshot.values(1, StateKind::Weight), Ok(None));
-        let (unit, kinds) = (3, KINDS.len());
+        let (group, kinds) = (3, KINDS.len());
         rank.step(2)?;
         for (at, kind) in KINDS.into_iter().enumerate() {
-            let values = snapshot.values(unit, kind).expect("f32").expect("values");
-            assert!(values == before[unit * kinds + at], "{kind:?}");
+            let values = snapshot.values(group, kind).expect("f32").expect("values");
+            assert!(values == before[group * kinds + at], "{kind:?}");
         }
         // Small groups may lie entirely on the other rank; padding stays zero.
         let after = read(&rank.engine().snapshot());

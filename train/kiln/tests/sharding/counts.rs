@@ -28,7 +28,7 @@ use crate::support::{Rank, Run};
 /// Gathers of embedding, one block, and head, in forward and in backward.
 type Gathers = [[u64; 3]; 2];
 
-const UNITS: usize = 3 + 2;
+const GROUPS: usize = 3 + 2;
 
 /// Totals of the second step, which is like any later one, and the layout.
 fn second_step(run: &Run) -> Vec<(Vec<Total>, Vec<ParamGroupLayout>)> {
@@ -43,32 +43,32 @@ fn second_step(run: &Run) -> Vec<(Vec<Total>, Vec<ParamGroupLayout>)> {
 }
 
 /// Calls and bytes by parameter group, for one operation in one phase.
-fn by_unit(totals: &[Total], operation: Operation, phase: Phase) -> BTreeMap<String, (u64, u64)> {
+fn by_group(totals: &[Total], operation: Operation, phase: Phase) -> BTreeMap<String, (u64, u64)> {
     let wanted = totals.iter().filter(|t| t.operation == operation && t.phase == phase);
     wanted.map(|total| (total.scope.to_string(), (total.calls, total.bytes_sent))).collect()
 }
 
-/// Calls and bytes by parameter group that a ring of `ranks` sends for `calls(unit)` calls on
-/// `elements(unit)` f32 values. `passes` is 1 for a gather or a scatter and 2 for an all-reduce.
+/// Calls and bytes by parameter group that a ring of `ranks` sends for `calls(group)` calls on
+/// `elements(group)` f32 values. `passes` is 1 for a gather or a scatter and 2 for an all-reduce.
 fn on_a_ring(
-    units: &[ParamGroupLayout],
+    groups: &[ParamGroupLayout],
     ranks: usize,
     passes: usize,
     elements: impl Fn(&ParamGroupLayout) -> usize,
     calls: impl Fn(&ParamGroupLayout) -> u64,
 ) -> BTreeMap<String, (u64, u64)> {
-    units
+    groups
         .iter()
-        .filter(|unit| calls(unit) > 0)
-        .map(|unit| {
-            let bytes = passes * (ranks - 1) * (elements(unit) / ranks * 4);
-            (unit.name.clone(), (calls(unit), calls(unit) * bytes as u64))
+        .filter(|group| calls(group) > 0)
+        .map(|group| {
+            let bytes = passes * (ranks - 1) * (elements(group) / ranks * 4);
+            (group.name.clone(), (calls(group), calls(group) * bytes as u64))
         })
         .collect()
 }
 
 fn check(run: &Run, [forward, backward]: Gathers) {
-    for (totals, units) in second_step(run) {
+    for (totals, groups) in second_step(run) {
         let name = run.name();
         let shard = match run.policy.strategy {
             Strategy::NoShard => 1,
@@ -76,15 +76,15 @@ fn check(run: &Run, [forward, backward]: Gathers) {
             _ => run.ranks,
         };
         let replicas = run.ranks / shard;
-        assert_eq!(units.len(), UNITS);
+        assert_eq!(groups.len(), GROUPS);
         let gathers = |counts: [u64; 3]| {
-            on_a_ring(&units, shard, 1, ParamGroupLayout::padded_numel, |unit| match unit.name.as_str() {
+            on_a_ring(&groups, shard, 1, ParamGroupLayout::padded_numel, |group| match group.name.as_str() {
                 "embed" => counts[0],
                 "head" => counts[2],
                 _ => counts[1],
             })
         };
-        let gathered = |phase| by_unit(&totals, Operation::AllGather, phase);
+        let gathered = |phase| by_group(&totals, Operation::AllGather, phase);
         assert_eq!(gathered(Phase::Forward), gathers(forward), "{name}: gathers of forward");
         assert_eq!(gathered(Phase::Backward), gathers(backward), "{name}: gathers of backward");
 
@@ -99,26 +99,26 @@ fn check(run: &Run, [forward, backward]: Gathers) {
             (true, false) => each,
         };
         assert_eq!(
-            by_unit(&totals, Operation::ReduceScatter, Phase::Backward),
-            on_a_ring(&units, shard, 1, ParamGroupLayout::padded_numel, |_| scatters),
+            by_group(&totals, Operation::ReduceScatter, Phase::Backward),
+            on_a_ring(&groups, shard, 1, ParamGroupLayout::padded_numel, |_| scatters),
             "{name}: scatters"
         );
         assert_eq!(
-            by_unit(&totals, Operation::AllReduce, Phase::Backward),
-            on_a_ring(&units, replicas, 2, |u| u.padded_numel() / shard, |_| sums),
+            by_group(&totals, Operation::AllReduce, Phase::Backward),
+            on_a_ring(&groups, replicas, 2, |u| u.padded_numel() / shard, |_| sums),
             "{name}: all-reduces"
         );
-        let norms = by_unit(&totals, Operation::AllReduce, Phase::Optimizer);
+        let norms = by_group(&totals, Operation::AllReduce, Phase::Optimizer);
         assert_eq!(norms.len(), usize::from(shard > 1), "{name}");
         assert!(norms.get("grad_norm").is_none_or(|(calls, _)| *calls == 1), "{name}: {norms:?}");
         // The sum of the loss over the ranks is the only other communication.
         let calls =
             |operation| totals.iter().filter(|t| t.operation == operation).map(|t| t.calls).sum::<u64>();
-        assert_eq!(by_unit(&totals, Operation::AllReduce, Phase::Loss)["loss"].0, 1, "{name}");
+        assert_eq!(by_group(&totals, Operation::AllReduce, Phase::Loss)["loss"].0, 1, "{name}");
         let sum = |counts: [u64; 3]| counts[0] + 3 * counts[1] + counts[2];
         assert_eq!(calls(Operation::AllGather), sum(forward) + sum(backward), "{name}");
-        assert_eq!(calls(Operation::ReduceScatter), UNITS as u64 * scatters);
-        let reductions = UNITS as u64 * sums + u64::from(shard > 1) + 1;
+        assert_eq!(calls(Operation::ReduceScatter), GROUPS as u64 * scatters);
+        let reductions = GROUPS as u64 * sums + u64::from(shard > 1) + 1;
         assert_eq!(calls(Operation::AllReduce), reductions, "{name}");
         assert_eq!(calls(Operation::Broadcast) + calls(Operation::Barrier), 0, "{name}");
     }
@@ -188,8 +188,8 @@ fn hybrids_of_one_axis() {
 fn one_rank_communicates_its_loss_only() {
     for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
         for (totals, _) in second_step(&Run::new(strategy, 1)) {
-            let units: Vec<_> = totals.iter().map(|total| &*total.scope).collect();
-            assert_eq!(units, ["loss"]);
+            let groups: Vec<_> = totals.iter().map(|total| &*total.scope).collect();
+            assert_eq!(groups, ["loss"]);
         }
     }
 }
@@ -205,8 +205,8 @@ fn an_evaluation_gathers_every_unit_once() {
             let plain = burn::tensor::Device::flex();
             drop(rank.micro_batch(1, 0, &plain).loss(&rank.model.pass(&plain)));
             rank.engine().finish_evaluation()?;
-            assert_eq!(recorder.count(Operation::AllGather, Some(Phase::Forward)), UNITS as u64);
-            assert_eq!(recorder.totals().len(), UNITS);
+            assert_eq!(recorder.count(Operation::AllGather, Some(Phase::Forward)), GROUPS as u64);
+            assert_eq!(recorder.totals().len(), GROUPS);
             Ok(())
         });
     }

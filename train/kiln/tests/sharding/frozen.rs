@@ -93,7 +93,7 @@ fn frozen_parameters_stay_in_bf16_too() {
 
 /// The parameter groups that a step reduced.
 fn reduced(run: &Run) -> BTreeSet<String> {
-    let units = run.on_ranks(|world| {
+    let groups = run.on_ranks(|world| {
         let recorder = world.recorder().clone();
         let rank = Rank::start(run, world)?;
         recorder.reset_totals();
@@ -109,7 +109,7 @@ fn reduced(run: &Run) -> BTreeSet<String> {
             })
             .collect())
     });
-    run.same_on_all(units)
+    run.same_on_all(groups)
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn frozen_units_are_not_reduced() {
                 (first_blocks, &["head", "layers.2"]),
             ] {
                 let run = Run::new(strategy, 2).frozen(frozen).recompute(recompute);
-                let expected = expected.iter().map(|unit| (*unit).to_owned()).collect();
+                let expected = expected.iter().map(|group| (*group).to_owned()).collect();
                 assert_eq!(reduced(&run), expected, "{}", run.name());
             }
         }
@@ -156,16 +156,16 @@ fn a_part_with_frozen_parameters_is_gathered_once_per_pass() {
         let run = Run::new(Strategy::FullShard, 2).frozen(interleaved).accumulation(accumulation);
         let mut expected = BTreeMap::from([("F head".to_owned(), 1)]);
         expected.insert("F embed".to_owned(), micro_batches);
-        for unit in ["layers.0", "layers.1", "layers.2"] {
-            for gather in [format!("F {unit}"), format!("B {unit}"), format!("F {unit}.frozen")] {
+        for group in ["layers.0", "layers.1", "layers.2"] {
+            for gather in [format!("F {group}"), format!("B {group}"), format!("F {group}.frozen")] {
                 expected.insert(gather, micro_batches);
             }
         }
         // When backward reaches the last block, the tape holds the frozen weights of all blocks.
         assert_eq!(gathers(&run), (expected.clone(), 3 + 2), "{}", run.name());
 
-        for unit in ["layers.0", "layers.1", "layers.2"] {
-            expected.insert(format!("B {unit}.frozen"), micro_batches);
+        for group in ["layers.0", "layers.1", "layers.2"] {
+            expected.insert(format!("B {group}.frozen"), micro_batches);
         }
         // Two parts of two groups each.
         let run = run.recompute(Recompute::Block);
@@ -191,9 +191,9 @@ fn frozen_values_have_no_optimizer_state() {
         let rank = Rank::start(&run, world)?;
         rank.step(1)?;
         let moments = rank.values(StateKind::Slot("exp_avg"))?;
-        for (unit, parameter) in rank.engine().layout().parameters() {
+        for (group, parameter) in rank.engine().layout().parameters() {
             let frozen = interleaved(&parameter.name);
-            assert_eq!(unit.trainable, !frozen);
+            assert_eq!(group.trainable, !frozen);
             assert_eq!(moments.contains_key(&parameter.name), !frozen, "{}", parameter.name);
         }
         Ok(())

@@ -58,9 +58,9 @@ fn masters_and_moments_stay_f32() {
             let rank = Rank::start(&run, world)?;
             let initial = rank.values(StateKind::Weight)?;
             rank.step(1)?;
-            for unit in 0..rank.engine().layout().groups.len() {
+            for group in 0..rank.engine().layout().groups.len() {
                 for kind in [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")] {
-                    let whole = rank.engine().gather_group(unit, kind)?.expect("it is trained");
+                    let whole = rank.engine().gather_group(group, kind)?.expect("it is trained");
                     assert_eq!(whole.dtype(), DType::F32);
                 }
             }

@@ -102,15 +102,15 @@ fn some_shards_hold_padding_only() {
         let rank = world.rank();
         let model = Rank::start(&run, world)?;
         let engine = model.engine();
-        let units = engine.layout().groups.iter();
-        Ok(units
-            .filter(|unit| {
-                let shard = unit.shard_range(&engine.mesh(), rank);
-                unit.parameters.iter().all(|parameter| {
+        let groups = engine.layout().groups.iter();
+        Ok(groups
+            .filter(|group| {
+                let shard = group.shard_range(&engine.mesh(), rank);
+                group.parameters.iter().all(|parameter| {
                     parameter.range().end <= shard.start || shard.end <= parameter.range().start
                 })
             })
-            .map(|unit| unit.name.clone())
+            .map(|group| group.name.clone())
             .collect::<Vec<_>>())
     });
     assert_eq!(empty[0], Vec::<String>::new());

@@ -138,16 +138,16 @@ fn values_are_replaced_beside_a_snapshot() {
         rank.step(1)?;
         let engine = rank.engine();
         let position = |name: &str| {
-            let mut units = engine.layout().groups.iter();
+            let mut groups = engine.layout().groups.iter();
             let has = |p: &kiln_shard::layout::ParameterLayout| p.name == name;
-            units.position(|unit| unit.parameters.iter().any(has)).expect("a unit")
+            groups.position(|group| group.parameters.iter().any(has)).expect("a group")
         };
-        let unit = position("norm.weight");
+        let group = position("norm.weight");
         for kind in KINDS {
             let snapshot = engine.snapshot();
-            let before = snapshot.values(unit, kind)?.expect("values").to_vec();
+            let before = snapshot.values(group, kind)?.expect("values").to_vec();
             engine.load_parameter("norm.weight", kind, &[0.25; 16])?;
-            assert!(snapshot.values(unit, kind)? == Some(&before[..]), "{kind:?}");
+            assert!(snapshot.values(group, kind)? == Some(&before[..]), "{kind:?}");
             let now = engine.gather_parameter("norm.weight", kind)?;
             assert_eq!(now.as_deref(), Some(&[0.25; 16][..]), "{kind:?}");
         }

@@ -40,8 +40,8 @@ fn every_moment_of_a_step_is_in_a_span_and_waits_name_their_collective() {
                 let gap = pair[1].start - pair[0].end;
                 assert!((-1e-9..GAP).contains(&gap) && pair[1].start < pair[1].end, "{strategy}: {pair:?}");
             }
-            let units: BTreeSet<_> = spans.iter().filter_map(|span| span.unit.as_deref()).collect();
-            assert_eq!(units, groups.iter().map(String::as_str).collect(), "{strategy}");
+            let modules: BTreeSet<_> = spans.iter().filter_map(|span| span.module.as_deref()).collect();
+            assert_eq!(modules, groups.iter().map(String::as_str).collect(), "{strategy}");
             let waits: Vec<_> = spans.iter().filter_map(|span| span.waits_for.as_ref()).collect();
             ranks_that_waited += usize::from(!waits.is_empty());
             for (group, sequence) in waits {

@@ -48,7 +48,7 @@ pub fn look_at(folder: &Path) -> Result<Look, String> {
             group: "shard".to_owned(),
             sequence: step.unwrap_or_default() * 40 + 7,
             operation: if phase == "forward" { Operation::AllGather } else { Operation::ReduceScatter },
-            unit: format!("layers.{}", (turn + rank as u64 / 8) % 12),
+            module: format!("layers.{}", (turn + rank as u64 / 8) % 12),
             phase: if phase == "forward" { Phase::Forward } else { Phase::Backward },
             seconds: 0.02 + 0.003 * (rank % 7) as f64,
         });
@@ -117,20 +117,20 @@ struct Walk {
 }
 
 impl Walk {
-    fn work(&mut self, activity: &str, unit: Option<&str>, seconds: f64, bytes: i64) {
+    fn work(&mut self, activity: &str, module: Option<&str>, seconds: f64, bytes: i64) {
         self.bytes = self.bytes.saturating_add_signed(bytes);
-        self.push(activity, unit, None, seconds);
+        self.push(activity, module, None, seconds);
     }
 
     /// Issues a call that ends `seconds` after now, and returns its number.
-    fn call(&mut self, operation: Operation, unit: &str, phase: Phase, seconds: f64, bytes: u64) -> u64 {
+    fn call(&mut self, operation: Operation, module: &str, phase: Phase, seconds: f64, bytes: u64) -> u64 {
         let sequence = self.records.len() as u64;
         let at = |time: f64| Some(Duration::from_secs_f64(time));
         self.records.push(Record {
             sequence,
             group: "shard".into(),
             operation,
-            label: Label::new(unit, phase),
+            label: Label::new(module, phase),
             dtype: DType::F32,
             count: bytes as usize / 4,
             bytes_sent: bytes,
@@ -141,15 +141,15 @@ impl Walk {
         sequence
     }
 
-    fn wait(&mut self, activity: &str, unit: &str, call: u64, seconds: f64) {
-        self.push(activity, Some(unit), Some(("shard".to_owned(), call)), seconds);
+    fn wait(&mut self, activity: &str, module: &str, call: u64, seconds: f64) {
+        self.push(activity, Some(module), Some(("shard".to_owned(), call)), seconds);
     }
 
-    fn push(&mut self, activity: &str, unit: Option<&str>, waits_for: Option<(String, u64)>, seconds: f64) {
+    fn push(&mut self, activity: &str, module: Option<&str>, waits_for: Option<(String, u64)>, seconds: f64) {
         let start = self.now;
         self.now += seconds;
-        let (activity, unit) = (activity.to_owned(), unit.map(str::to_owned));
-        self.spans.push(Span { activity, unit, waits_for, start, end: self.now, bytes: self.bytes });
+        let (activity, module) = (activity.to_owned(), module.map(str::to_owned));
+        self.spans.push(Span { activity, module, waits_for, start, end: self.now, bytes: self.bytes });
     }
 }
 
@@ -167,17 +167,17 @@ fn timeline(rank: usize, step: u64) -> StepTimeline {
     let pace = if is_late { 1.0 } else { 0.95 - 0.01 * (rank * 29 % 7) as f64 };
     walk.work("data loading", None, 0.004 * pace, 0);
     for layer in 0..LAYERS {
-        let unit = format!("layers.{layer}");
-        let call = walk.call(Operation::AllGather, &unit, Phase::Forward, 0.0032, 28 << 20);
-        walk.wait("forward", &unit, call, 0.0004 + 0.0085 * (1.0 - pace));
-        walk.work("forward", Some(&unit), 0.0085 * pace, 310 * MIB);
+        let module = format!("layers.{layer}");
+        let call = walk.call(Operation::AllGather, &module, Phase::Forward, 0.0032, 28 << 20);
+        walk.wait("forward", &module, call, 0.0004 + 0.0085 * (1.0 - pace));
+        walk.work("forward", Some(&module), 0.0085 * pace, 310 * MIB);
     }
     for layer in (0..LAYERS).rev() {
-        let unit = format!("layers.{layer}");
-        let call = walk.call(Operation::AllGather, &unit, Phase::Backward, 0.0035, 28 << 20);
-        walk.wait("backward", &unit, call, 0.0005 + 0.016 * (1.0 - pace));
-        walk.work("backward", Some(&unit), 0.016 * pace, -305 * MIB);
-        walk.call(Operation::ReduceScatter, &unit, Phase::Backward, 0.007, 28 << 20);
+        let module = format!("layers.{layer}");
+        let call = walk.call(Operation::AllGather, &module, Phase::Backward, 0.0035, 28 << 20);
+        walk.wait("backward", &module, call, 0.0005 + 0.016 * (1.0 - pace));
+        walk.work("backward", Some(&module), 0.016 * pace, -305 * MIB);
+        walk.call(Operation::ReduceScatter, &module, Phase::Backward, 0.007, 28 << 20);
     }
     let call = walk.call(Operation::AllReduce, "norm", Phase::Optimizer, 0.004, 8);
     walk.wait("optimizer", "norm", call, 0.001 + 0.004 * (1.0 - pace));

@@ -128,7 +128,7 @@ fn rank(timeline: &StepTimeline, shift: f64, names: &mut Names) -> Rank {
         let waits_for = awaited(span, &records);
         spans.push((
             names.index(&span.activity),
-            names.index_if(span.unit.as_deref()),
+            names.index_if(span.module.as_deref()),
             at(span.start),
             at(span.end),
             span.bytes,

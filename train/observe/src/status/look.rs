@@ -54,7 +54,7 @@ pub struct Call {
     pub group: String,
     pub sequence: u64,
     pub operation: Operation,
-    pub unit: String,
+    pub module: String,
     pub phase: Phase,
     /// Seconds since it was called.
     pub seconds: f64,
@@ -194,7 +194,7 @@ fn rank_look(rank: usize, status: Option<&RankStatus>, witnesses: &[Witness]) ->
             group: group.name.clone(),
             sequence: pending.sequence,
             operation: pending.call.operation,
-            unit: pending.call.label.scope.to_string(),
+            module: pending.call.label.scope.to_string(),
             phase: pending.call.label.phase,
             seconds: pending.seconds,
         })
@@ -203,7 +203,7 @@ fn rank_look(rank: usize, status: Option<&RankStatus>, witnesses: &[Witness]) ->
         group: record.group.to_string(),
         sequence: record.sequence,
         operation: record.operation,
-        unit: record.label.scope.to_string(),
+        module: record.label.scope.to_string(),
         phase: record.label.phase,
         seconds: flight.clock - record.enqueued.map_or(flight.clock, |at| at.as_secs_f64()),
     });

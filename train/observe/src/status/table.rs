@@ -77,9 +77,9 @@ fn rank(looks: &[RankLook]) -> String {
     };
     let activity = look.activity.as_ref().map_or("", |activity| &activity.name);
     let (doing, seconds) = match (&look.pending, &look.last) {
-        (Some(call), _) => (format!("{activity}: {} {}", call.operation, call.unit), call.seconds),
+        (Some(call), _) => (format!("{activity}: {} {}", call.operation, call.module), call.seconds),
         (None, last) => {
-            let after = last.as_ref().map(|call| format!(", after {} {}", call.operation, call.unit));
+            let after = last.as_ref().map(|call| format!(", after {} {}", call.operation, call.module));
             let seconds = look.activity.as_ref().map_or(0.0, |activity| activity.seconds);
             (format!("{activity}{}", after.unwrap_or_default()), seconds)
         }
@@ -164,11 +164,11 @@ mod tests {
 
     #[test]
     fn status_fits_80_columns() {
-        let call = |unit: &str, seconds| Call {
+        let call = |module: &str, seconds| Call {
             group: "world".into(),
             sequence: 812,
             operation: Operation::ReduceScatter,
-            unit: unit.into(),
+            module: module.into(),
             phase: Phase::Backward,
             seconds,
         };

@@ -111,7 +111,7 @@ fn step_trace(step: &RecordedStep, ahead: f64) -> StepTrace {
     let has_bytes = spans.iter().any(|span| span.bytes > 0);
     let span = |span: &Span| SpanTrace {
         activity: span.activity.clone(),
-        unit: span.unit.clone(),
+        module: span.module.clone(),
         waits_for: span.waits_for.clone(),
         start: at(span.start).clamp(start, end),
         end: at(span.end).clamp(start, end),

@@ -50,7 +50,7 @@ pub struct SpanTrace {
     /// The kind of activity, such as `forward`.
     pub activity: String,
     /// The module during the activity.
-    pub unit: Option<String>,
+    pub module: Option<String>,
     /// The collective that the thread waited for, by group and number.
     pub waits_for: Option<(String, u64)>,
     /// The start.

@@ -227,7 +227,7 @@ fn rank_trace(rank: usize, RankTracks { node, slices, memory }: RankTracks) -> R
         slices.sort_by_key(|slice| (slice.start, slice.end));
         slices
     };
-    let (phases, units, waits) = (sorted("phase"), sorted("unit"), sorted("wait"));
+    let (phases, modules, waits) = (sorted("phase"), sorted("module"), sorted("wait"));
     let mut clock_error = None;
     let mut steps = Vec::new();
     for slice in sorted("step") {
@@ -238,7 +238,7 @@ fn rank_trace(rank: usize, RankTracks { node, slices, memory }: RankTracks) -> R
         });
         let phases = within(&phases, slice.start, slice.end);
         let mut spans: Vec<_> =
-            phases.iter().flat_map(|phase| spans_of(phase, &units, &waits, &memory)).collect();
+            phases.iter().flat_map(|phase| spans_of(phase, &modules, &waits, &memory)).collect();
         // Phases overlap only in files of other programs.
         spans.sort_by_key(|span| span.start);
         steps.push(StepTrace {
@@ -284,24 +284,29 @@ fn within(slices: &[Slice], start: u64, end: u64) -> &[Slice] {
 }
 
 /// Returns the spans of a phase: modules, waits, and the time between them.
-fn spans_of(phase: &Slice, units: &[Slice], waits: &[Slice], memory: &BTreeMap<u64, u64>) -> Vec<SpanTrace> {
+fn spans_of(
+    phase: &Slice,
+    modules: &[Slice],
+    waits: &[Slice],
+    memory: &BTreeMap<u64, u64>,
+) -> Vec<SpanTrace> {
     let span = |start, end| SpanTrace {
         activity: phase.name.clone(),
-        unit: None,
+        module: None,
         waits_for: None,
         start,
         end,
         bytes: memory.get(&end).copied(),
     };
-    let units = within(units, phase.start, phase.end)
+    let modules = within(modules, phase.start, phase.end)
         .iter()
-        .map(|slice| SpanTrace { unit: Some(slice.name.clone()), ..span(slice.start, slice.end) });
+        .map(|slice| SpanTrace { module: Some(slice.name.clone()), ..span(slice.start, slice.end) });
     let waits = within(waits, phase.start, phase.end).iter().map(|slice| SpanTrace {
-        unit: slice.text("unit").map(str::to_owned),
+        module: slice.text("module").map(str::to_owned),
         waits_for: slice.text("group").map(str::to_owned).zip(slice.count("sequence")),
         ..span(slice.start, slice.end)
     });
-    let mut known: Vec<_> = units.chain(waits).collect();
+    let mut known: Vec<_> = modules.chain(waits).collect();
     known.sort_by_key(|span| (span.start, span.end));
     let mut spans = Vec::new();
     let mut now = phase.start;

@@ -39,9 +39,9 @@ fn recorded_step(rank: usize, index: u64, ahead: f64) -> RecordedStep {
     let begun = 1.0 + index as f64 * 1e-3;
     let at = |us: f64| begun + us / 1e6;
     let slow = if rank == 1 { 100.0 } else { 0.0 };
-    let span = |activity: &str, unit: Option<&str>, waits_for: Option<u64>, start: f64, end: f64| Span {
+    let span = |activity: &str, module: Option<&str>, waits_for: Option<u64>, start: f64, end: f64| Span {
         activity: activity.to_owned(),
-        unit: unit.map(str::to_owned),
+        module: module.map(str::to_owned),
         waits_for: waits_for.map(|sequence| ("world".to_owned(), 10 * index + sequence)),
         start: at(start),
         end: at(end),
@@ -217,7 +217,7 @@ fn critical_path_crosses_the_last_rank() {
 fn summary_fits_80_columns() {
     let mut ranks = recorded(0.0);
     for step in &mut ranks[1].steps {
-        step.timeline.spans[5].unit =
+        step.timeline.spans[5].module =
             Some("layers.1.a_module_with_a_name_that_nobody_can_pronounce".repeat(2));
         step.timeline.node = "a-machine-with-a-name.that.goes.on.and.on.and.on.and.on.example".to_owned();
     }

@@ -264,8 +264,8 @@ impl<'a> RankWriter<'a> {
             for span in phase {
                 if let Some((group, sequence)) = &span.waits_for {
                     self.write_wait(span, group, *sequence);
-                } else if let Some(unit) = &span.unit {
-                    let slice = self.slice(unit, "unit", Vec::new());
+                } else if let Some(module) = &span.module {
+                    let slice = self.slice(module, "module", Vec::new());
                     self.begin(track, span.start, slice);
                     self.end(track, span.end);
                 }
@@ -287,7 +287,7 @@ impl<'a> RankWriter<'a> {
             ("group", Note::Text(group)),
             ("sequence", Note::Count(sequence)),
         ];
-        notes.extend(span.unit.iter().map(|unit| ("unit", Note::Text(unit))));
+        notes.extend(span.module.iter().map(|module| ("module", Note::Text(module))));
         if let Some((last, collective)) = last.filter(|(last, _)| *last != self.rank.rank && all.len() > 1) {
             notes.push(("came_last", Note::Count(last as u64)));
             notes.push(("late_us", micros(collective.enqueued.saturating_sub(span.start))));

@@ -68,7 +68,7 @@ impl<'a> Rank<'a> {
             (format!("{}{:>5}", if is_culprit { "!" } else { " " }, rank.rank), rank.rank as f64),
             (step, rank.step.map_or(-1.0, |step| step as f64)),
             text(doing.map(|doing| &*doing.name)),
-            text(pending.or(rank.last.as_ref()).map(|call| &*call.unit)),
+            text(pending.or(rank.last.as_ref()).map(|call| &*call.module)),
             (pending.map_or_else(|| "-".to_owned(), |call| call.operation.to_string()), 0.0),
             number(
                 Some(pending.map(|call| call.seconds).or(doing.map(|doing| doing.seconds)).unwrap_or(0.0)),
@@ -252,8 +252,8 @@ fn details_of(look: &Look, rank: &RankLook) -> Vec<String> {
         ranks => format!(", waits for {}", in_ranges(ranks)),
     };
     let call = rank.pending.as_ref().or(rank.last.as_ref()).map(|call| {
-        let Call { group, sequence, operation, unit, phase, seconds } = call;
-        let call = format!("#{sequence} {operation} of {unit} in {phase}, group {group}");
+        let Call { group, sequence, operation, module, phase, seconds } = call;
+        let call = format!("#{sequence} {operation} of {module} in {phase}, group {group}");
         match rank.pending {
             Some(_) => format!("in {call} for {seconds:.1} s{waits}"),
             None => format!("called {call} {seconds:.1} s ago"),

@@ -113,12 +113,12 @@ fn write_run(folder: &Path, lr: &str, steps: u64) {
     fs::write(folder.join("samples.jsonl"), samples).unwrap();
 }
 
-fn call(operation: Operation, unit: &str, seconds: f64) -> Call {
+fn call(operation: Operation, module: &str, seconds: f64) -> Call {
     Call {
         group: "world".into(),
         sequence: 812,
         operation,
-        unit: unit.into(),
+        module: module.into(),
         phase: Phase::Backward,
         seconds,
     }

@@ -172,7 +172,7 @@ fn timelines_share_one_clock() {
         created,
         spans: vec![Span {
             activity: "forward".to_owned(),
-            unit: Some("layers.0".to_owned()),
+            module: Some("layers.0".to_owned()),
             waits_for: (rank == 1).then(|| ("shard".to_owned(), 3)),
             start: 2.1,
             end: 2.2,

@@ -383,7 +383,7 @@ pub fn report_killed(
     // Writing into a String cannot fail.
     let _ = write_step(&mut text, rank, seen.step);
     text.push_str("phase    unknown; see what the others were waiting for: kiln inspect flight RUN\n");
-    text.push_str("unit     unknown\n");
+    text.push_str("module   unknown\n");
     let _ = write_samples(&mut text, seen);
     let _ = writeln!(text, "host     {}", rustix::system::uname().nodename().to_string_lossy());
     let _ = writeln!(text, "process  {pid}\ntime     {}", time_now());

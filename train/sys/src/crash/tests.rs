@@ -102,7 +102,7 @@ fn crashes_leave_reports_in_the_run_folder() {
             let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
             let text = read("crash.txt");
             assert!(text.starts_with(&format!("what     {what}")), "{way}: {text}");
-            for line in ["rank     3", "step     17", "phase    backward", "unit     layers.3"] {
+            for line in ["rank     3", "step     17", "phase    backward", "module   layers.3"] {
                 assert!(text.lines().any(|found| found == line), "{way}: {line}: {text}");
             }
             assert!(text.contains("\nbatch    micro-batch 1, samples 24 to 25 of"), "{way}: {text}");

@@ -46,7 +46,7 @@ pub(super) fn critical_path(all: &[RankStep<'_>], start: u64, calls: &Calls<'_>)
         let after = step.spans.partition_point(|span| span.start < now);
         let Some(span) = after.checked_sub(1).and_then(|before| step.spans.get(before)) else { break };
         let Some((group, sequence)) = &span.waits_for else {
-            add(rank, place(&span.activity, span.unit.as_deref()), false, now - span.start);
+            add(rank, place(&span.activity, span.module.as_deref()), false, now - span.start);
             now = span.start;
             continue;
         };

@@ -125,7 +125,7 @@ pub(super) fn exposed(all: &[RankStep<'_>]) -> Vec<UnitWait> {
     let mut by_place: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for (index, of) in all.iter().enumerate() {
         for span in of.step.spans.iter().filter(|span| !is_work(span)) {
-            let place = place(&span.activity, span.unit.as_deref());
+            let place = place(&span.activity, span.module.as_deref());
             by_place.entry(place).or_insert_with(|| vec![0; all.len()])[index] += span.duration();
         }
     }
@@ -147,7 +147,7 @@ pub(super) fn slowest(all: &[RankStep<'_>], start: u64) -> Option<Slowest> {
         .map(|of| {
             let mut work = BTreeMap::from([("late start".to_owned(), of.step.start.saturating_sub(start))]);
             for span in of.step.spans.iter().filter(is_work) {
-                *work.entry(place(&span.activity, span.unit.as_deref())).or_default() += span.duration();
+                *work.entry(place(&span.activity, span.module.as_deref())).or_default() += span.duration();
             }
             work
         })

@@ -1,4 +1,4 @@
-//! A step of one rank, and the words and units of its parts.
+//! A step of one rank, and the words and modules of its parts.
 
 use crate::trace::model::{RankTrace, StepTrace};
 
@@ -15,8 +15,8 @@ pub(super) fn seconds(nanoseconds: u64) -> f64 {
 }
 
 /// Describes a part of a step, as in `backward of layers.3`.
-pub(super) fn place(activity: &str, unit: Option<&str>) -> String {
-    unit.map_or_else(|| activity.to_owned(), |unit| format!("{activity} of {unit}"))
+pub(super) fn place(activity: &str, module: Option<&str>) -> String {
+    module.map_or_else(|| activity.to_owned(), |module| format!("{activity} of {module}"))
 }
 
 /// Returns the time covered by any of the intervals.

@@ -10,7 +10,7 @@ function activityColor(name) {
   return found ? found[1] : "--other";
 }
 
-const callName = (call) => (call ? `${call.operation.replaceAll("_", " ")} ${call.unit}`.trim() : NONE);
+const callName = (call) => (call ? `${call.operation.replaceAll("_", " ")} ${call.module}`.trim() : NONE);
 const doingFor = (rank) => rank.pending?.seconds ?? rank.activity?.seconds;
 
 function ranksView() {
