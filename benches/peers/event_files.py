@@ -266,7 +266,7 @@ def check_exports(out):
     expected = {}
     for line in lines_of(out):
         expected.setdefault(line["step"], {}).update(line)
-    rows = list(csv.DictReader(io.StringIO(kiln("export", "metrics", out, "--csv"))))
+    rows = list(csv.DictReader(io.StringIO(kiln("metrics", out, "--csv"))))
     check([int(row["step"]) for row in rows] == list(expected), "csv: steps")
     for row, values in zip(rows, expected.values()):
         check(set(row) >= set(values), f"csv: columns {set(values) - set(row)}")
@@ -277,7 +277,7 @@ def check_exports(out):
     print(f"  csv: {len(rows)} rows, {len(rows[0])} columns")
 
     boards = ROOT / "boards"
-    kiln("export", "metrics", out, "--tensorboard", boards)
+    kiln("metrics", out, "--tensorboard", boards)
     check_scalars("export --tensorboard", out, boards / out.name)
     check_settings(out, boards / out.name)
     check_texts(out, boards / out.name)

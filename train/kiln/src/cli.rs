@@ -19,6 +19,7 @@ use crate::commands::explain::{self, ExplainArgs};
 use crate::commands::generate::GenerateArgs;
 use crate::commands::inspect::InspectArgs;
 use crate::commands::launch::LaunchArgs;
+use crate::commands::metrics::MetricsArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::report::ReportArgs;
 use crate::commands::status::StatusArgs;
@@ -109,6 +110,8 @@ enum Command {
     Diff(DiffArgs),
     /// Write an HTML report about runs.
     Report(ReportArgs),
+    /// Write the metrics of runs as CSV or as TensorBoard event files.
+    Metrics(MetricsArgs),
     /// Find the setting that makes two runs differ, by running trials.
     Bisect(BisectArgs),
     /// Convert a checkpoint between its full and its sharded form.
@@ -127,7 +130,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Data", &["data"]),
     ("Use", &["generate", "eval"]),
     ("Checkpoints", &["inspect", "convert", "import", "export"]),
-    ("Watch", &["status", "watch", "report"]),
+    ("Watch", &["status", "watch", "report", "metrics"]),
     ("Debug", &["attach", "diff", "bisect", "replay", "trace", "explain"]),
     ("Machine", &["doctor", "bench", "warmup"]),
 ];
@@ -189,7 +192,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     let begun = process::begin();
     process::has_commands();
     output::report_panics();
-    let arguments = without_checkpoint_flag(std::env::args_os());
+    let arguments = in_current_spelling(std::env::args_os());
     let parsed =
         command_line().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
     let command = match parsed {
@@ -240,6 +243,7 @@ fn run(command: Command, program: Program) -> Result<u8> {
         Command::Inspect(args) => print(on_files(|| args.run())?),
         Command::Diff(args) => Ok(args.run(&registry)?),
         Command::Report(args) => print(args.run()?),
+        Command::Metrics(args) => print(args.run()?),
         Command::Bisect(args) => Ok(args.run(&registry)?),
         Command::Convert(args) => print(on_files(|| args.run())?),
         Command::Completions(args) => print(args.run(command_line())),
@@ -292,10 +296,13 @@ fn tell_usage(error: &clap::Error) -> u8 {
     }
 }
 
-/// `arguments`, in which a checkpoint that follows `--checkpoint`, an earlier spelling, is positional.
-fn without_checkpoint_flag(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+/// Returns `arguments` with earlier spellings replaced: `--checkpoint CHECKPOINT`, and `export metrics`.
+fn in_current_spelling(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     const COMMANDS: [&str; 4] = ["convert", "eval", "export", "generate"];
     let mut arguments: Vec<_> = arguments.collect();
+    if arguments.get(1..3).is_some_and(|words| words == ["export", "metrics"]) {
+        arguments.remove(1);
+    }
     if arguments.get(1).is_some_and(|command| COMMANDS.iter().any(|name| command == name)) {
         arguments.retain(|argument| argument != "--checkpoint");
         for argument in &mut arguments {

@@ -5,9 +5,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 
-use crate::commands::export::ExportMetricsArgs;
 use crate::error::{CommandError, Result};
 use kiln_checkpoint::hugging_face::{self, HuggingFaceFolder};
 use kiln_checkpoint::source::ModelSource;
@@ -86,16 +85,13 @@ const GB: f64 = 1e9;
 
 /// Arguments of `kiln export`.
 #[derive(Args, Clone, Debug)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct ExportArgs {
-    #[command(subcommand)]
-    what: Option<Exported>,
     /// Checkpoint folder, run folder (its newest checkpoint), or Hugging Face folder.
-    #[arg(value_name = "CHECKPOINT", required = true)]
-    checkpoint: Option<PathBuf>,
+    #[arg(value_name = "CHECKPOINT")]
+    checkpoint: PathBuf,
     /// Folder to create.
-    #[arg(long, required = true)]
-    out: Option<PathBuf>,
+    #[arg(long)]
+    out: PathBuf,
     /// Data type of the weights.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: ExportDtype,
@@ -104,24 +100,10 @@ pub struct ExportArgs {
     max_shard_gb: f64,
 }
 
-/// Exports other than a model.
-#[derive(Clone, Debug, Subcommand)]
-enum Exported {
-    /// Export the metrics of runs as CSV or to TensorBoard.
-    Metrics(ExportMetricsArgs),
-}
-
 impl ExportArgs {
     /// Exports, and prints the destination.
     pub fn run(self) -> Result<()> {
-        let ExportArgs { what, checkpoint, out, dtype, max_shard_gb } = self;
-        if let Some(Exported::Metrics(args)) = what {
-            print_line(&args.run()?);
-            return Ok(());
-        }
-        let (Some(checkpoint), Some(out)) = (checkpoint, out) else {
-            return Err(CommandError::usage("CHECKPOINT and --out are required"));
-        };
+        let ExportArgs { checkpoint, out, dtype, max_shard_gb } = self;
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
             return Err(CommandError::usage(problem));

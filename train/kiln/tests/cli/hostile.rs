@@ -375,7 +375,7 @@ fn a_tokenizer_that_nothing_could_use_is_not_imported() {
 
 /// Exports the metrics as a table to `place`.
 fn export(workspace: &Workspace, place: &str) -> Ended {
-    workspace.kiln(&["export", "metrics", "run", "--csv", place])
+    workspace.kiln(&["metrics", "run", "--csv", place])
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn a_table_of_metrics_replaces_no_file_of_a_run() {
     // Standard output contains the table only.
     assert_eq!(export(&workspace, "/dev/stdout").stdout, table);
     let file = File::create(workspace.path("redirected")).expect("a file");
-    let mut command = workspace.command(&["export", "metrics", "run", "--csv", "/dev/stdout"]);
+    let mut command = workspace.command(&["metrics", "run", "--csv", "/dev/stdout"]);
     assert_eq!(workspace.end(command.stdout(file).spawn().expect("kiln starts")).code, Some(0));
     assert_eq!(workspace.text("redirected"), table);
 }

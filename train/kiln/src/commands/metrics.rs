@@ -1,4 +1,4 @@
-//! `kiln export metrics`: exports metrics of runs to the formats of other programs. [`kiln_observe::export`]
+//! `kiln metrics`: writes the metrics of runs in formats that other programs read. [`kiln_observe::export`]
 //! does the work.
 
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use crate::error::{CommandError, Result};
 use kiln_train::TrainError;
 use kiln_train::named;
 
-/// Arguments of `kiln export metrics`.
+/// Arguments of `kiln metrics`.
 #[derive(Args, Clone, Debug)]
-pub struct ExportMetricsArgs {
+pub struct MetricsArgs {
     /// Run folders, or folders with run folders.
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
@@ -31,14 +31,14 @@ struct Form {
     tensorboard: Option<PathBuf>,
 }
 
-impl ExportMetricsArgs {
+impl MetricsArgs {
     /// Exports; returns a message for the user.
     ///
     /// # Errors
     ///
     /// If a folder does not hold a run or has no metrics, or on errors of the file system.
     pub fn run(self) -> Result<String> {
-        let ExportMetricsArgs { runs, form } = self;
+        let MetricsArgs { runs, form } = self;
         let runs = kiln_observe::run::find_runs(&runs).map_err(ExportError::from)?;
         let folders = match form {
             Form { tensorboard: Some(out), .. } => export::tensorboard(&runs, &out)?,
@@ -61,7 +61,7 @@ fn table(runs: &[PathBuf], to: &Path) -> Result<String> {
     // The first line of such a table names the columns.
     let is_table =
         |start: &[u8]| [&b"step,time"[..], b"run,step,time"].iter().any(|head| start.starts_with(head));
-    named::write(to, table.as_bytes(), "table of `kiln export metrics`", is_table)?;
+    named::write(to, table.as_bytes(), "table of `kiln metrics`", is_table)?;
     Ok(format!("exported to {}", to.display()))
 }
 
