@@ -13,6 +13,7 @@ use kiln_config::Config;
 use kiln_config::device::{ResolvedDevice, cores, threads_per_rank};
 use kiln_plan::{Cores, Gathers, Hardware, RankShape, Speed, Target};
 use kiln_train::error::{Result, TrainError};
+use kiln_train::process::output::ProgressLine;
 use kiln_train::registry::Registry;
 
 /// Number of blocks of the measured model.
@@ -50,6 +51,7 @@ pub fn calibrated(
     (config.shard.strategy, config.shard.shard_size) = (Strategy::FullShard, None);
     let make = |device: &Device| Decoder::new(registry.layers(), &model, Key::new(0), device);
     let loss = registry.losses().make(&config.loss, model.vocab_size)?;
+    let _line = ProgressLine::on_stderr("calibrating", "training a part of the model");
     let start = Instant::now();
     let (peak, measured) = loop {
         let warm = start.elapsed().as_secs_f64() >= WARM_UP;

@@ -211,7 +211,7 @@ impl Reporter {
 
     /// Reports a step: always to the bar, and to file and console if `log` is true.
     pub fn step(&mut self, metrics: &StepMetrics, log: bool) -> io::Result<()> {
-        let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, mfu, tflops, peak_bytes, step_s, .. } =
+        let StepMetrics { step, loss, grad_norm, tokens_per_s, mfu, tflops, peak_bytes, step_s, .. } =
             *metrics;
         self.trend.add(loss);
         let left = self.steps.saturating_sub(step);
@@ -224,8 +224,6 @@ impl Reporter {
             loss,
             trend,
             grad_norm,
-            lr,
-            step_s,
             tokens_per_s,
             mfu,
             flops: 1e12 * tflops,

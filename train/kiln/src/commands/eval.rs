@@ -21,7 +21,7 @@ use kiln_train::eval::{
 };
 use kiln_train::kernels;
 use kiln_train::launch;
-use kiln_train::metrics::print_line;
+use kiln_train::process::output::{ProgressLine, print_line};
 use kiln_train::world;
 
 use kiln_checkpoint::source::ModelSource;
@@ -244,7 +244,13 @@ impl Work {
         let policy = Policy { strategy: *strategy, ..Policy::default() };
         let model = source.decoder(layers, EngineBuilder::new(world, policy, shard_size)?, device)?;
         let outcome = match task {
-            Task::Validation(validation) => Outcome::Validation(validation.loss(&model, device)?),
+            Task::Validation(validation) => {
+                let line = (rank == 0).then(|| ProgressLine::on_stderr("evaluating", "the first pass"));
+                let progress = |done, of| {
+                    line.iter().for_each(|line| line.set(format!("pass {done} of {of}"), done, of));
+                };
+                Outcome::Validation(validation.loss(&model, device, progress)?)
+            }
             Task::Answer(pair) => {
                 let losses = answer_losses(&model, device, std::slice::from_ref(pair))?;
                 // There are as many losses as pairs.

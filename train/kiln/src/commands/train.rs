@@ -1,11 +1,12 @@
 //! The command `kiln train`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{CommandError, Result};
 use clap::Args;
 use kiln_checkpoint::weights::AllowMissing;
+use kiln_checkpoint::{self as checkpoint, Checkpoint};
 use kiln_config::{self as config};
 use kiln_debug::{Breakpoint, DebugOptions, HashOptions, Others, TraceOptions};
 use kiln_launch::place::{self, Job, Role};
@@ -21,8 +22,9 @@ use super::tools::RunTools;
 /// Arguments of `kiln train`.
 #[derive(Args)]
 pub struct TrainArgs {
-    /// Configuration file; see configs/ for examples.
-    config: PathBuf,
+    /// Configuration file; see configs/ for examples. Not needed with --resume RUN.
+    #[arg(required_unless_present = "resume")]
+    config: Option<PathBuf>,
     /// Number of ranks, as threads of this process [default: train.ranks].
     #[arg(long)]
     ranks: Option<usize>,
@@ -32,9 +34,10 @@ pub struct TrainArgs {
     /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
-    /// Resume from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
-    #[arg(long, value_name = "latest|PATH")]
-    resume: Option<String>,
+    /// Resume from a run folder, from a checkpoint folder, or with "latest" from the run of CONFIG that was interrupted
+    /// last. Without CONFIG, the run continues in its folder with its own configuration.
+    #[arg(long, value_name = "latest|RUN|CHECKPOINT")]
+    resume: Option<PathBuf>,
     /// Allow these weights to be missing from the checkpoint, such as "lm_head.*"; they keep their initial values. May
     /// be repeated.
     #[arg(long, value_name = "PATTERN")]
@@ -95,6 +98,28 @@ pub struct TrainArgs {
 /// The error for a smoke run under a launcher.
 const SMOKE_ALONE: &str = "--smoke runs its ranks as threads: remove `kiln launch`, and set --ranks N";
 
+/// The error for `--resume latest` without a configuration.
+const LATEST_OF: &str = "--resume latest needs CONFIG, which names the runs; or name one: --resume RUN";
+
+/// Returns the configuration and the run folder of the run at `resume`, a run folder or one of its checkpoints.
+fn own_config(resume: &Path) -> Result<(PathBuf, RunFolder)> {
+    let checkpoint = Checkpoint::find(resume).map_err(TrainError::from)?;
+    let run = match checkpoint
+        .parent()
+        .filter(|folder| folder.ends_with(checkpoint::checkpoints_folder(Path::new(""))))
+    {
+        Some(checkpoints) => checkpoints.parent().unwrap_or(Path::new(".")).to_owned(),
+        None => {
+            return Err(CommandError::usage(format!(
+                "{} is not in a run folder: name the configuration as well, `kiln train CONFIG --resume {}`",
+                checkpoint.display(),
+                resume.display()
+            )));
+        }
+    };
+    Ok((checkpoint.join("config.toml"), RunFolder::At(run)))
+}
+
 impl TrainArgs {
     /// Trains, or starts the ranks of a node; returns the exit code.
     pub(crate) fn run(mut self, program: Program) -> Result<u8> {
@@ -104,13 +129,19 @@ impl TrainArgs {
             Role::Rank(place) => (Some(place), Job::default()),
             Role::Alone(job) => (None, job),
         };
-        let config = config::load(&self.config, &self.overrides)?;
+        let resume = self.resume.map(|resume| match resume.to_str() {
+            Some("latest") => Resume::Latest,
+            _ => Resume::Path(resume),
+        });
+        let (config, out) = match (&self.config, &resume) {
+            (Some(config), _) => (config.clone(), RunFolder::from_config(config)),
+            (None, Some(Resume::Path(path))) => own_config(path)?,
+            (None, _) => return Err(CommandError::usage(LATEST_OF)),
+        };
+        let config = config::load(&config, &self.overrides)?;
         let options = RunOptions {
-            out: self.out.map_or_else(|| RunFolder::from_config(&self.config), RunFolder::At),
-            resume: self.resume.map(|resume| match resume.as_str() {
-                "latest" => Resume::Latest,
-                path => Resume::Path(path.into()),
-            }),
+            out: self.out.map_or(out, RunFolder::At),
+            resume,
             ranks: self.ranks,
             registry: program.registry.clone(),
             place,

@@ -54,7 +54,7 @@ fn a_person_at_a_terminal_sees_a_bar_that_goes_away() {
     let workspace = Workspace::new();
     let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=1@data:3:0"];
     let mut terminal = Terminal::start(&mut kiln(&workspace, &slow));
-    terminal.expect("parameter group");
+    terminal.expect("a rank holds: weights ");
     terminal.expect("2/4 | loss ");
     let bar = terminal.expect("eta ");
     for part in [" tok/s | mfu ", "% | wait "] {

@@ -19,6 +19,7 @@ use kiln_config::device::ResolvedDevice;
 use kiln_launch::place::RankEnv;
 use kiln_train::error::Result;
 use kiln_train::kernels;
+use kiln_train::process::output::ProgressLine;
 use kiln_train::registry::Registry;
 use kiln_train::run::{self, RunOptions};
 use kiln_train::world::{self, Ranks};
@@ -97,10 +98,18 @@ impl Rounds<'_> {
             };
             self.ranks.run(way, settle)?;
         }
+        let line = self.ranks.has_first().then(|| ProgressLine::on_stderr("measuring", "the first round"));
+        let all = rounds * ways.len();
         let mut measured: Vec<Vec<StrategyRow>> = Vec::new();
-        for _ in 0..rounds {
-            let round: Result<Vec<_>, _> = ways.iter().map(|way| self.measure_once(way)).collect();
-            measured.push(round?);
+        for round in 0..rounds {
+            let rows = ways.iter().enumerate().map(|(index, way)| {
+                if let Some(line) = &line {
+                    let what = format!("{}, round {} of {rounds}", way.shard.strategy, round + 1);
+                    line.set(what, (round * ways.len() + index) as u64, all as u64);
+                }
+                self.measure_once(way)
+            });
+            measured.push(rows.collect::<Result<_>>()?);
         }
         let rows = (0..ways.len()).map(|index| {
             let column = |value: fn(&StrategyRow) -> f64| {

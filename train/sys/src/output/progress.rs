@@ -1,5 +1,5 @@
-//! Progress of long work, for people: a line at the bottom of a terminal that changes, and a line every few
-//! seconds elsewhere. Nothing here ever waits for the terminal.
+//! Progress of long work, for people: a line at the bottom of a terminal that changes, and elsewhere a line from time
+//! to time. Nothing here ever waits for the terminal.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,15 +7,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::bar::Bar;
-use super::{print_line, printable};
+use super::{eprint_line, print_line, printable};
 use crate::Repeat;
 use crate::words::size;
 
 /// Time between two frames of a [`ProgressLine`] on a terminal, so that the clock advances between reports.
 const FRAME: Duration = Duration::from_millis(200);
 
-/// Time between two lines of a [`ProgressLine`] without a terminal.
-const PAUSE: Duration = Duration::from_secs(5);
+/// Shortest time between two lines of a [`ProgressLine`] without a terminal, and before the first one.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Share of the time so far that passes between two lines without a terminal: long work prints few.
+const PAUSE_SHARE: u32 = 4;
 
 /// Columns of the gauge of a [`ProgressLine`].
 const GAUGE: usize = 24;
@@ -61,33 +64,57 @@ pub struct ProgressLine {
 }
 
 /// A piece of work at one moment.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Work {
     what: String,
     done: u64,
     /// 0 if unknown.
     of: u64,
+    /// Start of the part of the work that `of` counts.
+    since: Instant,
+}
+
+impl Work {
+    fn new(what: String, done: u64, of: u64) -> Self {
+        Work { what, done, of, since: Instant::now() }
+    }
+
+    /// Estimates the remaining time from the share that is done; `None` in the first seconds.
+    fn remaining(&self, elapsed: Duration) -> Option<Duration> {
+        let is_known = self.done > 0 && self.done < self.of && elapsed >= PAUSE;
+        is_known.then(|| elapsed.mul_f64((self.of - self.done) as f64 / self.done as f64))
+    }
 }
 
 impl ProgressLine {
     /// Starts work of the kind `topic`; without a terminal, its lines begin with `topic`. Work that ends
     /// before the first line is due prints none.
     pub fn start(topic: &str, what: &str) -> Self {
-        let work = Arc::new(Mutex::new(Work { what: what.to_owned(), done: 0, of: 0 }));
+        Self::printing(topic, what, print_line)
+    }
+
+    /// Like [`ProgressLine::start`], for commands whose standard output is a result: lines go to standard error.
+    pub fn on_stderr(topic: &str, what: &str) -> Self {
+        Self::printing(topic, what, eprint_line)
+    }
+
+    fn printing(topic: &str, what: &str, print: fn(&str)) -> Self {
+        let work = Arc::new(Mutex::new(Work::new(what.to_owned(), 0, 0)));
         let seen = work.clone();
         // Work does not wait for a reader.
         let look = move || seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        ProgressLine { work, _repeat: repeat(topic, look) }
+        ProgressLine { work, _repeat: repeat(topic, look, print) }
     }
 
     /// Shows work whose bytes `meter` counts.
     pub fn for_bytes(topic: &str, meter: Arc<Meter>) -> Self {
+        let since = Instant::now();
         let look = move || {
             let (done, of) = meter.read();
             let what = if of == 0 { size(done) } else { format!("{} of {}", size(done.min(of)), size(of)) };
-            Work { what, done, of }
+            Work { what, done, of, since }
         };
-        ProgressLine { work: Arc::default(), _repeat: repeat(topic, look) }
+        ProgressLine { work: unused(), _repeat: repeat(topic, look, print_line) }
     }
 
     /// Shows work whose bytes `meter` counts, in a command whose output has a purpose: shows nothing without
@@ -95,19 +122,27 @@ impl ProgressLine {
     pub fn on_terminal(topic: &str, meter: Arc<Meter>) -> Self {
         match Bar::is_watched() {
             true => Self::for_bytes(topic, meter),
-            false => ProgressLine { work: Arc::default(), _repeat: None },
+            false => ProgressLine { work: unused(), _repeat: None },
         }
     }
 
     /// Sets the current work to `what`, of which `done` of `of` is done; `of` is 0 if unknown.
     pub fn set(&self, what: String, done: u64, of: u64) {
         // Any text may be shown.
-        *self.work.lock().unwrap_or_else(PoisonError::into_inner) = Work { what, done, of };
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let since =
+            if (work.of, work.done) <= (of, done) && work.of == of { work.since } else { Instant::now() };
+        *work = Work { what, done, of, since };
     }
 }
 
-/// Shows the result of `look` repeatedly.
-fn repeat(topic: &str, look: impl Fn() -> Work + Send + 'static) -> Option<Repeat> {
+/// Returns work that is not shown.
+fn unused() -> Arc<Mutex<Work>> {
+    Arc::new(Mutex::new(Work::new(String::new(), 0, 0)))
+}
+
+/// Shows the result of `look` repeatedly; without a terminal, `print` prints it.
+fn repeat(topic: &str, look: impl Fn() -> Work + Send + 'static, print: fn(&str)) -> Option<Repeat> {
     let (topic, start) = (topic.to_owned(), Instant::now());
     match Bar::watched() {
         Some(bar) => {
@@ -115,13 +150,22 @@ fn repeat(topic: &str, look: impl Fn() -> Work + Send + 'static) -> Option<Repea
             draw();
             every(FRAME, draw)
         }
-        None => every(PAUSE, move || print_line(&line(&topic, &look(), start.elapsed()))),
+        None => {
+            let mut due = PAUSE;
+            every(PAUSE, move || {
+                let elapsed = start.elapsed();
+                if elapsed >= due {
+                    due = elapsed + elapsed / PAUSE_SHARE;
+                    print(&line(&topic, &look(), elapsed));
+                }
+            })
+        }
     }
     .ok()
 }
 
 /// Calls `show` after every `pause`.
-fn every(pause: Duration, show: impl Fn() + Send + 'static) -> io::Result<Repeat> {
+fn every(pause: Duration, mut show: impl FnMut() + Send + 'static) -> io::Result<Repeat> {
     Repeat::every(pause, "kiln-progress", move |is_last| {
         if !is_last {
             show();
@@ -131,12 +175,14 @@ fn every(pause: Duration, show: impl Fn() + Send + 'static) -> io::Result<Repeat
 
 /// Returns the line without a terminal.
 fn line(topic: &str, work: &Work, elapsed: Duration) -> String {
-    format!("{topic}: {} ({} s so far)", work.what, elapsed.as_secs())
+    let left = work.remaining(work.since.elapsed()).map(|left| format!(", about {} s left", left.as_secs()));
+    format!("{topic}: {} ({} s so far{})", work.what, elapsed.as_secs(), left.unwrap_or_default())
 }
 
 /// Returns the line on a terminal of `columns` columns. Names in it come from other people's files.
 fn frame(topic: &str, work: &Work, elapsed: Duration, columns: usize) -> String {
-    let text = format!("{topic}: {} | {} s", work.what, elapsed.as_secs());
+    let left = work.remaining(work.since.elapsed()).map(|left| format!(" | about {} s left", left.as_secs()));
+    let text = format!("{topic}: {} | {} s{}", work.what, elapsed.as_secs(), left.unwrap_or_default());
     let text = printable(&text);
     let room = columns.saturating_sub(text.chars().count() + 1);
     match room {
@@ -154,7 +200,16 @@ mod tests {
     use super::*;
 
     fn work(what: &str) -> Work {
-        Work { what: what.to_owned(), done: 1, of: 4 }
+        Work::new(what.to_owned(), 1, 4)
+    }
+
+    #[test]
+    fn the_remaining_time_follows_the_share_that_is_done() {
+        let seconds = Duration::from_secs;
+        assert_eq!(work("").remaining(seconds(1)), None);
+        assert_eq!(work("").remaining(seconds(3)), Some(seconds(9)));
+        assert_eq!(Work::new(String::new(), 4, 4).remaining(seconds(3)), None);
+        assert_eq!(Work::new(String::new(), 4, 0).remaining(seconds(3)), None);
     }
 
     #[test]

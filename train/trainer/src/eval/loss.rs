@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 
-use super::evaluate;
+use super::evaluate::{evaluate_while, passes_of};
 use crate::error::EvalError;
 use crate::error::Result;
 use kiln_checkpoint::sharded::ShardedDecoder;
@@ -85,9 +85,22 @@ impl Validation {
 
     /// Returns the loss of `model`, the same on every rank. The sequences are distributed over the ranks, and
     /// all ranks make the same number of passes. Collective.
-    pub fn loss(&self, model: &ShardedDecoder, device: &Device) -> Result<ValidationLoss> {
+    ///
+    /// `progress` is called after each pass with the number of passes done and their total.
+    pub fn loss(
+        &self,
+        model: &ShardedDecoder,
+        device: &Device,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<ValidationLoss> {
         let ValidationOptions { samples, rows, .. } = self.options;
-        let (loss, tokens) = evaluate(model, device, &self.source, samples, rows)?;
+        let (mut done, passes) = (0, passes_of(model.engine(), &self.source, samples, rows));
+        let outcome = evaluate_while(model, device, &self.source, samples, rows, || {
+            done += 1;
+            progress(done, passes);
+            Ok(true)
+        })?;
+        let (loss, tokens) = outcome.unwrap_or_else(|| unreachable!("invariant: no pass ends it early"));
         Ok(ValidationLoss { loss, tokens, seq_len: self.source.file().seq_len() })
     }
 }

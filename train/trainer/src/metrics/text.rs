@@ -15,8 +15,6 @@ pub(super) struct StepLine {
     /// An arrow that shows the trend of the loss.
     pub(super) trend: char,
     pub(super) grad_norm: f64,
-    pub(super) lr: f64,
-    pub(super) step_s: f64,
     pub(super) tokens_per_s: f64,
     /// Share of the device's peak, if that is known; otherwise FLOP/s are shown.
     pub(super) mfu: Option<f64>,
@@ -46,28 +44,21 @@ impl StepLine {
         format!("step {step:>width$}/{steps}")
     }
 
-    /// Returns the line in a log. Values are aligned from step to step.
+    /// Returns the line in a log: at most 100 columns, aligned from step to step.
     pub(super) fn in_log(&self) -> String {
-        let mut text = format!(
-            "{} | loss {:>7.4} | grad norm {:>6.3} | lr {:.2e} | {:>6.3} s | {:>6.0} tok/s | {}",
-            Self::head(self.step, self.steps),
-            self.loss,
-            self.grad_norm,
-            self.lr,
-            self.step_s,
-            self.tokens_per_s,
+        let mut parts = vec![
+            format!("loss {:>6.4}", self.loss),
+            format!("norm {:>6.3}", self.grad_norm),
+            format!("{:>4} tok/s", short(self.tokens_per_s)),
             match self.mfu {
-                Some(mfu) => format!("mfu {:>4.1}%", mfu * 100.0),
-                None => format!("{:>13}", flops_per_s(self.flops)),
-            }
-        );
-        if let Some(wait) = self.wait {
-            text += &format!(" | wait {:>3.0}%", wait * 100.0);
-        }
-        if self.peak_bytes > 0 {
-            text += &format!(" | {:>9}", size(self.peak_bytes));
-        }
-        text + &format!(" | eta {:>6}", clock(self.left))
+                Some(mfu) => format!("mfu {:>2.0}%", mfu * 100.0),
+                None => format!("{:>12}", flops_per_s(self.flops)),
+            },
+        ];
+        parts.extend(self.wait.map(|wait| format!("wait {:>2.0}%", wait * 100.0)));
+        parts.extend((self.peak_bytes > 0).then(|| format!("{:>8}", size(self.peak_bytes))));
+        parts.push(format!("eta {}", clock(self.left)));
+        format!("{}{BETWEEN}{}", Self::head(self.step, self.steps), parts.join("  "))
     }
 
     /// Returns the line on a terminal of `columns` columns, with the current activity. Values that do not fit
@@ -152,8 +143,6 @@ mod tests {
             loss: 3.224_51,
             trend: '\u{2193}',
             grad_norm: 0.837,
-            lr: 3e-4,
-            step_s: 0.2463,
             tokens_per_s: 8314.2,
             mfu: Some(0.351),
             flops: 12.34e9,
@@ -168,7 +157,6 @@ mod tests {
         let early = StepLine {
             loss: 11.7512,
             grad_norm: 12.5,
-            step_s: 12.7,
             tokens_per_s: 161.0,
             mfu: Some(0.007),
             left: Duration::from_secs(40_000),
@@ -176,6 +164,8 @@ mod tests {
         };
         let lines = [early.in_log(), line(400, 400, Some(0.04)).in_log(), line(400, 400, None).in_log()];
         let unknown = StepLine { mfu: None, ..line(20, 400, None) }.in_log();
+        let longest = StepLine { step: 100_000, steps: 100_000, mfu: None, ..early.clone() }.in_log();
+        assert!(longest.chars().count() <= 100, "{longest}");
         insta::assert_snapshot!(format!("{}\n{unknown}", lines.join("\n")));
     }
 

@@ -169,6 +169,14 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
 }
 
 impl Found {
+    /// Returns the folder that this start would have used if an earlier run were not in it.
+    pub fn earlier(&self, options: &RunOptions) -> Option<PathBuf> {
+        let RunFolder::Next(name) = &options.out else { return None };
+        let first = numbered(name, 1);
+        let is_new = options.resume.is_none() && !self.is_restart;
+        (is_new && first != self.named).then_some(first)
+    }
+
     /// Returns whether `other`, which was found later, agrees in everything that matters.
     fn is_still(&self, other: &Found) -> bool {
         (&self.out, &self.resume, &self.content) == (&other.out, &other.resume, &other.content)
@@ -208,24 +216,40 @@ fn is_same(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Returns `runs/<name>` or one of its successors: the first that is free, or the last with a run that this
-/// start continues.
-fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> bool) -> Result<PathBuf> {
-    let folder = |index: u64| match index {
+/// Returns the default folder of the run `index` of this name: `runs/<name>`, `runs/<name>-2`, …
+fn numbered(name: &str, index: u64) -> PathBuf {
+    match index {
         1 => Path::new("runs").join(name),
         index => Path::new("runs").join(format!("{name}-{index}")),
-    };
-    let (mut index, mut last_run) = (1, None);
+    }
+}
+
+/// Returns `runs/<name>` or one of its successors: the first that is free, or the one with the run that this
+/// start continues, which is the interrupted run that was active last, or the last run if none was interrupted.
+fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> bool) -> Result<PathBuf> {
+    let folder = |index| numbered(name, index);
+    let (mut index, mut runs, mut last_restart) = (1, Vec::new(), None);
     loop {
         match content_of(&folder(index), data)? {
             Content::Nothing => break,
-            found if is_restart(&found) => last_run = Some(index),
-            Content::Run(_) | Content::Unsaved(_) if resume => last_run = Some(index),
+            found if is_restart(&found) => last_restart = Some(folder(index)),
+            Content::Run(_) | Content::Unsaved(_) => runs.push(folder(index)),
             _ => {}
         }
         index += 1;
     }
-    Ok(folder(last_run.unwrap_or(if resume { 1 } else { index })))
+    let free = folder(index);
+    if last_restart.is_some() || !resume {
+        return Ok(last_restart.unwrap_or(free));
+    }
+    let is_interrupted = |out: &&PathBuf| {
+        let progress = progress(out);
+        progress.saved.is_some() && progress.saved < progress.steps
+    };
+    let last_active =
+        |out: &&PathBuf| fs::metadata(metrics_of_run(out)).and_then(|file| file.modified()).ok();
+    let interrupted = runs.iter().filter(is_interrupted).max_by_key(last_active);
+    Ok(interrupted.or(runs.last()).cloned().unwrap_or_else(|| folder(1)))
 }
 
 /// Returns whether `out` has content that is not a run of Kiln, so nothing may be written there.

@@ -67,7 +67,7 @@ pub enum RunFolder {
     /// This folder.
     At(PathBuf),
     /// `runs/<name>`, or the first free `runs/<name>-2`, `-3`, … for a new run. A resumed run continues in the
-    /// last existing one.
+    /// one that was interrupted last.
     Next(String),
 }
 

@@ -114,7 +114,15 @@ pub(super) fn make(
     // configuration as requested.
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
-        let draft = Draft::make(&config, find()?, options, device, &mut start)?;
+        let found = find()?;
+        if let Some(earlier) = found.earlier(options) {
+            print_line(&format!(
+                "{} holds an earlier run: this run goes to {}",
+                earlier.display(),
+                found.named.display()
+            ));
+        }
+        let draft = Draft::make(&config, found, options, device, &mut start)?;
         if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
             break (draft, lock, claim);
         }

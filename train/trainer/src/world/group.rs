@@ -60,6 +60,14 @@ impl<'a> Ranks<'a> {
         Ok(ranks)
     }
 
+    /// Returns whether this process has rank 0.
+    pub fn has_first(&self) -> bool {
+        match self {
+            Ranks::Threads => true,
+            Ranks::Processes(_, place) => place.rank == 0,
+        }
+    }
+
     /// Runs `body` on every rank, and returns its result on the first rank of this process.
     ///
     /// # Errors

@@ -79,6 +79,17 @@ impl GroupTable {
         }
     }
 
+    /// Describes a rank's share of all groups in one line.
+    pub(super) fn summary(&self) -> String {
+        let Numbers { weights, gradients, optimizer, .. } = self.sum();
+        format!(
+            "a rank holds: weights {}, gradients {}, optimizer {}",
+            size(weights),
+            size(gradients),
+            size(optimizer)
+        )
+    }
+
     /// Returns the table, one line per row.
     pub(super) fn lines(&self) -> Vec<String> {
         let (shown, more) = self.rows.split_at(self.rows.len().min(ROWS));

@@ -206,7 +206,8 @@ impl<'a> Trainer<'a> {
         if rank == 0 {
             let table =
                 GroupTable::from_engine(model.engine(), plan.config.shard.offload && plan.device.is_gpu());
-            table.lines().iter().for_each(|line| print_line(line));
+            print_line(&table.summary());
+            table.lines().iter().for_each(|line| tracing::info!("{line}"));
         }
         let mut state = CheckpointState {
             step: 0,
