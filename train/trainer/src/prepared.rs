@@ -56,7 +56,7 @@ pub fn open(
         Some(differences) if trained_on.is_some() && trained_on == info.train.sha256.as_deref() => {
             tracing::warn!(
                 "{path} was prepared from something else than data.text and its options say now ({}); \
-                 the run goes on with the data that it was trained on",
+                 the run continues with the data that it was trained on",
                 differences.join("; ")
             );
         }

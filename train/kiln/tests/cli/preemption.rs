@@ -55,7 +55,7 @@ fn a_run_that_is_asked_to_stop_goes_on_to_the_same_bits() {
             last,
             format!(
                 "stopped as asked: {steps} of 10 steps, checkpoint run/checkpoints/fsdp_cpt{steps}; \
-                 go on with --resume latest"
+                 continue with --resume latest"
             )
         );
         assert_eq!(workspace.checkpoints("run"), [format!("fsdp_cpt{steps}"), "latest".to_owned()]);

@@ -20,7 +20,7 @@ pub enum FolderError {
     Foreign(PathBuf, String),
     /// The folder holds another run.
     #[error(
-        "{} already holds a run: go on with --resume latest, choose another folder with --out, or remove it",
+        "{} already holds a run: continue with --resume latest, choose another folder with --out, or remove it",
         .0.display()
     )]
     Occupied(PathBuf),
@@ -38,7 +38,7 @@ pub enum FolderError {
     /// The folder holds a run that does not belong to this restarted job, for the given reason.
     #[error(
         "{} already holds a run, and this restart does not take it over: {}. If it is the run that you \
-         mean, go on with --resume latest; if not, choose another folder with --out",
+         mean, continue with --resume latest; if not, choose another folder with --out",
         .0.display(), .1
     )]
     OtherJob(PathBuf, &'static str),
@@ -46,7 +46,7 @@ pub enum FolderError {
     #[error(
         "{} is not the folder that this job was writing to before it was started again: that one was moved, \
          removed or replaced meanwhile. Put it back, or start the job anew, with --resume and one of its \
-         checkpoints to go on from there",
+         checkpoints to continue from there",
         .0.display()
     )]
     NotTheSame(PathBuf),

@@ -117,7 +117,7 @@ pub enum TrainError {
     /// A run would resume from the checkpoint at `path` at another position in the data, because these `keys`
     /// differ; `differences` has the old and new values.
     #[error(
-        "{} was trained with other values, and going on would read the data at another position: {}. Use \
+        "{} was trained with other values, and continuing would read the data at another position: {}. Use \
          the values from before, or accept another position with {}",
         .path.display(), .differences.join(", "), allow(.keys)
     )]
@@ -125,7 +125,7 @@ pub enum TrainError {
     /// The loss or the norm of the gradient, `what`, is not finite; `parameter` is the first whose gradient is
     /// not. The run does not skip such steps, or has skipped the maximum number in a row.
     #[error(
-        "step {step}: {what} is {value}{}{origin}{}. Lower optim.lr or raise optim.warmup_steps, and go on from an \
+        "step {step}: {what} is {value}{}{origin}{}. Lower optim.lr or raise optim.warmup_steps, and continue from an \
          earlier checkpoint",
         in_gradient(.parameter), not_updated(*.is_repeated)
     )]

@@ -307,7 +307,7 @@ impl<'a> Trainer<'a> {
             // The folder stays unchanged, or it would say that the run has fewer steps than it has.
             Some(_) if self.state.step > steps => say(&format!(
                 "nothing to train: the run has done {} steps, and train.steps is {steps}; its folder stays as \
-                 it is. To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
+                 it is. To continue, raise train.steps; to go back, name an earlier checkpoint with --resume",
                 self.state.step
             )),
             Some(claim) => {
