@@ -80,7 +80,7 @@ fn a_loss_on_data_of_another_tokenizer_is_refused() {
     workspace.write("moved/tokenizer.json", respelled(&workspace));
     workspace.succeed(&eval);
     workspace.write("moved/tokenizer.json", other);
-    let own = "another tokenizer than run/checkpoints/fsdp_cpt4/tokenizer.json";
+    let own = "not the same tokenizer as run/checkpoints/fsdp_cpt4/tokenizer.json";
     assert_refused(&workspace.kiln(&eval), &["moved/tokenizer.json is ", own]);
     // New weights may be trained from old ones with a different vocabulary.
     let init = ["--out", "on", "--set", "data.path=moved", "--set", "init.from=run"];

@@ -120,7 +120,7 @@ fn of_two_starts_in_one_folder_one_goes_on_and_the_other_names_it() {
     }
     stop(&workspace, winner);
     let said = workspace.succeed(&["inspect", "--verify", "run"]);
-    assert!(said.contains("every checksum is right"), "{said}");
+    assert!(said.contains("all checksums match"), "{said}");
 }
 
 #[test]

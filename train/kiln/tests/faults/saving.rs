@@ -31,7 +31,7 @@ fn verify(path: &Path) -> String {
     let path = path.display().to_string();
     let ended = Ended::from(run_to_end(&mut kiln(["inspect", "--verify", &path])));
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stdout.contains("every checksum is right"), "{ended:?}");
+    assert!(ended.stdout.contains("all checksums match"), "{ended:?}");
     ended.stdout
 }
 
@@ -294,8 +294,8 @@ fn disk_that_is_full_or_read_only() {
     );
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("No space left on device"), "{ended:?}");
-    assert!(ended.stdout.contains("fsdp_cpt2 is whole"), "{ended:?}");
-    assert!(ended.stdout.contains("fsdp_cpt4 is whole"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt2 is intact"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt4 is intact"), "{ended:?}");
 
     // Full for a while: training continues if configured, and saves again once there is space.
     let run = Run::new();
@@ -313,7 +313,7 @@ fn disk_that_is_full_or_read_only() {
     );
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("training continues without this checkpoint"), "{ended:?}");
-    assert!(ended.stdout.contains("fsdp_cpt8 is whole"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt8 is intact"), "{ended:?}");
     assert!(!ended.stdout.contains("fsdp_cpt4\n"), "{ended:?}");
 
     // Becomes read-only during the run.
@@ -331,7 +331,7 @@ fn disk_that_is_full_or_read_only() {
     );
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("Read-only file system"), "{ended:?}");
-    assert!(ended.stdout.contains("fsdp_cpt2 is whole"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt2 is intact"), "{ended:?}");
 }
 
 /// In blocks of 512 bytes: enough for everything that a run writes except checkpoints.

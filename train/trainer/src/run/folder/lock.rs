@@ -224,8 +224,8 @@ fn has_rival(attempt: Attempt, holder_path: &Path, out: &Path, watched: &mut boo
         Rival::Unknown => {
             if !std::mem::replace(watched, true) {
                 say(&format!(
-                    "{} was last in use on {holder}, which has not said that it ended: watching for \
-                     {} s whether it is still there",
+                    "{} was last in use on {holder}, which did not record its end: watching for {} s whether \
+                     it still runs",
                     out.display(),
                     LOOK.as_secs() * LOOKS as u64
                 ));
