@@ -84,9 +84,6 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
         let arguments = [what, &["--checkpoint", "first", "--device", device]].concat();
         let ended = end(&workspace, &arguments, Some("rms_norm"));
         let told = ended.stderr;
-        assert!(
-            told.contains("an earlier start found that the kernel of rms_norm is wrong on "),
-            "{told}"
-        );
+        assert!(told.contains("an earlier start found that the kernel of rms_norm is wrong on "), "{told}");
     }
 }

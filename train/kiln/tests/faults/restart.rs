@@ -48,7 +48,7 @@ fn a_launcher_does_not_go_on_without_the_other_node() {
         let launch = [&nodes[..], &["--master-port", &port, "--max-restarts", "3"]].concat();
         let ended = run.launch(2, &launch, &["--set", "comm.join_timeout_s=1"]);
         assert_eq!(ended.code, Some(1), "{ended:?}");
-        let says = format!("kiln launch: giving up: {other} did not come to this restart");
+        let says = format!("kiln launch: giving up: {other} did not join this restart");
         assert!(ended.stderr.contains(&says), "{ended:?}");
         assert!(!ended.stderr.contains("restart 2 of 3"), "{ended:?}");
     }

@@ -158,7 +158,9 @@ pub enum TrainError {
     #[error("{} already exists: overwrite it with --force, or name another file with --out", .0.display())]
     Exists(PathBuf),
     /// A stop was requested while this process waited for the others.
-    #[error("stopped as asked before the ranks were connected: there was nothing to save yet; start the run again")]
+    #[error(
+        "stopped as asked before the ranks were connected: there was nothing to save yet; start it again"
+    )]
     Stopped,
     /// A fault drill, not a real fault.
     #[error("{0}")]

@@ -147,7 +147,7 @@ mod tests {
         drop(heartbeat);
         let last = Holder::read(&path).unwrap();
         assert!(last.ended && last.beat > 0 && last.is_same(&holder), "{last:?}");
-        assert!(Holder::describe(&path, || ()).contains("have not ended"));
+        assert!(Holder::describe(&path, || ()).contains("still run"));
     }
 
     #[test]

@@ -280,7 +280,7 @@ mod tests {
         let other_rank = Lock::share(&out).unwrap();
         drop(lock);
         let said = refused();
-        assert!(said.contains("ranks of an earlier start that have not ended"), "{said}");
+        assert!(said.contains("ranks of an earlier start that still run"), "{said}");
         drop(other_rank);
         Lock::check_free(&out).unwrap();
         Lock::take(&out, "second", now(&NONE)).unwrap();
