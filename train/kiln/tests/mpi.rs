@@ -133,7 +133,7 @@ fn an_error_on_one_rank_ends_all() {
     more.extend(["--set", "comm.backend=mpi", "--set", "train.steps=7"]);
     let ended = folder.mpirun(1, "other", &more);
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    let said = "ranks [1] were started with another configuration";
+    let said = "ranks [1] do not have the same configuration";
     assert!(ended.stderr.contains(said), "{ended:?}");
 }
 

@@ -66,8 +66,8 @@ impl End {
         let hint = match (self.signal, &self.killed) {
             (Some(SIGKILL), Some(why)) => format!(", by this launcher: {why}"),
             (Some(SIGKILL), None) if !self.asked_to_end => {
-                "; if nobody did that by hand, it was probably out of memory: see `dmesg` and `kiln explain \
-                 out-of-memory`"
+                "; unless someone killed it by hand, it was probably out of memory: see `dmesg` and `kiln \
+                 explain out-of-memory`"
                     .to_owned()
             }
             _ => String::new(),
@@ -184,7 +184,7 @@ impl Ends {
         // it.
         failed.sort_by_key(|end| (end.asked_to_end, end.is_consequence(), end.at));
         let Some((cause, others)) = failed.split_first() else { return };
-        let first = if cause.asked_to_end { "did not end well when told to" } else { "failed first" };
+        let first = if cause.asked_to_end { "failed when asked to end" } else { "failed first" };
         print(&format!("rank {} (pid {}) {first}: {}", cause.rank, cause.pid, cause.describe()));
         cause.print_reasons();
         if let Some(folder) = &cause.crash {
@@ -195,7 +195,7 @@ impl Ends {
             let why = match end.asked_to_end {
                 // The launcher also ended the rank that is named first, so these are no different.
                 true if cause.asked_to_end => first,
-                true => "told to end by the launcher",
+                true => "stopped by the launcher",
                 false => "failed after it",
             };
             print(&format!("rank {} (pid {}) {why}: {}", end.rank, end.pid, end.describe()));
@@ -211,7 +211,7 @@ impl Ends {
             }
         }
         if verdict == Verdict::Failed && job.node.nodes > 1 && cause.code == Some(1) {
-            print("the cause may lie on another node: compare with what their launchers say");
+            print("the cause may lie on another node: compare with the output of its launcher");
         }
     }
 }

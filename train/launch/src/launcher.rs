@@ -93,10 +93,10 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         job.restart = restarts.done();
         let run = ends.ranks.iter().find_map(|end| end.last(Message::Run));
         job.run = run.map(str::to_owned).or(job.run);
-        print(&format!("the next try is in {} s", pause.as_secs()));
+        print(&format!("the next attempt is in {} s", pause.as_secs()));
         if let Some(signal) = signals.pause(pause) {
             let name = signal_name(signal);
-            print(&format!("{name} before the next try: the job is not started again"));
+            print(&format!("{name} before the next attempt: not restarting the job"));
             // For any signal: nothing is running, and saved state remains.
             return Ok(PREEMPTED);
         }

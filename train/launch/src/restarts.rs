@@ -83,8 +83,8 @@ impl Restarts {
         // Checkpoints saved meanwhile have not carried it past that step.
         if let Some(again) = failures.iter().find(|failure| self.before.contains(failure)) {
             return Next::GiveUp(format!(
-                "giving up: rank {} has failed in step {} as it did in the life before, with the same \
-                 error: another restart would end the same way. Fix the cause, and start the job again",
+                "giving up: rank {} failed in step {} with the same error as before the last restart: \
+                 another restart would end the same way. Fix the cause, and start the job again",
                 again.rank, again.step
             ));
         }
@@ -92,9 +92,9 @@ impl Restarts {
         if self.done > 0 && !ends.absent.is_empty() {
             let nodes: Vec<_> = ends.absent.iter().map(usize::to_string).collect();
             return Next::GiveUp(format!(
-                "giving up: node {} did not come to this restart. Its launcher has given up or has ended, \
-                 and reports why, or its machine cannot be reached. If a node needs longer to come back, \
-                 raise comm.join_timeout_s",
+                "giving up: node {} did not join this restart. Its launcher has given up or has ended, and \
+                 reports why, or its machine cannot be reached. If a node needs longer to return, raise \
+                 comm.join_timeout_s",
                 nodes.join(" and node ")
             ));
         }
@@ -157,7 +157,7 @@ mod tests {
         assert!(matches!(after(&mut restarts, both()), Next::Again(_)));
         // The other rank may be the first to end this time.
         let Next::GiveUp(why) = after(&mut restarts, vec![end(0, 4, NAN)]) else { panic!() };
-        assert!(why.contains("rank 0 has failed in step 4 as it did in the life before"), "{why}");
+        assert!(why.contains("rank 0 failed in step 4 with the same error as before"), "{why}");
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
         // At first it may merely be late.
         assert!(matches!(after(), Next::Again(_)));
         let Next::GiveUp(why) = after() else { panic!() };
-        assert!(why.starts_with("giving up: node 1 and node 2 did not come to this restart"), "{why}");
+        assert!(why.starts_with("giving up: node 1 and node 2 did not join this restart"), "{why}");
     }
 
     #[test]

@@ -328,8 +328,8 @@ impl PlanReport {
 pub fn not_described(layers: &BTreeSet<&'static str>) -> String {
     let names: Vec<_> = layers.iter().copied().collect();
     format!(
-        "not described: {}. The plan takes each of its matrices for a product whose input and output are kept, and may \
-         be far too low; Layer::meta_forward describes a layer",
+        "not described: {}. The plan treats each of its matrices as a product whose input and output are \
+         kept, and may be far too low; Layer::meta_forward describes a layer",
         names.join(", ")
     )
 }

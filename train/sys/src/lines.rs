@@ -86,7 +86,7 @@ impl Records {
                 let _ = self.mend();
                 if self.lost == 0 {
                     let (path, noun) = (self.path.display(), self.noun);
-                    tracing::warn!("cannot write {path}: {error}; the run goes on without its {noun}s");
+                    tracing::warn!("cannot write {path}: {error}; the run continues without its {noun}s");
                 }
                 self.lost += 1;
                 self.failure.get_or_insert(error);

@@ -40,7 +40,7 @@ pub fn open(
             // Another run that started at the same time has prepared the data, which are just as good if they
             // are the same.
             Err(DataError::AlreadyPrepared { .. }) => {
-                print_line("data: another start has prepared them meanwhile");
+                print_line("data: another process has just prepared them");
             }
             prepared => return prepared,
         }
@@ -49,14 +49,14 @@ pub fn open(
     let path = section.path.display();
     match data::differences(&options)? {
         None => tracing::warn!(
-            "{path} does not say what it was prepared from, as another program or an older build made \
-             it: it is used as it is, whatever data.text says. Leave out data.text to say so yourself"
+            "{path} does not record its source, because another program or an older build wrote it. The run \
+             uses it unchanged and ignores data.text; remove data.text to silence this warning"
         ),
         Some(differences) if differences.is_empty() => {}
         Some(differences) if trained_on.is_some() && trained_on == info.train.sha256.as_deref() => {
             tracing::warn!(
-                "{path} was prepared from something else than data.text and its options say now ({}); \
-                 the run goes on with the data that it was trained on",
+                "{path} was prepared from other text or options than data.text sets now ({}); the run \
+                 continues with the data that it was trained on",
                 differences.join("; ")
             );
         }
@@ -154,11 +154,11 @@ pub fn verify(folder: &Path) -> Result<String, DataError> {
     }
     let (folder, size) = (folder.display(), megabytes(bytes));
     Ok(if unproven.is_empty() {
-        format!("{folder} is whole: {files} files, {size:.1} MB, every checksum is right")
+        format!("{folder} is intact: {files} files, {size:.1} MB, all checksums match")
     } else {
         format!(
-            "{folder}: {files} files, {size:.1} MB, agree with their checksums; there are none of {}, as \
-             the folder is of another program or an earlier version",
+            "{folder}: {files} files, {size:.1} MB match their checksums; {} cannot be checked, because \
+             another program or an earlier version wrote the folder",
             unproven.join(", ")
         )
     })

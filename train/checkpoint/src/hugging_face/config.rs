@@ -63,9 +63,9 @@ impl Family {
             let family = all.find(|family| names == [family.names().0]);
             return family.ok_or_else(|| keys.unsupported("architectures", ARCHITECTURES));
         }
-        let name = keys.text("model_type")?.ok_or_else(|| {
-            keys.problem("architectures", "is missing, so it is not known which model this is")
-        })?;
+        let name = keys
+            .text("model_type")?
+            .ok_or_else(|| keys.problem("architectures", "is missing, so the model type is unknown"))?;
         let family = all.find(|family| name == family.names().1);
         family.ok_or_else(|| keys.unsupported("model_type", ARCHITECTURES))
     }
@@ -141,7 +141,7 @@ impl FolderConfig {
             0 => Err(keys.problem("max_position_embeddings", "is 0: must be at least 1")),
             1..=MAX_CONTEXT => Ok(FolderConfig { model, context_length }),
             _ => {
-                let problem = format!("is {context_length}: no model reads as much");
+                let problem = format!("is {context_length}: longer than any model supports");
                 Err(keys.problem("max_position_embeddings", problem))
             }
         }
@@ -481,7 +481,7 @@ mod tests {
         assert!(message.is_err(), "not a whole number");
         let endless = r#""model_type": "llama", "max_position_embeddings": 9000000000000000000"#;
         let message = config(endless).unwrap_err().to_string();
-        assert!(message.contains("is 9000000000000000000: no model reads as much"), "{message}");
+        assert!(message.contains("is 9000000000000000000: longer than any model supports"), "{message}");
         let null = config(r#""model_type": "mistral", "sliding_window": null, "num_key_value_heads": null"#);
         assert_eq!(null.unwrap().model.kv_heads, 32);
         let qwen2 = config(r#""model_type": "qwen2", "sliding_window": 4096"#).unwrap();

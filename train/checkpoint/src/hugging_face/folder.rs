@@ -201,11 +201,11 @@ fn open_files(folder: &Path) -> Result<Files> {
         let file = WeightFile::open(&folder.join(name))?;
         let found: BTreeSet<_> = file.tensors.keys().cloned().collect();
         if let Some(missing) = expected.difference(&found).next() {
-            let problem = format!("`{missing}` is not in it, although the index says so");
+            let problem = format!("`{missing}` is not in it, although the index lists it");
             return Err(CheckpointError::damaged_weights(&file.path, problem));
         }
         if let Some(unlisted) = found.difference(&expected).find(|name| !is_buffer(name)) {
-            let problem = format!("`{unlisted}` is in it, although the index says otherwise");
+            let problem = format!("`{unlisted}` is in it, although the index does not list it");
             return Err(CheckpointError::damaged_weights(&file.path, problem));
         }
         places.extend(found.into_iter().map(|name| (name, files.len())));

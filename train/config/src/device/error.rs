@@ -46,7 +46,7 @@ pub enum DeviceError {
     FewerGpus { ranks: usize, gpus: usize, visible: Option<String> },
     /// Ranks that are processes use the same GPU.
     #[error(
-        "ranks {ranks:?} have the same GPU; give each one of its own, through its local rank or \
+        "ranks {ranks:?} have the same GPU; give each its own, through its local rank or \
          CUDA_VISIBLE_DEVICES"
     )]
     SharedGpu { ranks: Vec<usize> },
@@ -109,7 +109,7 @@ pub enum DeviceError {
     NoHeaders { files: String, places: String, package: &'static str },
     /// There is a GPU that cannot be used, for a run that would use one. `reason`: the problem with it.
     #[error(
-        "there is a GPU, and it cannot be used: {reason}. To compute on the CPU instead, set \
+        "the GPU cannot be used: {reason}. To compute on the CPU instead, set \
          device.backend = \"cpu\""
     )]
     Unusable { reason: Box<DeviceError> },

@@ -158,7 +158,7 @@ pub(super) fn known(
     }
     kept.add(measure()?);
     if let Err(error) = write(file, &kept) {
-        tracing::debug!("the measured peak is not kept: writing {} failed: {error}", file.display());
+        tracing::debug!("cannot keep the measured peak: writing {} failed: {error}", file.display());
     }
     Ok(kept.agreed())
 }

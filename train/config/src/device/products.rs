@@ -25,8 +25,8 @@ pub(super) fn load() {
     match read(&folder) {
         Ok(kept) => use_algorithms(kept),
         Err(error) => tracing::warn!(
-            "{} has no measured algorithms that can be read, and products use cuBLASLt's first choices: {error}; \
-             kiln warmup --products measures again once the file is removed",
+            "cannot read measured algorithms from {}, and products use cuBLASLt's first choices: {error}; to \
+             measure again, remove the file and run kiln warmup --products",
             folder.join(FILE).display()
         ),
     }

@@ -59,7 +59,7 @@ impl InspectArgs {
                     return Err(InspectError::Damaged { folder, problems }.into());
                 }
                 let size = kiln_sys::words::size(bytes);
-                Ok(format!("{folder} is whole: {files} files, {size}, every checksum is right"))
+                Ok(format!("{folder} is intact: {files} files, {size}, all checksums match"))
             }
             ModelSource::Checkpoint(checkpoint) => Ok(checkpoint::describe(&checkpoint)),
             // Opening it has compared names, shapes and lengths.

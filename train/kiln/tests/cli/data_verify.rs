@@ -42,8 +42,8 @@ fn verify_names_and_locates_damage() {
     let mut messages = Messages::default();
     let workspace = prepared(40_000);
     let said = workspace.succeed(&VERIFY);
-    assert!(said.starts_with("own is whole: 7 files, "), "{said}");
-    assert!(said.ends_with(", every checksum is right\n"), "{said}");
+    assert!(said.starts_with("own is intact: 7 files, "), "{said}");
+    assert!(said.ends_with(", all checksums match\n"), "{said}");
     assert!(workspace.read("own/train.bin").len() as u64 > 6 * BLOCK);
     workspace.copy("own", "whole");
     let mut fails = |title: &str, damage: &dyn Fn()| {
@@ -99,7 +99,7 @@ fn data_without_block_checksums_is_used() {
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     let said = workspace.succeed(&VERIFY);
     assert!(said.starts_with("own: 2 files, "), "{said}");
-    assert!(said.contains("agree with their checksums"), "{said}");
+    assert!(said.contains("match their checksums"), "{said}");
     assert!(said.contains("earlier version"), "{said}");
     change(&workspace, "own/train.bin", 200_000);
     workspace.write("own/tokenizer.json", "{}");

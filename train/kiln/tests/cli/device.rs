@@ -363,7 +363,7 @@ mod with_stand_ins {
                 messages.record(title, &ended, 2);
             } else {
                 // Another test covers the list of places searched.
-                let start = "error: there is a GPU, and it cannot be used: NVRTC, which compiles kernels, is";
+                let start = "error: the GPU cannot be used: NVRTC, which compiles kernels, is";
                 assert!(ended.code == Some(2) && ended.stderr.starts_with(start), "{ended:?}");
             }
         }

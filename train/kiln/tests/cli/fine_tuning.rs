@@ -119,7 +119,7 @@ fn nothing_is_kept_of_another_tokenizer() {
     let workspace = workspace();
     workspace.replace("hf/tokenizer.json", "<|endoftext|>", "<|other|>");
     let said = train(&workspace, "run", &[]);
-    assert!(said.contains("do not take over its chat template and its end tokens"), "{said}");
+    assert!(said.contains("omit the chat template and end tokens of the weights' tokenizer"), "{said}");
     for (name, _) in SMALL_FILES {
         assert!(!workspace.path(format!("run/checkpoints/fsdp_cpt4/{name}")).exists(), "{name}");
     }

@@ -26,7 +26,7 @@ fn a_checkpoint_is_described() {
 fn verifying_names_every_file_that_is_damaged() {
     let workspace = trained();
     let said = workspace.succeed(&["inspect", "--verify", "run"]);
-    assert!(said.starts_with("run/checkpoints/fsdp_cpt2 is whole: 6 files, "), "{said}");
+    assert!(said.starts_with("run/checkpoints/fsdp_cpt2 is intact: 6 files, "), "{said}");
     let folder = "run/checkpoints/fsdp_cpt2";
     for file in ["model-part-00001-of-00002", "optimizer-part-00002-of-00002"] {
         let path = format!("{folder}/{file}.safetensors");

@@ -46,7 +46,7 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_were() {
             "{line}"
         );
         let where_from =
-            "; taken again, its passes are finite: it was made in a collective, or not by arithmetic";
+            "; the passes are finite when repeated: it came from a collective, or was not computed";
         assert!(line.ends_with(&format!("{where_from}: the update was skipped (1 so far)")), "{line}");
 
         assert!(tensors(&workspace, "run", 2) == tensors(&workspace, "run", 3), "unchanged");

@@ -64,7 +64,7 @@ fn going_on_with_another_tokenizer_is_refused_unless_it_is_wanted() {
     workspace.succeed(&[&resume[..], &["train.steps=3"]].concat());
     workspace.write("data/tokenizer.json", other);
     let on = [&resume[..], &["train.steps=4"]].concat();
-    let differs = "the tokenizer in data/tokenizer.json is another than the checkpoint's";
+    let differs = "the tokenizer in data/tokenizer.json is not the checkpoint's";
     assert_refused(&workspace.kiln(&on), &[differs, "--allow-changed data"]);
     let said = workspace.succeed(&[&on[..], &["--allow-changed", "data"]].concat());
     assert!(said.contains(differs), "{said}");
@@ -80,10 +80,10 @@ fn a_loss_on_data_of_another_tokenizer_is_refused() {
     workspace.write("moved/tokenizer.json", respelled(&workspace));
     workspace.succeed(&eval);
     workspace.write("moved/tokenizer.json", other);
-    let own = "another tokenizer than run/checkpoints/fsdp_cpt4/tokenizer.json";
+    let own = "not the same tokenizer as run/checkpoints/fsdp_cpt4/tokenizer.json";
     assert_refused(&workspace.kiln(&eval), &["moved/tokenizer.json is ", own]);
     // New weights may be trained from old ones with a different vocabulary.
     let init = ["--out", "on", "--set", "data.path=moved", "--set", "init.from=run"];
     let said = workspace.succeed(&[&["train", "run.toml"], &init[..]].concat());
-    assert!(said.contains("have another tokenizer than the weights to start from"), "{said}");
+    assert!(said.contains("have another tokenizer than the initial weights"), "{said}");
 }

@@ -76,7 +76,7 @@ fn a_loop_on_the_trainer_stops_when_it_is_asked_to() {
     signal(&child, Signal::TERM);
     let ended = workspace.end(child);
     assert_eq!(ended.code, Some(75), "{ended:?}");
-    assert!(ended.stdout.contains("go on with --resume latest"), "{ended:?}");
+    assert!(ended.stdout.contains("continue with --resume latest"), "{ended:?}");
     let steps = workspace.steps("run").len();
     assert_eq!(workspace.checkpoints("run"), [format!("fsdp_cpt{steps}"), "latest".to_owned()]);
     // Resumes for a few more steps, and takes all of them.
@@ -98,7 +98,7 @@ fn a_loop_on_the_trainer_does_not_lose_its_last_step() {
     let program = program.to_str().expect("a path");
     let ended = workspace.run("sh".as_ref(), &[&full_disk[..], &[program], &arguments].concat());
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("training goes on without this checkpoint"), "{ended:?}");
+    assert!(ended.stderr.contains("training continues without this checkpoint"), "{ended:?}");
     assert!(!ended.stdout.contains("done: 4 steps"), "{ended:?}");
 }
 

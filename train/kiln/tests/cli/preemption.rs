@@ -55,13 +55,13 @@ fn a_run_that_is_asked_to_stop_goes_on_to_the_same_bits() {
             last,
             format!(
                 "stopped as asked: {steps} of 10 steps, checkpoint run/checkpoints/fsdp_cpt{steps}; \
-                 go on with --resume latest"
+                 resume with: kiln train --resume run"
             )
         );
         assert_eq!(workspace.checkpoints("run"), [format!("fsdp_cpt{steps}"), "latest".to_owned()]);
         assert!(!workspace.path("run/flight").exists());
 
-        workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
+        workspace.succeed(&["train", "--resume", "run"]);
         assert_same_curve("all", &workspace.steps("run"), &workspace.steps("straight"), 0.0);
         assert_eq!(workspace.val_loss("run"), workspace.val_loss("straight"));
         let end = |out: &str| workspace.path(out).join("checkpoints/fsdp_cpt10");

@@ -273,14 +273,14 @@ fn resumed_run_warns_of_other_text() {
     let resumed = ["train", "run.toml", "--out", "first", "--resume", "latest"];
     let ended = workspace.kiln(&[&resumed[..], &["--set", "train.steps=6"]].concat());
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    let warning = " WARN own was prepared from something else than data.text and its options say now \
+    let warning = " WARN own was prepared from other text or options than data.text sets now \
                    (text, changed: texts/a.txt (";
     assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
 
     workspace.remove("own/inputs.json");
     let ended = workspace.kiln(&["train", "run.toml", "--out", "second"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    let warning = " WARN own does not say what it was prepared from";
+    let warning = " WARN own does not record its source";
     assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
 }
 

@@ -140,7 +140,7 @@ fn ranks_that_were_started_differently_are_named_on_every_rank() {
             }
         });
         for said in messages(&outcomes) {
-            assert!(said.starts_with("ranks [2] were started with another"), "{said}");
+            assert!(said.starts_with("ranks [2] do not have the same"), "{said}");
         }
         assert!(!workspace.path("run").exists());
     }
@@ -290,7 +290,7 @@ fn another_position_in_the_data_is_refused_on_every_rank() {
         assert!(said.contains("train.seed was 0 and is 7 now"), "{said}");
     }
     for said in messages(&resume(|rank| rank == 0)) {
-        assert!(said.starts_with("ranks [1] were started with another"), "{said}");
+        assert!(said.starts_with("ranks [1] do not have the same"), "{said}");
     }
     assert_all_work(resume(|_| true));
     assert_eq!(workspace.steps("run").len(), 6);

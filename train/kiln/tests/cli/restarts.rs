@@ -105,7 +105,7 @@ fn a_folder_is_held_by_every_rank() {
     first.kill().expect("a signal");
     status_of(&mut first);
     let resume = ["train", "run.toml", "--out", "run", "--resume", "latest"];
-    let says = ["ranks of an earlier start that have not ended", &format!("pid {}", first.id())];
+    let says = ["ranks of an earlier start that still run", &format!("pid {}", first.id())];
     assert_refused(&workspace.kiln(&resume), &says);
     signal(&second, Signal::KILL);
     workspace.end(second);
@@ -122,11 +122,11 @@ fn a_restart_takes_over_no_run_of_a_stranger() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let before = workspace.tree();
     let refused = ["already holds a run, and this restart does not take it over", "--resume latest"];
-    let other_job = "another job has started it";
+    let other_job = "it was started by another job";
     let more = in_run(&["train", "run.toml"], &["--set", "train.steps=6"]);
     let none = Rank::alone("none", 1);
     assert_refused(&none.run_under_another(&workspace, &run), &[refused[0], refused[1], other_job]);
-    assert_refused(&none.run(&workspace, &more), &[refused[0], "another configuration"]);
+    assert_refused(&none.run(&workspace, &more), &[refused[0], "a different configuration"]);
     assert_refused(&Rank::alone("named", 1).run(&workspace, &run), &[refused[0], other_job]);
     assert!(workspace.tree() == before, "something was written");
     // The launcher that started the run may restart it.
@@ -140,7 +140,7 @@ fn a_restart_takes_over_no_run_of_a_stranger() {
     let ended = named(1).run_under_another(&workspace, &arguments);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let other = [&arguments[..], &["--set", "train.steps=6"]].concat();
-    assert_refused(&named(2).run(&workspace, &other), &["another configuration"]);
+    assert_refused(&named(2).run(&workspace, &other), &["a different configuration"]);
 }
 
 /// A single process whose ranks are threads, as the only task of a step and in the batch script itself. A
@@ -161,7 +161,7 @@ fn a_job_of_a_single_process_is_known_by_its_scheduler() {
         let ended = life("7", "0", &first);
         assert!(ended.stderr.contains("fault drill"), "{ended:?}");
         assert_eq!(workspace.json("run/run.json")["job"], "7");
-        assert_refused(&life("8", "1", &second), &["another job has started it"]);
+        assert_refused(&life("8", "1", &second), &["it was started by another job"]);
         let ended = life("7", "1", &second);
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert!(ended.stdout.contains("resuming from run/checkpoints/fsdp_cpt2"), "{ended:?}");

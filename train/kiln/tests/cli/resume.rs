@@ -259,7 +259,7 @@ fn what_the_device_settles_is_written_down() {
         ended.stdout
     };
     let said = plainly(&["train", "run.toml", "--out", "run"]);
-    let settled = "as suits the device: precision.compute = \"f32\", train.micro_batch = 4\n";
+    let settled = "chosen for the device: precision.compute = \"f32\", train.micro_batch = 4\n";
     assert!(said.contains(settled), "{said}");
     for file in ["run/config.toml", "run/checkpoints/fsdp_cpt4/config.toml"] {
         let text = workspace.text(file);
@@ -286,6 +286,6 @@ fn what_the_device_settles_is_written_down() {
     let precision = if bf16_instructions() == Some("AMX") { "bf16" } else { "f32" };
     let said = workspace.succeed(&["train", "run.toml", "--out", "own"]);
     let settled =
-        format!("as suits the device: precision.compute = \"{precision}\", train.micro_batch = 4\n");
+        format!("chosen for the device: precision.compute = \"{precision}\", train.micro_batch = 4\n");
     assert!(said.contains(&settled), "{said}");
 }

@@ -120,7 +120,7 @@ fn of_two_starts_in_one_folder_one_goes_on_and_the_other_names_it() {
     }
     stop(&workspace, winner);
     let said = workspace.succeed(&["inspect", "--verify", "run"]);
-    assert!(said.contains("every checksum is right"), "{said}");
+    assert!(said.contains("all checksums match"), "{said}");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_holder_on_another_machine_is_known_by_its_heartbeat() {
     });
     let ended = workspace.end(start);
     assert_refused(&ended, &["run is in use by a run on host elsewhere, pid "]);
-    assert!(ended.stdout.contains("watching for 20 s whether it is still there"), "{ended:?}");
+    assert!(ended.stdout.contains("watching for 20 s whether it still runs"), "{ended:?}");
     // The holder reports its end.
     holder["ended"] = true.into();
     workspace.write("run/.kiln/holder.json", holder.to_string());

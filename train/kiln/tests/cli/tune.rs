@@ -100,7 +100,7 @@ fn what_is_there_already_is_overwritten_only_by_force() {
     assert!(first.contains("\nmicro_batch = 1    # to be found\n") && !first.contains("[shard]"), "{first}");
     let again = workspace.kiln(&[&["tune", "mine.toml"], &QUICK[..]].concat());
     assert_eq!(again.code, Some(2), "{again:?}");
-    assert!(again.stderr.contains("mine.tuned.toml is there already"), "{again:?}");
+    assert!(again.stderr.contains("mine.tuned.toml already exists"), "{again:?}");
     assert!(again.stderr.contains("more: kiln explain output-exists"), "{again:?}");
     assert_eq!((again.stdout.as_str(), workspace.text("mine.tuned.toml")), ("", first));
     tune(&workspace, &["--candidates", "1", "--force"]);
@@ -154,7 +154,7 @@ fn processes_try_the_same_ways_and_rank_0_writes() {
     assert!(workspace.text("mine.tuned.toml").contains("# Mine.\n"));
     let again = workspace.kiln(&[&launch[..], &QUICK].concat());
     assert_eq!(again.code, Some(2), "{again:?}");
-    assert!(again.stderr.contains("is there already"), "{again:?}");
+    assert!(again.stderr.contains("already exists"), "{again:?}");
     // Logs go to the same place as for a launch without a run folder.
     let anywhere = ["launch", "--nproc-per-node", "2", "--", "tune", "mine.toml", "--out", "other.toml"];
     workspace.succeed(&[&anywhere[..], &QUICK, &["--candidates", "1"]].concat());

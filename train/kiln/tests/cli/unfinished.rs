@@ -23,7 +23,7 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     let ended = workspace.kiln(&[&RUN[..], &["--resume", "latest"]].concat());
     assert_refused(&ended, &["no checkpoint in run/checkpoints", "without --resume"]);
     let ended = workspace.kiln(&[&RUN[..], &["--set", "optim.lr=0.5"]].concat());
-    let says = "run holds a run without a complete checkpoint, and this is another configuration";
+    let says = "run holds a run without a complete checkpoint, and this configuration differs";
     assert_refused(&ended, &[says, "the command that started it starts it again", "--out"]);
     assert!(!ended.stderr.contains("--resume"), "{ended:?}");
     assert_eq!(workspace.text("run/metrics.jsonl"), failed);

@@ -127,7 +127,7 @@ fn products_are_measured_once() {
     // An unreadable file is reported, and cuBLASLt's first choices are used.
     std::fs::write(workspace.path("other").join("kiln/kernels/products.json"), "{").expect("the file");
     let damaged = said("other", &["train", "run.toml", "--out", "damaged"], "0");
-    line(&damaged, "has no measured algorithms that can be read");
+    line(&damaged, "cannot read measured algorithms from ");
     assert!(!damaged.contains(measured), "{damaged}");
 
     // All algorithms are equally fast.

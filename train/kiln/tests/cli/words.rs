@@ -167,5 +167,5 @@ fn a_run_is_introduced_before_its_weights_are_read() {
     assert!(ended.stdout.contains("\nmodel: 0.01M parameters, "), "{ended:?}");
     let from = ["--set", "init.from=run", "--out", "new"];
     let ended = workspace.kiln(&[&["train", "run.toml"][..], &from].concat());
-    assert!(ended.stdout.contains("\ntaking the weights of run/checkpoints"), "{ended:?}");
+    assert!(ended.stdout.contains("\nloading the weights of run/checkpoints"), "{ended:?}");
 }

@@ -41,7 +41,7 @@ fn a_failure_that_comes_back_in_the_same_step_ends_the_job() {
         assert_eq!(ended.code, Some(1), "{ended:?}");
         assert!(ended.stderr.contains(says), "{ended:?}");
         let last = ended.stderr.lines().last().unwrap_or_default();
-        assert!(last.contains("has failed in step 5 as it did in the life before"), "{ended:?}");
+        assert!(last.contains("failed in step 5 with the same error as before"), "{ended:?}");
         let lives = (0..9).filter(|life| run.logs(2, *life).iter().any(|log| !log.is_empty()));
         assert_eq!(lives.count(), 2, "{ended:?}");
         // It had resumed from a checkpoint.

@@ -224,7 +224,7 @@ fn waiting_for_ranks_that_do_not_come_is_given_up_when_asked() {
     signal("TERM", &process);
     let ended = end(process);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(75), ""), "{ended:?}");
-    assert!(ended.stdout.contains("stopped as asked before the ranks had met"), "{ended:?}");
+    assert!(ended.stdout.contains("stopped as asked before the ranks were connected"), "{ended:?}");
     assert!(!run.out().exists());
 }
 
@@ -296,7 +296,7 @@ fn a_rank_that_is_asked_to_stop_before_all_have_met_stops_the_job() {
         assert!(ended.stderr.contains("a rank was asked to stop before"), "{asked}: {ended:?}");
         assert!(!ended.stderr.contains("again, restart"), "rank {asked}: {ended:?}");
         for log in run.logs(RANKS, 0) {
-            assert!(log.contains("stopped as asked before the ranks had met"), "{asked}: {log}");
+            assert!(log.contains("stopped as asked before the ranks were connected"), "{asked}: {log}");
         }
         assert_eq!(run.orphans(), Vec::<String>::new());
     }

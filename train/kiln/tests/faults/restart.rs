@@ -22,7 +22,7 @@ fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
         let train = ["--fault", &drill, "--set", "checkpoint.async=false"];
         let ended = run.launch(2, &["--max-restarts", "5"], &train);
         assert_eq!(ended.code, Some(2), "{and_then}: {ended:?}");
-        let says = "is not the folder that this job was writing to before it was started again";
+        let says = "is not the folder that this job wrote to before its restart";
         assert!(ended.stderr.contains(says), "{and_then}: {ended:?}");
         assert!(!ended.stderr.contains("restart 2 of 5"), "{and_then}: {ended:?}");
         assert!(!out.join("checkpoints").exists(), "{and_then}");
@@ -48,7 +48,7 @@ fn a_launcher_does_not_go_on_without_the_other_node() {
         let launch = [&nodes[..], &["--master-port", &port, "--max-restarts", "3"]].concat();
         let ended = run.launch(2, &launch, &["--set", "comm.join_timeout_s=1"]);
         assert_eq!(ended.code, Some(1), "{ended:?}");
-        let says = format!("kiln launch: giving up: {other} did not come to this restart");
+        let says = format!("kiln launch: giving up: {other} did not join this restart");
         assert!(ended.stderr.contains(&says), "{ended:?}");
         assert!(!ended.stderr.contains("restart 2 of 3"), "{ended:?}");
     }

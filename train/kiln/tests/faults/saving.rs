@@ -31,7 +31,7 @@ fn verify(path: &Path) -> String {
     let path = path.display().to_string();
     let ended = Ended::from(run_to_end(&mut kiln(["inspect", "--verify", &path])));
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stdout.contains("every checksum is right"), "{ended:?}");
+    assert!(ended.stdout.contains("all checksums match"), "{ended:?}");
     ended.stdout
 }
 
@@ -93,7 +93,7 @@ fn a_checkpoint_that_finds_no_room_leaves_the_others_whole() {
     let run = two_steps();
     let ended = resumed_in_shell(&run, limit, &["--set", "checkpoint.on_failure=continue"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("training goes on without this checkpoint"), "{ended:?}");
+    assert!(ended.stderr.contains("training continues without this checkpoint"), "{ended:?}");
     assert!(ended.stderr.contains("error: cannot write"), "{ended:?}");
     assert_eq!(run.losses().len(), 8, "{:?}", run.losses());
     assert_eq!(verified(&run), Some(2));
@@ -205,7 +205,7 @@ fn parts_that_are_not_seen_fail_their_save_and_no_more() {
         assert_eq!(rank.code, Some(0), "{ended:?}");
     }
     assert!(ended[0].stderr.contains(&format!("{missing}4.partial, 5 s")), "{ended:?}");
-    assert!(ended[0].stderr.contains("training goes on without this checkpoint"), "{ended:?}");
+    assert!(ended[0].stderr.contains("training continues without this checkpoint"), "{ended:?}");
     assert_eq!(run.losses().len(), 8, "{ended:?}");
     assert_eq!(run.check_checkpoints(), [2, 6, 8]);
     assert_eq!(verified(&run), Some(8));
@@ -245,7 +245,7 @@ fn a_rank_that_gets_nothing_written_fails_its_save_and_no_more() {
     let run = Run::new();
     let ended = run_with(&run, "continue");
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stderr.contains(said) && ended.stderr.contains("goes on without"), "{ended:?}");
+    assert!(ended.stderr.contains(said) && ended.stderr.contains("continues without"), "{ended:?}");
     assert_eq!(run.check_checkpoints(), [4, 6, 8]);
     assert_eq!(verified(&run), Some(8));
     assert!(!is_saving(&run), "its room is free again");
@@ -294,8 +294,8 @@ fn disk_that_is_full_or_read_only() {
     );
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("No space left on device"), "{ended:?}");
-    assert!(ended.stdout.contains("fsdp_cpt2 is whole"), "{ended:?}");
-    assert!(ended.stdout.contains("fsdp_cpt4 is whole"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt2 is intact"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt4 is intact"), "{ended:?}");
 
     // Full for a while: training continues if configured, and saves again once there is space.
     let run = Run::new();
@@ -312,8 +312,8 @@ fn disk_that_is_full_or_read_only() {
         ),
     );
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stderr.contains("training goes on without this checkpoint"), "{ended:?}");
-    assert!(ended.stdout.contains("fsdp_cpt8 is whole"), "{ended:?}");
+    assert!(ended.stderr.contains("training continues without this checkpoint"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt8 is intact"), "{ended:?}");
     assert!(!ended.stdout.contains("fsdp_cpt4\n"), "{ended:?}");
 
     // Becomes read-only during the run.
@@ -331,7 +331,7 @@ fn disk_that_is_full_or_read_only() {
     );
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("Read-only file system"), "{ended:?}");
-    assert!(ended.stdout.contains("fsdp_cpt2 is whole"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt2 is intact"), "{ended:?}");
 }
 
 /// In blocks of 512 bytes: enough for everything that a run writes except checkpoints.

@@ -67,7 +67,7 @@ fn torchrun_with_its_own_store() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let sources = part(&ended, "sources");
     assert!(sources.contains(&"torchrun  taken: RANK, LOCAL_RANK and WORLD_SIZE are set"), "{sources:#?}");
-    assert!(sources.contains(&"Slurm     not asked: torchrun comes first"), "{sources:#?}");
+    assert!(sources.contains(&"Slurm     not checked: torchrun comes first"), "{sources:#?}");
     assert!(sources.contains(&"SLURM_PROCID=7"), "{sources:#?}");
     assert_eq!(
         part(&ended, "place"),
@@ -188,7 +188,7 @@ fn problems_are_usage_errors() {
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(part(&ended, "place")[0].starts_with("unknown: WORLD_SIZE=many: not a"), "{ended:?}");
     let sources = part(&ended, "sources");
-    assert!(sources.contains(&"Slurm     not asked: torchrun is wrong"), "{sources:#?}");
+    assert!(sources.contains(&"Slurm     not checked: torchrun is wrong"), "{sources:#?}");
     assert!(!part(&ended, "machine").is_empty());
 }
 

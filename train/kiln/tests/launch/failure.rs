@@ -65,7 +65,7 @@ fn a_rank_that_is_killed_takes_the_others_along() {
         "{ended:?}"
     );
     assert!(ended.stderr.contains("it wrote nothing to stderr"), "{ended:?}");
-    assert!(ended.stderr.contains("told to end by the launcher: killed by SIGTERM (15)"), "{ended:?}");
+    assert!(ended.stderr.contains("stopped by the launcher: killed by SIGTERM (15)"), "{ended:?}");
 }
 
 #[test]

@@ -38,11 +38,11 @@ fn a_job_that_is_told_to_end_before_its_next_try_is_preempted() {
         let job = Job::new("exit 5");
         let mut launcher = job.launcher(&["--max-restarts", "9"], &[]).spawn().expect("a launcher");
         let mut said = Said::of(launcher.stderr.take().expect("its output"));
-        said.expect("the next try is in 4 s");
+        said.expect("the next attempt is in 4 s");
         send(signal, &launcher);
         assert_eq!(finish(launcher).code, Some(75), "{signal}");
         let said = said.all();
-        assert!(said.contains("before the next try: the job is not started again"), "{said}");
+        assert!(said.contains("before the next attempt: not restarting the job"), "{said}");
     }
 }
 
@@ -72,7 +72,7 @@ fn what_failed_twice_in_the_same_way_is_not_started_a_third_time() {
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert_eq!(job.logs("run/logs").len(), 2 * 2 * 2, "{ended:?}");
     let last = ended.stderr.lines().last().unwrap_or_default();
-    let says = "kiln launch: giving up: rank 1 has failed in step 4 as it did in the life before";
+    let says = "kiln launch: giving up: rank 1 failed in step 4 with the same error as before";
     assert!(last.starts_with(says), "{ended:?}");
 }
 

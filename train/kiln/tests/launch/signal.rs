@@ -66,7 +66,7 @@ fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
     send("TERM", &launcher);
     let ended = finish(launcher);
     assert_eq!(ended.code, Some(143), "{ended:?}");
-    assert!(ended.stderr.contains("did not end well when told to: killed by SIGKILL"), "{ended:?}");
+    assert!(ended.stderr.contains("failed when asked to end: killed by SIGKILL"), "{ended:?}");
     let why = ", by this launcher: it had not ended 0.2 s after SIGTERM";
     assert!(ended.stderr.contains(why), "{ended:?}");
     for rank in ranks {
@@ -97,7 +97,7 @@ fn a_stopped_rank_does_not_hold_up_the_end() {
     let ended = finish(launcher);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("rank 0 (pid "), "{ended:?}");
-    assert!(ended.stderr.contains("told to end by the launcher: killed by SIGKILL"), "{ended:?}");
+    assert!(ended.stderr.contains("stopped by the launcher: killed by SIGKILL"), "{ended:?}");
 }
 
 /// It gets no extra time, because it could not use it.
@@ -115,7 +115,7 @@ fn a_rank_that_was_stopped_is_killed_when_all_others_have_ended() {
     std::fs::write(job.path("go"), "").expect("a file");
     let ended = finish(launcher);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let rank = format!("rank 1 (pid {rank}) told to end by the launcher: killed by SIGKILL (9) after ");
+    let rank = format!("rank 1 (pid {rank}) stopped by the launcher: killed by SIGKILL (9) after ");
     let line = ended.stderr.lines().find(|line| line.contains(&rank)).expect("a line");
     let why = ", by this launcher: its process was stopped, and all others have ended";
     assert!(line.ends_with(why), "{ended:?}");

@@ -98,8 +98,8 @@ pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Co
         let named = names.iter().filter_map(|name| Some(((*name).to_owned(), shortened(&lookup(name)?))));
         let found = if source == Source::Flags { flags.found() } else { named.collect() };
         let verdict = match &outcome {
-            Some((winner, Ok(_))) => format!("not asked: {winner} comes first"),
-            Some((winner, Err(_))) => format!("not asked: {winner} is wrong"),
+            Some((winner, Ok(_))) => format!("not checked: {winner} comes first"),
+            Some((winner, Err(_))) => format!("not checked: {winner} is wrong"),
             None => match read(flags, &vars) {
                 Ok(Finding::Taken(role, why)) => {
                     outcome = Some((source, Ok(role)));

@@ -178,7 +178,7 @@ fn standalone(vars: &Vars) -> Result<Option<&'static str>, EnvError> {
         && fixed_number(&nodes)? != 1
     {
         let values = [(named.name, named.value.as_str()), (nodes.name, nodes.value.as_str())];
-        let problem = "a job that stands alone has one node; leave one of them out";
+        let problem = "a standalone job has one node; remove one of them";
         return Err(EnvError::contradicting(values, problem));
     }
     Ok(Some(named.name))
@@ -318,7 +318,7 @@ fn one_of<T: PartialEq>(
         _ if value(first)? == value(second)? => Ok(master),
         _ => {
             let values = [(first.name, first.value.as_str()), (second.name, second.value.as_str())];
-            let problem = "both say where the ranks meet; leave one of them out";
+            let problem = "both set the address where the ranks meet; remove one of them";
             Err(EnvError::contradicting(values, problem))
         }
     }

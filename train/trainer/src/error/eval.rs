@@ -7,27 +7,27 @@ use std::path::PathBuf;
 pub enum EvalError {
     /// The model does not record which data it was trained on.
     #[error(
-        "{} does not say which data it was trained on: name a folder with prepared data with --data",
+        "{} does not record its training data: name a folder of prepared data with --data",
         .checkpoint.display()
     )]
     NoData { checkpoint: PathBuf },
     /// The data that a model was trained on are missing. `data`: their former location.
     #[error(
-        "{} was trained on the data in {}, which is not there: name a folder with prepared data with --data",
+        "{} was trained on the data in {}, which does not exist: name a folder of prepared data with --data",
         .checkpoint.display(), .data.display()
     )]
     DataGone { checkpoint: PathBuf, data: PathBuf },
     /// The relative path `data` of the model's training data leads nowhere.
     #[error(
-        "{} was trained on the data in {}, a path that starts where the run was started: nothing is there \
-         from the current folder, nor from one that the model is in. Start where the run was started, or \
-         name a folder with prepared data with --data",
+        "{} was trained on the data in {}, a relative path that exists neither below the current folder nor \
+         below a folder that contains the model. Run the command where the training was started, or name a \
+         folder of prepared data with --data",
         .checkpoint.display(), .data.display()
     )]
     DataNotFound { checkpoint: PathBuf, data: PathBuf },
     /// Other data have replaced those that a model was trained on. `data`: the current data.
     #[error(
-        "the data in {} are not those that {} was trained on; if they are meant, say so with --data {}",
+        "the data in {} differ from those that {} was trained on; to use them anyway, pass --data {}",
         .data.display(), .checkpoint.display(), .data.display()
     )]
     OtherData { checkpoint: PathBuf, data: PathBuf },
@@ -36,7 +36,7 @@ pub enum EvalError {
     DataMissing { data: PathBuf },
     /// The data were prepared with another tokenizer.
     #[error(
-        "{} has {tokens} token ids, and the model knows {known}: name data that was prepared with the model's \
+        "{} has {tokens} token ids, and the model knows {known}: use data prepared with the model's \
          tokenizer",
         .data.display()
     )]
@@ -44,7 +44,7 @@ pub enum EvalError {
     /// The data were prepared with another tokenizer, whose ids mean different text to the model. `data`: the
     /// tokenizer of the data; `model`: the tokenizer of the model.
     #[error(
-        "{} is another tokenizer than {}, which the model was trained with: name data that was prepared with the \
+        "{} is not the same tokenizer as {}, which the model was trained with: use data prepared with the \
          model's tokenizer",
         .data.display(), .model.display()
     )]
@@ -69,11 +69,11 @@ pub enum EvalError {
     )]
     PairTooLong { place: String, prompt: usize, answer: usize, context: usize },
     /// An answer has no token.
-    #[error("{place}: the answer is empty, so there is no loss: give it a text")]
+    #[error("{place}: the answer is empty, so it has no loss: write an answer")]
     EmptyAnswer { place: String },
     /// A line of a file of pairs is not a pair.
     #[error(
-        "{}, line {line}: {problem}; every line is an object with the texts \"prompt\" and \"answer\"",
+        "{}, line {line}: {problem}; every line must be an object with the strings \"prompt\" and \"answer\"",
         .path.display()
     )]
     Line { path: PathBuf, line: usize, problem: String },
@@ -82,7 +82,7 @@ pub enum EvalError {
     NoPairs { path: PathBuf },
     /// A token is not in the model's vocabulary. `position`: in the list, from 1; `known`: number of the
     /// model's ids, at least 1.
-    #[error("--tokens: {id} (number {position}) is no token of the model, which knows 0 to {}", .known - 1)]
+    #[error("--tokens: {id} (number {position}) is not a token of the model, which knows 0 to {}", .known - 1)]
     UnknownToken { id: u32, position: usize, known: usize },
     /// A file cannot be read.
     #[error("cannot read {}: {source}; check the path", .path.display())]

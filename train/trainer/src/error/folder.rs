@@ -20,7 +20,7 @@ pub enum FolderError {
     Foreign(PathBuf, String),
     /// The folder holds another run.
     #[error(
-        "{} already holds a run: go on with --resume latest, choose another folder with --out, or remove it",
+        "{} already holds a run: continue with --resume latest, choose another folder with --out, or remove it",
         .0.display()
     )]
     Occupied(PathBuf),
@@ -37,22 +37,22 @@ pub enum FolderError {
     Dangling { out: PathBuf, link: PathBuf, target: PathBuf },
     /// The folder holds a run that does not belong to this restarted job, for the given reason.
     #[error(
-        "{} already holds a run, and this restart does not take it over: {}. If it is the run that you \
-         mean, go on with --resume latest; if not, choose another folder with --out",
+        "{} already holds a run, and this restart does not take it over: {}. To continue that run, use \
+         --resume latest; otherwise choose another folder with --out",
         .0.display(), .1
     )]
     OtherJob(PathBuf, &'static str),
     /// A restarted job does not find the folder that it was writing to.
     #[error(
-        "{} is not the folder that this job was writing to before it was started again: that one was moved, \
-         removed or replaced meanwhile. Put it back, or start the job anew, with --resume and one of its \
-         checkpoints to go on from there",
+        "{} is not the folder that this job wrote to before its restart: that folder was moved, removed or \
+         replaced. Put it back, or start a new job, with --resume and one of the folder's checkpoints to \
+         continue from there",
         .0.display()
     )]
     NotTheSame(PathBuf),
     /// Another run is active in the folder; the text names its holder and the time since when.
     #[error(
-        "{} is in use by {}: wait for its end or end it, or choose another folder with --out",
+        "{} is in use by {}: wait until it ends or stop it, or choose another folder with --out",
         .0.display(), .1
     )]
     Held(PathBuf, String),

@@ -65,7 +65,7 @@ pub enum TrainError {
     #[error(transparent)]
     Metric(MetricError),
     /// The records of a rank's layers cannot be read.
-    #[error("the records of the ranks' layers cannot be put together: {reason}")]
+    #[error("cannot combine the ranks' layer records: {reason}")]
     Records {
         /// The reason.
         reason: String,
@@ -101,8 +101,8 @@ pub enum TrainError {
     Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },
     /// These ranks, which are processes, were started differently from rank 0.
     #[error(
-        "ranks {0:?} were started with another configuration, other arguments or another build than rank 0: \
-         start every rank with the same command. If they are of another job that meets at the same port, \
+        "ranks {0:?} do not have the same configuration, arguments and build as rank 0: \
+         start every rank with the same command. If they belong to another job that uses the same port, \
          give each job a port (MASTER_PORT), a name (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret \
          (KILN_JOB_SECRET) of its own"
     )]
@@ -117,7 +117,7 @@ pub enum TrainError {
     /// A run would resume from the checkpoint at `path` at another position in the data, because these `keys`
     /// differ; `differences` has the old and new values.
     #[error(
-        "{} was trained with other values, and going on would read the data at another position: {}. Use \
+        "{} was trained with other values, and continuing would read the data at another position: {}. Use \
          the values from before, or accept another position with {}",
         .path.display(), .differences.join(", "), allow(.keys)
     )]
@@ -125,7 +125,7 @@ pub enum TrainError {
     /// The loss or the norm of the gradient, `what`, is not finite; `parameter` is the first whose gradient is
     /// not. The run does not skip such steps, or has skipped the maximum number in a row.
     #[error(
-        "step {step}: {what} is {value}{}{origin}{}. Lower optim.lr or raise optim.warmup_steps, and go on from an \
+        "step {step}: {what} is {value}{}{origin}{}. Lower optim.lr or raise optim.warmup_steps, and continue from an \
          earlier checkpoint",
         in_gradient(.parameter), not_updated(*.is_repeated)
     )]
@@ -146,19 +146,21 @@ pub enum TrainError {
     NotANumber { what: &'static str, value: f64 },
     /// A smoke run that resumed from its own checkpoint has different losses from the uninterrupted one.
     #[error(
-        "smoke: the run that went on from the checkpoint in the middle ends with training and validation losses \
-         of {resumed:?}, and the one that did not stop with {straight:?}: something in the program keeps a state that no checkpoint \
-         has, or draws numbers that do not come from a seed"
+        "smoke: the run resumed from the middle ends with training and validation losses of {resumed:?}, and \
+         the uninterrupted run with {straight:?}: the program keeps state that checkpoints do not store, or \
+         draws random numbers without a seed"
     )]
     Smoke { straight: [f64; 2], resumed: [f64; 2] },
     /// `kiln check` has found problems, and has printed them.
     #[error("kiln check: {}; the lines above that begin with \"fail\" say what to do", number_of(*.failures, "failure"))]
     Check { failures: usize },
     /// The file to write exists already.
-    #[error("{} is there already: overwrite it with --force, or name another file with --out", .0.display())]
+    #[error("{} already exists: overwrite it with --force, or name another file with --out", .0.display())]
     Exists(PathBuf),
     /// A stop was requested while this process waited for the others.
-    #[error("stopped as asked before the ranks had met: there was nothing to save yet; start it again")]
+    #[error(
+        "stopped as asked before the ranks were connected: there was nothing to save yet; start it again"
+    )]
     Stopped,
     /// A fault drill, not a real fault.
     #[error("{0}")]
@@ -169,7 +171,7 @@ pub enum TrainError {
     /// The system cannot start more threads; `reason` is the system's message.
     #[error(
         "cannot start {what}: {reason}; allow more processes and threads (`ulimit -u`, or the limit of the \
-         container), or take fewer ranks or a smaller device.threads"
+         container), or use fewer ranks or a smaller device.threads"
     )]
     Threads { what: String, reason: String },
     /// A rank panicked.
@@ -180,7 +182,7 @@ pub enum TrainError {
 /// The error for a run that cannot fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this run takes {} of memory, and {there}:\n{table}What would help:\n{helps}\
-     If there is more memory than that, say so: --set device.memory={}GiB",
+     If there is more memory than that, set it: --set device.memory={}GiB",
     size(*.needed), .needed.div_ceil(1 << 30)
 )]
 pub struct MemoryError {

@@ -102,7 +102,7 @@ impl Drill {
     fn run(&self, program: &Path) {
         let outcome = Command::new(program).status();
         if !outcome.as_ref().is_ok_and(ExitStatus::success) {
-            tracing::warn!("{}: {} did not run well: {outcome:?}", self.text(), program.display());
+            tracing::warn!("{}: {} failed: {outcome:?}", self.text(), program.display());
         }
     }
 

@@ -66,7 +66,7 @@ fn poisoned(buffer: &Buffer) -> Buffer {
     let set = |bytes: &mut [u8]| bytes.iter_mut().take(width).for_each(|byte| *byte = 0xFF);
     buffer.changed(set).unwrap_or_else(|error| {
         // The drill shows that nothing happened.
-        tracing::warn!("the fault drill has no NaN: {error}");
+        tracing::warn!("the fault drill could not write a NaN: {error}");
         buffer.clone()
     })
 }
@@ -77,10 +77,10 @@ fn scaled(buffer: &Buffer, factor: f64) -> Buffer {
         DType::F32 => bytes.as_chunks_mut().0.iter_mut().for_each(|bytes| {
             *bytes = (f32::from_ne_bytes(*bytes) * factor as f32).to_ne_bytes();
         }),
-        dtype => tracing::warn!("the fault drill scales f32 alone, and not {dtype}"),
+        dtype => tracing::warn!("the fault drill scales f32 only, not {dtype}"),
     };
     buffer.changed(scale).unwrap_or_else(|error| {
-        tracing::warn!("the fault drill has scaled nothing: {error}");
+        tracing::warn!("the fault drill could not scale the buffer: {error}");
         buffer.clone()
     })
 }
@@ -88,7 +88,7 @@ fn scaled(buffer: &Buffer, factor: f64) -> Buffer {
 /// A copy of `sum` with its bytes replaced by `own`.
 fn replaced(sum: &Buffer, own: &[u8]) -> Buffer {
     sum.changed(|bytes| bytes.copy_from_slice(own)).unwrap_or_else(|error| {
-        tracing::warn!("the fault drill has left the sum as it is: {error}");
+        tracing::warn!("the fault drill could not replace the sum: {error}");
         sum.clone()
     })
 }

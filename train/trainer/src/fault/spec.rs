@@ -127,11 +127,11 @@ impl FromStr for Fault {
             return Err(wrong("start is step 0, and nothing else is"));
         }
         if phase == FaultPhase::Data && kind.changes_a_call() && kind != FaultKind::Error {
-            return Err(wrong("data loading calls no collective to leave out or to change"));
+            return Err(wrong("data loading has no collective to skip or to change"));
         }
         let is_of_gradient = matches!(kind, FaultKind::Nan | FaultKind::Scale(_) | FaultKind::Unreduced);
         if is_of_gradient && phase != FaultPhase::Backward {
-            return Err(wrong("gradients are made in backward"));
+            return Err(wrong("gradients are computed in backward"));
         }
         if kind == FaultKind::Stale && !matches!(phase, FaultPhase::Forward | FaultPhase::Backward) {
             return Err(wrong("weights are gathered in forward and backward"));

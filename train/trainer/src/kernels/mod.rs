@@ -100,7 +100,7 @@ pub fn settle_in(
         use_plain(&[op]);
         if !wrong.contains(&op) {
             tracing::warn!(
-                "the kernel of {op} is wrong on the GPUs of ranks {ranks:?}. On this rank as well its place is taken by {}",
+                "the kernel of {op} is wrong on the GPUs of ranks {ranks:?}. This rank also replaces it with {}",
                 op.substitute()
             );
         }
@@ -127,9 +127,9 @@ fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     {
         let wrong = wrong(&findings);
         if wrong.is_empty() {
-            tracing::debug!("kernels: found right by an earlier start, as {} says", file.display());
+            tracing::debug!("kernels: an earlier start found no fault, as recorded in {}", file.display());
         } else {
-            warn(device, &findings, Some(&report::beside(file)), "an earlier start has found that ");
+            warn(device, &findings, Some(&report::beside(file)), "an earlier start found that ");
         }
         return wrong;
     }
@@ -156,7 +156,7 @@ fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
     });
     if let Err(error) = &written {
         let file = file.display();
-        tracing::warn!("the result of the check of kernels is not kept: writing {file} failed: {error}");
+        tracing::warn!("cannot keep the result of the kernel check: writing {file} failed: {error}");
     }
     written.is_ok()
 }
@@ -179,8 +179,8 @@ fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, wh
             findings.iter().filter(|finding| finding.op == op && !finding.is_right()).collect();
         let how: Vec<_> = wrong.iter().map(|finding| report::error(finding)).collect();
         tracing::warn!(
-            "{who}the kernel of {op} is wrong on {}: {}. Its place is taken by {}, with the results that it should \
-             have; {}",
+            "{who}the kernel of {op} is wrong on {}: {}. The run uses {} instead, which gives correct \
+             results; {}",
             device.name(),
             how.join("; "),
             op.substitute(),
@@ -189,7 +189,7 @@ fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, wh
     }
     match report {
         Some(report) => tracing::warn!("please send the report on these kernels: {}", report.display()),
-        None => tracing::warn!("there is no report, since it could not be written"),
+        None => tracing::warn!("the report on these kernels could not be written"),
     }
 }
 
@@ -225,7 +225,7 @@ fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
     lines.push(match is_right {
         true => all_right(&findings, time),
         false => format!(
-            "kernels are wrong: in runs on this GPU other kernels or plain operations take their place; checked in {}",
+            "kernels are wrong: runs on this GPU use other kernels or plain operations instead; checked in {}",
             duration(time)
         ),
     });

@@ -17,7 +17,7 @@ pub(super) fn beside(file: &Path) -> PathBuf {
 /// Returns a report for developers who can fix a kernel.
 pub(super) fn text(key: &Key, findings: &[Finding], time: Duration) -> String {
     let mut text = format!(
-        "Kiln has held the fused kernels of a GPU against the same operations on the CPU in f64.\n\n\
+        "Kiln compared the fused kernels of a GPU with the same operations on the CPU in f64.\n\n\
          device: {}\nprogram: {}\nattention (width of a head, window): {:?}\ntook: {}\n",
         key.device,
         key.build,
@@ -25,7 +25,7 @@ pub(super) fn text(key: &Key, findings: &[Finding], time: Duration) -> String {
         duration(time)
     );
     if let Some(op) = key.fault {
-        let _ = writeln!(text, "drill: {op} was taken for wrong; this is no report of a fault");
+        let _ = writeln!(text, "drill: {op} was treated as wrong; this does not report a real fault");
     }
     text.push('\n');
     for finding in findings {

@@ -110,7 +110,7 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
             run.check_restart_of(&claimant)
         }
         // Only an identity shows which job a run belongs to.
-        _ => Err("its folder does not say which job has started it"),
+        _ => Err("its folder does not record which job started it"),
     };
     let named = match &options.out {
         RunFolder::At(out) => out.clone(),
@@ -150,8 +150,8 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
         Content::Unsaved(run) => {
             Lock::check_free(&out)?;
             let why = match run {
-                Some(_) => "and this is another configuration; the command that started it starts it again",
-                None => "of an older build, which did not note what it was started with",
+                Some(_) => "and this configuration differs; repeat its original command to start it again",
+                None => "written by an older build, which did not record its configuration",
             };
             return Err(FolderError::Unsaved(out, why).into());
         }

@@ -45,7 +45,7 @@ impl NonFiniteFinder {
             Some((_, rank, text)) => {
                 format!("; the first tensor that is not finite is {text}, on rank {rank}")
             }
-            None => "; taken again, its passes are finite: it was made in a collective, or not by arithmetic"
+            None => "; the passes are finite when repeated: it came from a collective, or was not computed"
                 .to_owned(),
         })
     }

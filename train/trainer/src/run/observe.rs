@@ -224,16 +224,14 @@ impl Controls {
     pub fn set(&self, key: &str, value: &str) -> String {
         let Some(number) = value.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)
         else {
-            return format!("{key} is a number that is not negative, and \"{value}\" is none");
+            return format!("{key}: expected a non-negative number, found \"{value}\"");
         };
         let mut changes = self.lock();
         match key {
             "optim.lr" => changes.lr = Some(number),
             "optim.grad_clip" => changes.grad_clip = Some(number),
             _ => {
-                return format!(
-                    "{key} cannot be changed in a run that goes on; optim.lr and optim.grad_clip can"
-                );
+                return format!("{key} cannot be changed during a run; optim.lr and optim.grad_clip can");
             }
         }
         format!("{key} = {number} from the next update on")

@@ -136,7 +136,7 @@ pub(super) fn make(
         print_line(note);
     }
     if !settled.is_empty() {
-        print_line(&format!("as suits the device: {}", settled.join(", ")));
+        print_line(&format!("chosen for the device: {}", settled.join(", ")));
     }
     config.shard.accumulate = Some(draft.accumulate);
     let context_length = inherited.given_context;
@@ -316,9 +316,9 @@ impl Draft {
         warnings.extend(inherited.beyond_context(config));
         let note = inherited.other_tokenizer.as_ref().filter(|_| resume.is_none()).map(|own| {
             format!(
-                "the data in {} have another tokenizer than the weights to start from ({}): \
-                 to the model, their token ids mean other text, and checkpoints do not take over its chat \
-                 template and its end tokens",
+                "the data in {} have another tokenizer than the initial weights ({}): the model reads their \
+                 token ids as other text, and checkpoints omit the chat template and end tokens of the \
+                 weights' tokenizer",
                 config.data.path.display(),
                 own.display()
             )

@@ -45,7 +45,7 @@ fn other_tokenizer(
     let own = files::read(&checkpoint.tokenizer(), files::MAX_WHOLE).ok()?;
     let here = data::tokenizer_of(&config.data.path).ok()?;
     data::tokenizers_differ(&own, tokenizer).then(|| {
-        let what = format!("the tokenizer in {} is another than the checkpoint's", here.display());
+        let what = format!("the tokenizer in {} is not the checkpoint's", here.display());
         (PositionKey::Data, what)
     })
 }

@@ -146,11 +146,11 @@ pub fn resolve_model(
 fn allow_parts(required: Result<(), CheckpointError>, options: &RunOptions) -> Result<(), CheckpointError> {
     match required {
         Err(error @ CheckpointError::OtherArchitecture { .. }) if options.allow_other_parts => {
-            tracing::warn!("{error}; its weights are taken by name and shape all the same");
+            tracing::warn!("{error}; its weights are loaded by name and shape anyway");
             Ok(())
         }
         Err(CheckpointError::OtherArchitecture { path, objection }) => {
-            let allow = "take its weights by name and shape with --allow-other-parts";
+            let allow = "load its weights by name and shape with --allow-other-parts";
             let objection = format!("{objection}, {allow}");
             Err(CheckpointError::OtherArchitecture { path, objection })
         }

@@ -46,8 +46,8 @@ pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) 
 pub fn size_of(place: &RankEnv, ranks: Option<usize>) -> Result<usize> {
     match ranks {
         Some(ranks) if ranks != place.world_size => Err(TrainError::usage(format!(
-            "--ranks {ranks}, but the launcher has started {} processes, and each is a rank: leave \
-             --ranks out, or start {ranks} processes",
+            "--ranks {ranks}, but the launcher has started {} processes, and each is a rank: remove --ranks, \
+             or start {ranks} processes",
             place.world_size
         ))),
         _ => Ok(place.world_size),
@@ -106,8 +106,8 @@ impl World {
             let (connect_timeout, timeout) = (comm.join_timeout(), comm.timeout());
             if !comm.seal.is_off() && self.communicator.rank() == 0 {
                 tracing::warn!(
-                    "comm.seal = \"{}\" covers what ranks say to each other over TCP; weights and gradients \
-                     on GPUs travel through NCCL, which is not covered",
+                    "comm.seal = \"{}\" covers messages between ranks over TCP; weights and gradients on \
+                     GPUs travel through NCCL, which it does not cover",
                     comm.seal
                 );
             }

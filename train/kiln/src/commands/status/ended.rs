@@ -81,7 +81,7 @@ fn judge(
     saved: Option<u64>,
 ) -> (State, String) {
     let go_on = match saved {
-        Some(step) => format!("step {step} is saved, and --resume latest goes on from there"),
+        Some(step) => format!("step {step} is saved, and --resume latest continues from there"),
         None => "nothing was saved".to_owned(),
     };
     match standing {

@@ -81,7 +81,7 @@ fn the_first_source_wins() {
     assert_eq!(sources, SOURCES.map(|(source, ..)| source));
     assert_eq!(considered[0].verdict, "skipped: no --rank");
     assert!(considered[1].verdict.starts_with("taken: RANK"), "{considered:?}");
-    assert_eq!(considered[2].verdict, "not asked: torchrun comes first");
+    assert_eq!(considered[2].verdict, "not checked: torchrun comes first");
     assert_eq!(considered[2].found, [("PET_NNODES".to_owned(), "2".to_owned())]);
     assert_eq!(considered[3].found.len(), 6);
 }

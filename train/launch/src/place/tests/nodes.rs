@@ -133,8 +133,8 @@ fn contradicting_flags() {
     let standalone = NodeFlags { standalone: true, ..NodeFlags::default() };
     let two = NodeFlags { nnodes: some("2"), ..standalone.clone() };
     let error = node(&two, "").unwrap_err();
-    let says = "--standalone=1 and --nnodes=2 contradict each other: a job that stands alone has one node; \
-                leave one of them out";
+    let says = "--standalone=1 and --nnodes=2 contradict each other: a standalone job has one node; remove \
+                one of them";
     assert_eq!(error, says);
     assert!(node(&NodeFlags::default(), "PET_STANDALONE=1 PET_NNODES=2").is_err());
     assert!(node(&NodeFlags { nnodes: some("1"), ..standalone.clone() }, "").is_ok());

@@ -144,8 +144,8 @@ impl Claim {
         }
         if checkpoint::fix_latest(&checkpoints, step)? {
             print_line(&format!(
-                "{} did not name the newest complete checkpoint, that of step {step}, as after a \
-                 process that ended before it could write it; it does now",
+                "{} did not name the newest complete checkpoint, that of step {step}, and was corrected; the \
+                 last process probably ended before it could write it",
                 checkpoints.join("latest").display()
             ));
         }

@@ -76,9 +76,9 @@ impl Holder {
         }
         match Holder::read(path) {
             Some(holder) => format!(
-                "ranks of an earlier start that have not ended, though its first process has ({holder})"
+                "ranks of an earlier start that still run, though its first process ({holder}) has ended"
             ),
-            None => "a process that has not said who it is".to_owned(),
+            None => "an unidentified process".to_owned(),
         }
     }
 
@@ -147,7 +147,7 @@ mod tests {
         drop(heartbeat);
         let last = Holder::read(&path).unwrap();
         assert!(last.ended && last.beat > 0 && last.is_same(&holder), "{last:?}");
-        assert!(Holder::describe(&path, || ()).contains("have not ended"));
+        assert!(Holder::describe(&path, || ()).contains("still run"));
     }
 
     #[test]

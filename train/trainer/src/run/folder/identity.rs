@@ -50,8 +50,8 @@ pub struct Identity {
 }
 
 /// Reasons why a run does not belong to a restarted job.
-const OTHER_JOB: &str = "another job has started it, or a job without a name of its own";
-const OTHER_CONFIG: &str = "it was started with another configuration";
+const OTHER_JOB: &str = "it was started by another job, or by one without a name";
+const OTHER_CONFIG: &str = "it was started with a different configuration";
 
 /// The facts about a start that are compared with the identity in a folder.
 #[derive(Clone, Debug)]

@@ -224,8 +224,8 @@ fn has_rival(attempt: Attempt, holder_path: &Path, out: &Path, watched: &mut boo
         Rival::Unknown => {
             if !std::mem::replace(watched, true) {
                 print_line(&format!(
-                    "{} was last in use on {holder}, which has not said that it ended: watching for \
-                     {} s whether it is still there",
+                    "{} was last in use on {holder}, which did not record its end: watching for {} s whether \
+                     it still runs",
                     out.display(),
                     LOOK.as_secs() * LOOKS as u64
                 ));
@@ -280,7 +280,7 @@ mod tests {
         let other_rank = Lock::share(&out).unwrap();
         drop(lock);
         let said = refused();
-        assert!(said.contains("ranks of an earlier start that have not ended"), "{said}");
+        assert!(said.contains("ranks of an earlier start that still run"), "{said}");
         drop(other_rank);
         Lock::check_free(&out).unwrap();
         Lock::take(&out, "second", now(&NONE)).unwrap();

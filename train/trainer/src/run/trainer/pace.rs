@@ -110,15 +110,14 @@ impl Grace {
         if micro_batch > time {
             tracing::warn!(
                 "a micro-batch takes {micro_batch:.1} s, longer than the {time} s between SIGTERM and \
-                 SIGKILL: a run that is asked to stop may be ended before it has saved. Give it more \
-                 time, with --grace-s of `kiln launch` or in the settings of the scheduler, or lower \
-                 train.micro_batch"
+                 SIGKILL: the run may be killed before it has saved. Give it more time, with --grace-s of \
+                 `kiln launch` or in the settings of the scheduler, or lower train.micro_batch"
             );
         } else if let Some(step) = step.filter(|step| *step > time) {
             tracing::warn!(
-                "a step takes {step:.1} s, longer than the {time} s between SIGTERM and SIGKILL: a run \
-                 that is asked to stop gives up the step it is in and saves the one before. --grace-s of \
-                 `kiln launch` gives it more time"
+                "a step takes {step:.1} s, longer than the {time} s between SIGTERM and SIGKILL: at SIGTERM, \
+                 the run drops its current step and saves the one before. --grace-s of `kiln launch` gives \
+                 it more time"
             );
         } else {
             return;

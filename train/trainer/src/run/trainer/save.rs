@@ -110,7 +110,7 @@ impl Trainer<'_> {
                 return Err(error.into());
             }
             Err(error) if error.is_consequence() => {}
-            Err(error) => tracing::warn!("{error}; training goes on without this checkpoint"),
+            Err(error) => tracing::warn!("{error}; training continues without this checkpoint"),
         }
         Ok(())
     }

@@ -194,7 +194,7 @@ impl<'a> Trainer<'a> {
         }
         let mut start = plan.start.clone();
         let model = start.time("weights", || {
-            let what = if is_loaded { "making room for the weights" } else { "making the first weights" };
+            let what = if is_loaded { "allocating the weights" } else { "initialising the weights" };
             let line = (rank == 0).then(|| ProgressLine::start(what, "the first module"));
             ShardedDecoder::with_progress(decoder, builder, |done, all| {
                 let set = |line: &ProgressLine| {
@@ -233,7 +233,7 @@ impl<'a> Trainer<'a> {
             position.saved(step);
         } else if let Some(source) = &plan.source {
             if rank == 0 {
-                print_line(&format!("taking the weights of {}", source.folder().display()));
+                print_line(&format!("loading the weights of {}", source.folder().display()));
             }
             absent = start.time("load", || source.load_weights(model.engine(), &plan.allow_missing))?;
         }
@@ -307,8 +307,9 @@ impl<'a> Trainer<'a> {
         match &self.plan.claim {
             // The folder stays unchanged, or it would say that the run has fewer steps than it has.
             Some(_) if self.state.step > steps => print_line(&format!(
-                "nothing to train: the run has done {} steps, and train.steps is {steps}; its folder stays as \
-                 it is. To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
+                "nothing to train: the run has done {} steps, and train.steps is {steps}; its folder is \
+                 unchanged. To continue, raise train.steps; to go back, name an earlier checkpoint with \
+                 --resume",
                 self.state.step
             )),
             Some(claim) => {

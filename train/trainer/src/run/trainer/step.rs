@@ -349,7 +349,7 @@ impl Trainer<'_> {
     /// the same weights. Collective.
     fn find_non_finite(&mut self, step: u64) -> Result<String> {
         let engine = self.model.engine().clone();
-        engine.set_activity("finding what is not finite");
+        engine.set_activity("finding the first tensor that is not finite");
         let finder = NonFiniteFinder::default();
         let observers = Observers::new(vec![Box::new(finder.clone())]);
         let config = &self.plan.config;

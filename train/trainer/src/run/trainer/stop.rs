@@ -7,7 +7,7 @@ use kiln_collectives::Phase;
 use super::state::Trainer;
 use crate::error::Result;
 use crate::metrics::print_line;
-use crate::process::{stop_signal, was_interrupted};
+use crate::process::{self, quoted, stop_signal, was_interrupted};
 use crate::run::Summary;
 use crate::run::events::EventKind;
 use kiln_checkpoint::{self as checkpoint, Checkpoint};
@@ -44,8 +44,16 @@ impl Trainer<'_> {
         if let Some(mut reporter) = self.reporter.take() {
             reporter.finish();
             self.conclusion(&reporter, None).lines().iter().for_each(|line| print_line(line));
+            let out = quoted(&self.plan.out);
+            let resume = match process::command() {
+                Some(program) if self.model.engine().world().is_one_process() => {
+                    format!("resume with: {program} train --resume {out}")
+                }
+                Some(_) => format!("resume with the same launcher and: train --resume {out}"),
+                None => "continue with --resume latest".to_owned(),
+            };
             print_line(&format!(
-                "stopped as asked: {} of {}, checkpoint {}; go on with --resume latest",
+                "stopped as asked: {} of {}, checkpoint {}; {resume}",
                 self.state.step,
                 number_of(self.plan.config.train.steps, "step"),
                 checkpoint.display()
