@@ -123,10 +123,10 @@ pub fn fault(text: &str, sizes: [u32; 2], memory: &DeviceMemory, buffers: &[&Buf
     }
 }
 
-/// A body without its bugs: without the lines that end in `// bug`, and with the text after `// mended:`.
+/// A body without its bugs: without the lines that end in `// bug`, and with the text after `// fixed:`.
 pub fn mended(body: &str) -> String {
     let lines = body.lines().filter(|line| !line.contains("// bug"));
-    let mended = lines.map(|line| line.split_once("// mended:").map_or(line, |(_, mended)| mended));
+    let mended = lines.map(|line| line.split_once("// fixed:").map_or(line, |(_, mended)| mended));
     mended.collect::<Vec<_>>().join("\n")
 }
 
