@@ -119,7 +119,7 @@ pub fn floats(inputs: &[&[f32]], body: &str) -> Vec<f32> {
 pub fn fault(text: &str, sizes: [u32; 2], memory: &DeviceMemory, buffers: &[&Buffer]) -> Error {
     match launch(&kernel(text), memory, sizes, buffers) {
         Err(LaunchError::Failed(error)) => *error,
-        other => panic!("{other:?} in place of a fault"),
+        other => panic!("expected a fault, found {other:?}"),
     }
 }
 
