@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# How long a newcomer's first build takes: `cargo build --release` from an empty target folder, with the crates that
-# take longest. Dependencies are downloaded beforehand. Nothing else should run meanwhile.
+# Measures a newcomer's first build: `cargo build --release` from an empty target folder, and lists the slowest crates.
+# Dependencies are downloaded beforehand. Run nothing else meanwhile.
 #
 #     benches/first-build.sh            this tree
-#     benches/first-build.sh OLD        a clone of another commit first, then this tree, and the ratio of the two
+#     benches/first-build.sh OLD        a clone of another commit first, then this tree, and the ratio of their times
 #
-# A crate's seconds are those from its start to its end, while others build beside it.
+# A crate's time is the wall time from its start to its end, while other crates build in parallel.
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 if [ $# -gt 0 ]; then set -- "$(realpath "$1")"; fi
@@ -14,7 +14,7 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 export CARGO_INCREMENTAL=0
 
-# Builds the clone $1, and leaves its seconds in $out/seconds.
+# Builds the clone $1 and writes the build time in seconds to $out/seconds.
 build() {
     cargo fetch --quiet --manifest-path "$1/Cargo.toml"
     local start=$EPOCHREALTIME

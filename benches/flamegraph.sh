@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A flame graph of training steps on the CPU: where their time goes, by function.
+# Draws a flame graph of training steps on the CPU: the time of each function.
 #
 #     benches/flamegraph.sh [OUT.svg] [-- arguments of `kiln-bench step`]
 #
-# Samples some steps of preset 10m with perf and draws them with inferno (cargo install inferno). Takes the
-# release build as it is: stacks are unwound from its tables, which makes large samples, so keep the runs short.
-# Needs perf, and a kernel that lets you sample your own processes (kernel.perf_event_paranoid at most 2).
+# Samples some steps of preset 10m with perf and draws them with inferno (cargo install inferno). Uses the existing
+# release build and unwinds stacks from its tables. That makes samples large, so keep the runs short.
+# Needs perf and a kernel that lets you sample your own processes (kernel.perf_event_paranoid at most 2).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=flamegraph.svg

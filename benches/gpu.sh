@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # Checks and measures Kiln on one NVIDIA GPU, in two calls of less than 10 minutes each.
 #
-#     benches/gpu.sh --pack           # where it is built: writes target/pack, and prints the bytes to carry
-#     benches/gpu.sh                  # where the GPU is: the first call, at most 530 s
+#     benches/gpu.sh --pack           # on the build machine: writes target/pack, prints the number of bytes to copy
+#     benches/gpu.sh                  # on the GPU machine: the first call, at most 530 s
 #     benches/gpu.sh --second         # the second call, at most 220 s
 #     benches/gpu.sh --only steps,train    # some steps of a call
-#     benches/gpu.sh --size           # the bytes to carry
+#     benches/gpu.sh --size           # prints the number of bytes to copy
 #
 # Each call writes two files to OUT (default target/gpu): report.md and logs.tgz. They are rewritten after every
 # step and every few seconds, so a call that is cut off still reports. The steps, in order:
 #
-#   first     doctor   which GPU, driver and libraries there are
+#   first     doctor   the GPU, the driver and the libraries
 #             check    every fused kernel against its plain form, in three dtypes
 #             steps    training steps of 300m and 1b, next to their prediction; clocks and power each second
 #             train    a run on the GPU and on the CPU, resume, generate, eval
-#             tests    at the same time: kernels, sharding, NCCL, cuBLASLt against their references
+#             tests    alongside train: kernels, sharding, NCCL and cuBLASLt against their references
 #             kernels  the time of every kernel
-#             peer     PyTorch in the same minutes: 1b, 300m, kernels (torch.compile), 1b (eager)
+#             peer     PyTorch on the same machine: 1b, 300m, kernels (torch.compile), 1b (eager)
 #             trace    five steps of 300m, traced
 #   second    products 1b again with the fastest algorithm for each matrix product
 #             ncu      counters of attention and a norm
@@ -24,10 +24,10 @@
 #             sanitizer  compute-sanitizer on a small decoder
 #             7b       steps of 7b with offload
 #
-# PEER_PYTHON is a Python with PyTorch (default python3), PACK another folder than target/pack. BUDGET is the number
-# of seconds that a call may take; the limits of its steps follow from it. HOST_MEMORY is the memory that 7b may use on
-# the host (default 112GiB). A call needs no network, and carries at most 64 MiB, the files of the repository
-# included. benches/standins/rehearse.sh rehearses both calls without a GPU.
+# PEER_PYTHON is a Python with PyTorch (default python3), PACK the folder of the pack (default target/pack). BUDGET is
+# the time limit of a call in seconds, from which the limits of its steps follow. HOST_MEMORY is the memory that 7b may
+# use on the host (default 112GiB). A call needs no network. The pack and the files of the repository have at most
+# 64 MiB. benches/standins/rehearse.sh rehearses both calls without a GPU.
 set -uo pipefail
 
 usage() {
@@ -67,10 +67,10 @@ target=${CARGO_TARGET_DIR:-target}
 pack=${PACK:-target/pack}
 binaries=(kiln kiln-bench it sharding nccl)
 
-# -- Where it is built ------------------------------------------------------------------------------------------------
+# -- On the build machine ---------------------------------------------------------------------------------------------
 
-# Compiles kernels of the steps below under the stand-ins, into the cache folder $2, with the programs in $1: on the
-# GPU they need no compiler then. Results mean nothing here.
+# Compiles the kernels of the steps below into the cache folder $2, by running the programs in $1 under the stand-ins.
+# The GPU machine then needs no compiler. Results are meaningless here.
 compile_kernels() (
     programs=$1 left=$(mktemp -d)
     benches/standins/setup.sh >/dev/null || exit 1
@@ -84,7 +84,7 @@ compile_kernels() (
     "$programs/kiln-bench" gpu --unchecked --only 300m --only 1b --steps 1
     "$programs/kiln-bench" gpu --only kernels
     "$programs/kiln" train "${config[@]}"
-    # A test ends at its first wrong value, so these are executed.
+    # A test ends at its first wrong value, so the stand-in executes these kernels.
     export FAKE_CUDA_EXECUTE=1
     "$programs/it" cube_attention:: --skip compiled &
     "$programs/it" cube:: cube_experts:: cube_verify::
@@ -93,7 +93,7 @@ compile_kernels() (
     rm -rf "$left"
 )
 
-# Prints what travels: the files that git knows or does not ignore, and the pack. Fails if it is too much.
+# Prints the sizes of the pack and of the files that git tracks or does not ignore. Fails if they exceed the limit.
 carried() {
     local tree packed room=$((64 << 20))
     tree=$(git ls-files -z --cached --others --exclude-standard | xargs -0 stat -c %s 2>/dev/null |
@@ -112,7 +112,7 @@ if [ "$call" = pack ]; then
     set -e
     parts=$pack.parts
     rm -rf "$parts" && mkdir -p "$pack" "$parts/bin" "$parts/python/nvidia/cu13"
-    # One set of features for everything, so that burn is built once; with the tests come both programs.
+    # One set of features for everything, so that burn is built once. Building the tests also builds both programs.
     CARGO_TARGET_DIR=$target cargo test --release --workspace --features kiln-benches/cuda,kiln-benches/wgpu --no-run \
         --message-format=json-render-diagnostics --test it --test sharding --test nccl --test bench |
         sed -n 's/.*"target":{[^}]*"name":"\(kiln\|kiln-bench\|it\|sharding\|nccl\)".*"executable":"\([^"]*\)".*/\1 \2/p' |
@@ -124,10 +124,10 @@ if [ "$call" = pack ]; then
         echo "compiling kernels (some minutes; PACK_KERNELS=0 leaves them out)"
         compile_kernels "$parts/bin" "$PWD/$parts/cache" >"$parts/kernels.log" 2>&1 || true
         XDG_CACHE_HOME=$PWD/$parts/cache "$parts/bin/kiln" warmup --pack "$parts/kernels.tar"
-        # For a machine without CUDA's headers, which NVRTC needs for everything that is not among these kernels.
+        # Machines without CUDA's headers need them: NVRTC compiles all kernels that are not in the pack.
         cp -r "$target/standins/python/nvidia/cu13/include" "$parts/python/nvidia/cu13/"
     fi
-    # The programs share most of their code, which one stream with a window over all programs stores once.
+    # The programs share most of their code. A single stream whose window covers all of them stores it once.
     entries=(bin python)
     [ ! -e "$parts/kernels.tar" ] || entries+=(kernels.tar)
     rm -f "$pack"/*
@@ -138,7 +138,7 @@ if [ "$call" = pack ]; then
     exit
 fi
 
-# -- Where the GPU is -------------------------------------------------------------------------------------------------
+# -- On the GPU machine -----------------------------------------------------------------------------------------------
 
 out=${OUT:-target/gpu}
 mkdir -p "$out" || exit 2
@@ -146,7 +146,7 @@ work=$(mktemp -d)
 logs=$work/logs
 results=$work/results
 mkdir -p "$logs" "$results" "$work/cache"
-# Nothing is left in the home folder, and nothing that is there decides.
+# The home folder is neither read nor written.
 export XDG_CACHE_HOME=$work/cache TORCHINDUCTOR_CACHE_DIR=$work/cache/inductor TRITON_CACHE_DIR=$work/cache/triton
 export KILN_TEST_DEVICE=cuda HOME=${HOME:-$work}
 python=${PEER_PYTHON:-python3}
@@ -167,14 +167,14 @@ trap finish EXIT
 note() { printf '%s\n' "$2" "$3" "$4" >"$results/$1"; }
 state_of() { sed -n "$2p" "$results/$1"; }
 
-# Runs a step: name, limit in seconds, second by which the step usually ends, command. Time that earlier steps left
-# over extends the limit. A step that reaches its limit fails.
+# Runs a step: name, limit in seconds, second by which the step usually ends, command. Unused time of earlier steps
+# extends the limit. A step that reaches its limit fails.
 step() {
     local name=$1 limit=$2 until=$3 code from=$SECONDS result
     shift 3
     local log=$logs/$name.log
     limit=$((limit * budget / usual)) until=$((until * budget / usual))
-    # Nothing starts in less.
+    # No step can start in less time.
     [ "$limit" -ge 10 ] || limit=10
     [ $((until - from)) -le "$limit" ] || limit=$((until - from))
     [ "$limit" -le $((budget - from)) ] || limit=$((budget - from))
@@ -183,7 +183,7 @@ step() {
         return 1
     fi
     note "$name" "running, limit $limit s" 0 "$from"
-    # A gentler signal would end the shell of a step, and leave a program that hangs on the GPU.
+    # A gentler signal would end the shell of a step and leave a program that hangs on the GPU.
     timeout -s KILL "$limit" "$@" >"$log" 2>&1
     code=$?
     case $code in
@@ -192,12 +192,12 @@ step() {
         if [ $((SECONDS - from)) -ge "$limit" ]; then result="failed: out of time"; else result="failed: killed, perhaps for lack of memory"; fi
         ;;
     *)
-        # The first thing that kiln-bench or a test holds against it.
+        # The first complaint of kiln-bench or of a test.
         result=$(sed -n 's/^FAILED //p; s/^test \(.*\) \.\.\. FAILED$/\1/p; s/^error: //p' "$log" | head -n 1)
         result="failed${result:+: ${result//|//}} (exit code $code)"
         ;;
     esac
-    # Tests that a filter leaves out would pass as well.
+    # cargo's test runner succeeds even if a filter matches no test.
     if [ $code = 0 ] && grep -q '^test result: ok. 0 passed' "$log"; then
         code=1 result="failed: no test ran"
     fi
@@ -209,14 +209,14 @@ step() {
 skip() { note "$1" "not run: $2" 0 "$SECONDS"; }
 wanted() { [ -z "$only" ] || case ,$only, in *",$1,"*) ;; *) return 1 ;; esac; }
 
-# A line of the doctor's section on GPUs, and the path that it is or ends with.
+# A line of the doctor's section on GPUs, and the path at the end of it.
 of_doctor() { sed -n "s/^  $1: \(.*\)/\1/p" "$logs/doctor.log" | head -n 1; }
 path_of() { of_doctor "$1" | sed -n 's/.*(\(\/.*\))$/\1/p; s/^\(\/[^ ]*\)$/\1/p' | head -n 1; }
 
 # -- The report -------------------------------------------------------------------------------------------------------
 
 steps_so_far() {
-    # In the order in which they began.
+    # In the order of their starts.
     local file
     for file in "$results"/*; do
         [ -e "$file" ] && printf '%s %s\n' "$(sed -n 3p "$file")" "${file##*/}"
@@ -236,7 +236,7 @@ title() {
     if [ ${#bad[@]} -gt 0 ]; then echo " failed: ${bad[*]}"; else echo " no step failed"; fi
 }
 median() { sort -n | awk '{ value[NR] = $1 } END { print value[int((NR + 1) / 2)] }'; }
-# The SM clock and the power in the seconds of a step in which the GPU was busy.
+# The SM clock and the power during the busy seconds of a step.
 clocks() {
     local from busy
     from=$(state_of "$1" 3)
@@ -246,7 +246,7 @@ clocks() {
     printf '\nSM clock %s MHz, power %s W: medians of %s busy seconds\n' "$(cut -d' ' -f1 <<<"$busy" | median)" \
         "$(cut -d' ' -f2 <<<"$busy" | median)" "$(wc -l <<<"$busy")"
 }
-# The tables that a step has printed, or the end of its log if it has printed no table.
+# The tables that a step printed, or the end of its log if it printed none.
 figures() {
     if grep -q '^|' "$1"; then
         grep -v '^ *INFO ' "$1"
@@ -289,7 +289,7 @@ report() {
         sed -n '/^| preset/,/^$/p' "$predicted"
     fi
 }
-# Writes the report and the logs of now. May be called at any time, by several at once.
+# Writes the current report and logs. May be called at any time, also concurrently.
 publish() (
     flock 9 2>/dev/null
     report >"$out/.report.md" && mv "$out/.report.md" "$out/report.md"
@@ -319,7 +319,7 @@ if ! [ -e "$pack/pack.tar.xz" ]; then
     exit 2
 fi
 if ! tar -C "$work" -xJf "$pack/pack.tar.xz" 2>"$logs/unpack.log"; then
-    # A machine without xz.
+    # The machine has no xz.
     "$python" -c 'import sys, tarfile; tarfile.open(sys.argv[1], "r:xz").extractall(sys.argv[2])' \
         "$pack/pack.tar.xz" "$work" >>"$logs/unpack.log" 2>&1 ||
         { echo "$pack/pack.tar.xz cannot be unpacked: neither tar with xz nor $python does it" >&2; exit 2; }
@@ -337,7 +337,7 @@ if [ "$call" = first ] && wanted trace; then
     preparing=$!
 fi
 
-# Cold files may take their time. Nothing below means anything without a GPU that kiln can use.
+# Reading cold files may be slow. The steps below are meaningless without a GPU that kiln can use.
 step doctor 60 10 "$bin/kiln" doctor
 gpu=$(of_doctor GPU | sed -n 's/^0 (\([^,]*\),.*/\1/p')
 if [ -z "$gpu" ] && [ "$(state_of doctor 1)" != "failed: out of time" ]; then
@@ -351,7 +351,7 @@ if ! [ -d "$(of_doctor headers)" ] && [ -d "$work/python" ]; then
     export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$work/python"
     timeout 60 "$bin/kiln" doctor >"$logs/doctor.log"
 fi
-# kiln finds libraries by itself. The programs of tests do not, and PyTorch is to find its own.
+# kiln finds libraries by itself. Test programs do not, and PyTorch must find its own.
 libraries=${LD_LIBRARY_PATH:-}
 [ -d /usr/local/nvidia/lib64 ] && libraries=${libraries:+$libraries:}/usr/local/nvidia/lib64
 for what in NVRTC cuBLASLt NCCL; do
@@ -364,7 +364,7 @@ headers=$(of_doctor headers)
 case $gpu in *H200*) predicted=benches/reports/2026-11-27-predicted-h200.md ;; *) predicted=benches/reports/2026-11-25-predicted.md ;; esac
 prediction=(--predicted "$predicted")
 [ -s "$predicted" ] || prediction=() predicted=""
-# Rows are logged when they are done, so that a step that runs out of time has told something.
+# Each finished row is logged, so that a step that runs out of time still has results.
 export KILN_LOG=warn,kiln=info
 
 # -- What the steps do ------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ small_run() {
         --set precision.compute=f32 --set train.ranks=1 --set optim.schedule=constant --set optim.warmup_steps=2 --set log.every=1 \
         --set checkpoint.every=10 "$@"
 }
-# The losses of two runs, which agree to 1e-4.
+# Compares the losses of two runs, which must agree to 1e-4.
 same_losses() {
     local run
     for run in "$1" "$2"; do
@@ -388,7 +388,7 @@ same_losses() {
         { print; lines++; off = ($4 - $2) / $2; if (off < 0) off = -off; if (off > worst) worst = off; if ($1 != $3) bad = 1 }
         END { printf "largest relative difference of losses: %.1e\n", worst; exit bad || worst > 1e-4 || lines < 5 }'
 }
-# Prints the name of each part. The others run even if one fails.
+# Runs a part of a step and prints its name. If a part fails, the other parts still run.
 train() {
     local failed=0
     part() {
@@ -415,7 +415,7 @@ traced() {
     # The trace is written before the run ends with a checkpoint.
     "$bin/kiln" trace summary "$logs/steps.pftrace"
 }
-# Two processes on this GPU. Their losses are those of two threads on the CPU.
+# Runs two processes on this GPU. Their losses must be those of two threads on the CPU.
 two_ranks() {
     local rank code=0
     local settings=(--set data.path="$work/data" --set train.steps=5 --set optim.warmup_steps=2 --set log.every=1
@@ -509,15 +509,15 @@ if [ "$call" = second ]; then
     ! wanted ranks || step ranks 40 125 bash -c two_ranks
     if wanted sanitizer; then
         if command -v compute-sanitizer >/dev/null; then
-            # An allocation for each tensor, so that its bounds are its own.
+            # One allocation per tensor, so that accesses beyond a tensor's bounds are detected.
             KILN_TEST_EXACT_BOUNDS=1 step sanitizer 45 170 "${with_libraries[@]}" compute-sanitizer --report-api-errors no --error-exitcode 9 \
                 "$bin/it" --test-threads=1 cube::a_decoder_on_wgpu attention_on_cuda_matches_reference_in_bf16
         else
             skip sanitizer "there is no compute-sanitizer"
         fi
     fi
-    # Machines whose memory grows with use say too little of it at their start, so the configuration says it.
-    # If memory runs out all the same, this program is to be ended, not the machine's own.
+    # Machines whose memory grows with use report too little at their start, so the configuration sets it.
+    # If memory runs out nevertheless, the kernel should kill this program and none of the system's.
     ! wanted 7b || step 7b 50 220 bash -c 'echo 1000 >/proc/self/oom_score_adj; exec "$@"' bash \
         "$bin/kiln-bench" gpu --config configs/7b.toml --set train.global_batch=1 --set precision.compute=bf16 \
         --set shard.offload=true --set device.memory="${HOST_MEMORY:-112GiB}" --steps 2

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What a training step costs the host: launches, bytes and microseconds per step and per block, without a GPU.
+# Measures the host's cost of a training step: launches, bytes and microseconds per step and per block, without a GPU.
 # Steps run under the stand-in for NVIDIA's driver (benches/standins), whose kernels compute nothing, so the time
 # of a step is the host's.
 #
 #     benches/host_cost.sh                # presets 90m, 300m, 1b and 7b
 #     benches/host_cost.sh 300m 1b        # some of them
-#     benches/host_cost.sh --check        # preset 10m, launches held to benches/host_cost.toml, as .ci/run does
+#     benches/host_cost.sh --check        # preset 10m; compares launches with benches/host_cost.toml, as .ci/run does
 #
 # Each preset runs twice, with 2 and with 4 blocks of its width. The difference is the cost of a block, which is
 # the same in every block. Traces, reports and the PTX of all kernels stay in target/host_cost/PRESET/BLOCKS,
@@ -59,7 +59,7 @@ for preset in "${presets[@]}"; do
         (
             # shellcheck source=/dev/null
             . "$target/standins/env.sh"
-            # What matters is the width: nothing computes, and memory that is not touched costs nothing.
+            # Only the width matters: nothing is computed, and untouched memory costs nothing.
             export XDG_CACHE_HOME=$out/cache FAKE_CUDA_TRACE=$folder/trace.txt FAKE_CUDA_PTX_DIR=$folder
             "$programs/kiln-bench" step --config "configs/$preset.toml" --set device.backend=cuda \
                 --set train.ranks=1 --set model.layers=$blocks --set train.global_batch="$batch" \

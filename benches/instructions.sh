@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Instructions of a training step on the CPU, counted by valgrind, held against the recorded number: a
-# slow-down that a noisy machine hides from a clock shows here.
+# Counts the instructions of a training step on the CPU with valgrind and compares them with the recorded number.
+# This detects slow-downs that timings on a noisy machine would hide.
 #
-#     benches/instructions.sh             compare: fails beyond 5 % more or less
-#     benches/instructions.sh --record    record the number of today
+#     benches/instructions.sh             compare; fails at a difference of more than 5 %
+#     benches/instructions.sh --record    record the current number
 #
-# One rank, one thread, a small model. valgrind knows no AVX-512, so the kernels of machines with AVX2 are
-# counted, on any x86-64 machine the same. Needs valgrind and kiln-bench (cargo build --release --workspace).
+# One rank, one thread, a small model. valgrind does not support AVX-512, so the AVX2 kernels are counted: the number
+# is the same on any x86-64 machine. Needs valgrind and kiln-bench (cargo build --release --workspace).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 record=benches/instructions.txt
@@ -16,7 +16,7 @@ command -v valgrind >/dev/null || { echo "valgrind is not installed: apt-get ins
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-# Instructions of a run with $1 steps.
+# Prints the number of instructions of a run with $1 steps.
 count() {
     valgrind --tool=callgrind --callgrind-out-file="$out/calls" --log-file="$out/log" \
         "$bench" step --json --ranks 1 --config configs/10m.toml --steps "$1" --warmup 1 \
@@ -28,7 +28,7 @@ count() {
     sed -n 's/^summary: //p' "$out/calls"
 }
 
-# What both runs do before and after the steps cancels out.
+# The work before and after the steps is the same in both runs and cancels out.
 few=$(count 1) many=$(count 3)
 step=$(((many - few) / 2))
 if [ "${1:-}" = --record ]; then
@@ -39,6 +39,6 @@ fi
 recorded=$(cat "$record")
 echo "$step instructions per step, recorded $recorded"
 if [ $((step * 100)) -gt $((recorded * 105)) ] || [ $((step * 100)) -lt $((recorded * 95)) ]; then
-    echo "that is more than 5 % apart. If it is meant, say why in the commit and run: benches/instructions.sh --record" >&2
+    echo "a difference of more than 5 %. If intended, run benches/instructions.sh --record and commit it with the reason" >&2
     exit 1
 fi

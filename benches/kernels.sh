@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Compiles the kernels that a program launches for sm_80 and sm_90, without a GPU, and holds what
-# NVIDIA's assembler says of them to benches/kernels.toml.
+# Compiles the kernels that a program launches for sm_80 and sm_90, without a GPU, and compares the
+# resource usage that NVIDIA's assembler reports with benches/kernels.toml.
 #
 #     benches/kernels.sh                  # the operations of train/kiln/tests/cli/captured.rs
-#     benches/kernels.sh COMMAND...       # whatever else launches kernels on CUDA device 0
+#     benches/kernels.sh COMMAND...       # any other program that launches kernels on CUDA device 0
 #
-# COMMAND is a program that is built already, not cargo: CUDA_PATH is set for it, and with another
-# CUDA_PATH cargo would build everything on cudarc again.
+# COMMAND must be a built program, not cargo: this script sets CUDA_PATH, and with a different
+# CUDA_PATH cargo would rebuild everything that depends on cudarc.
 #
 # KERNELS_ARGS are arguments for the table, such as --entries, which prints entries for new kernels.
-# What was launched stays in target/kernels (or where CARGO_TARGET_DIR says): PTX, and a trace of all calls.
+# PTX and a trace of all calls stay in the folder kernels of target (or CARGO_TARGET_DIR).
 set -euo pipefail
 case "${1:-}" in
 -h | --help)
@@ -44,7 +44,7 @@ for capability in 8.0 9.0; do
     )
     folders+=("$folder")
 done
-# What executes kernels without a GPU knows all of their instructions.
+# The stand-in must support all instructions of the kernels.
 find "${folders[@]}" -name '*.ptx' -exec "$target/release/ptx" {} +
 # shellcheck disable=SC2086
 "$table" --ptxas "$target/standins/python/nvidia/cu13/bin/ptxas" ${KERNELS_ARGS:-} "${folders[@]}"

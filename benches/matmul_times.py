@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Seconds that products of matrices take on a GPU, by NVIDIA's heuristics (nvidia-matmul-heuristics on PyPI).
+"""Estimate times of matrix products on a GPU by NVIDIA's heuristics (nvidia-matmul-heuristics on PyPI).
 
     benches/matmul_times.py h100 <products
 
-Needs no GPU. Each line of the input is a product with matrices by columns: rows, columns and inner dimension, N or
+Needs no GPU. Each line of the input is a product of column-major matrices: rows, columns and inner dimension, N or
 T for each of the two factors, and the dtype of the result (bf16 or f32): "2048 16384 2048 NN bf16". The factors are
-in bf16. Each line of the output is the time of the best kernel, in seconds. `kernels predict` starts this.
+in bf16. Each line of the output is the time of the best kernel, in seconds. `kernels predict` runs this script.
 """
 
 import sys
@@ -26,7 +26,7 @@ PRECISIONS = {"bf16": "TST", "f32": "TSS"}
 def main():
     gpu = GPUS.get(sys.argv[1]) if len(sys.argv) == 2 else None
     if gpu is None:
-        sys.exit(f"usage: {sys.argv[0]} GPU, which is one of {', '.join(GPUS)}")
+        sys.exit(f"usage: {sys.argv[0]} GPU, where GPU is one of {', '.join(GPUS)}")
     heuristics = NvMatmulHeuristicsInterfaceEx(
         backend=NvMatmulHeuristicsTarget.CUTLASS3,
         flags=NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,

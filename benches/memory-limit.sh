@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs of 90m in a control group of 2 GiB: 12 that do not fit must be refused before their first step, and the first
-# setting that the refusal names must make them run; 5 whose plan is told that there is more must end with who holds
-# how much, and not by the kernel. Needs root, for the group.
+# Starts runs of 90m in a control group of 2 GiB. 12 that do not fit must be refused before their first step, and run
+# with the first setting that the refusal suggests. 5 that are configured with more memory must end with a message that
+# lists the owners of memory, and must not be killed by the kernel. Needs root, for the group.
 #
 #     sudo benches/memory-limit.sh
 set -euo pipefail

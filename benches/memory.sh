@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The memory of training steps at their real sizes, without a GPU: what the driver has given for a rank, against what
-# `kiln plan` says of it, the driver's own memory left out. Fails if the plan is more than 2 % too low, or more than 5 %
-# and a page too high, or if more than MOST_WASTE percent (default 5) of a full GPU's memory (300m, 1b and 7b on one
-# rank) is not in use at the peak. (Into which page a buffer fits depends on how far the host is ahead of the GPU, and
-# in a small step a page is more than 5 %.)
+# Compares the memory of training steps at their real sizes with `kiln plan`, without a GPU: the memory that the driver
+# allocates for a rank, without the driver's own. Fails if the plan is more than 2 % too low, or more than 5 % and a
+# page too high, or if more than MOST_WASTE percent (default 5) of a full GPU's memory (300m, 1b and 7b on one rank) is
+# not in use at the peak. (The page that a buffer fits into depends on how far the host is ahead of the GPU, and in a
+# small step a page is more than 5 %.)
 #
-#     benches/memory.sh            # all configurations, some 10 minutes on two cores
-#     benches/memory.sh 300m       # those of some presets
+#     benches/memory.sh            # all configurations, about 10 minutes on two cores
+#     benches/memory.sh 300m       # the configurations of some presets
 #
 # Steps run under the stand-in for NVIDIA's driver (benches/standins): device memory is reserved and not touched.
-# Several ranks are threads that share the GPU, each with pages of its own. With shard.communicate_alone, a rank uses
-# NCCL, and no collective has run before the host waits at the end of a step: the host is as far ahead as possible.
-# Weights are zeros, so that nothing is drawn, and large copies are not made. A table in Markdown is printed; reports
-# and traces stay in target/memory.
+# Several ranks are threads that share the GPU, each with separate pages. With shard.communicate_alone, a rank uses
+# NCCL, and no collective runs before the host waits at the end of a step: the host is as far ahead as possible.
+# Weights are zeros, so that no random numbers are drawn, and large copies are skipped. Prints a table in Markdown;
+# reports and traces stay in target/memory.
 set -euo pipefail
 case "${1:-}" in
 -h | --help)
@@ -71,7 +71,7 @@ configurations() {
 LIST
 }
 
-# A figure of a report.
+# Prints a figure of a report.
 figure() { sed -n "s/.*\"$2\":\([0-9]*\).*/\1/p" "$1"; }
 
 echo
@@ -96,11 +96,11 @@ while read -r preset ranks passes batch seq gib settings; do
             --set train.global_batch=$((batch * passes * ranks)) --set train.micro_batch="$batch" \
             --set data.seq_len="$seq" "${more[@]}" >"$out/report.json"
     )
-    # Only these fill a GPU.
+    # Only these configurations fill a GPU.
     most=100
     [ "$ranks" = 1 ] && [ -z "$settings" ] && [[ $preset =~ ^(300m|1b|7b)$ ]] && most=${MOST_WASTE:-5}
     report=$out/report.json
-    # A page is at least 1 MiB. Those of other sizes than the most frequent one are left over from smaller buffers.
+    # A page is at least 1 MiB. Pages whose size is not the most frequent one are left over from smaller buffers.
     awk -v row="$preset | $ranks | $passes x $batch x $seq | $settings" -v ranks="$ranks" -v most="$most" \
         -v planned="$(figure "$report" planned_reserved_bytes)" -v live="$(figure "$report" planned_rank_bytes)" \
         -v used="$(figure "$report" used_device_bytes)" -v state="$(figure "$report" planned_state_bytes)" '

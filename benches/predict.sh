@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The time of training steps on a GPU that nobody has run them on, by operation, without a GPU.
+# Predicts the time of training steps on a GPU, by operation, without a GPU.
 #
 #     benches/predict.sh                        # presets 300m, 1b and 7b on an H100, as Markdown
 #     benches/predict.sh --gpu h200 1b          # another GPU, and some presets
 #
-# Reads the traces and kernels that benches/host_cost.sh has left in target/host_cost, and makes them for presets
-# that have none. From PyPI it takes NVIDIA's disassembler and heuristics for products (10 MB), once.
+# Reads the traces and kernels that benches/host_cost.sh writes to target/host_cost, and runs it for presets
+# that have none. Downloads NVIDIA's disassembler and heuristics for matrix products (10 MB) from PyPI once.
 set -euo pipefail
 gpu=h100
 presets=()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Whether two builds of kiln train to the same bits: every loss, gradient norm and validation loss of 20 steps, under
-# every strategy at 1, 2 and 3 ranks, as threads and as processes, in f32 and bf16, and of a run that the second build
-# resumes from a checkpoint of the first.
+# Checks that two builds of kiln train to the same bits: every loss, gradient norm and validation loss of 20 steps,
+# under every strategy at 1, 2 and 3 ranks, as threads and as processes, in f32 and bf16, and of a run that the second
+# build resumes from a checkpoint of the first.
 #
 #     benches/same-bits.sh OLD NEW            two binaries; about six minutes on two cores
 #     CONFIGS=debug benches/same-bits.sh OLD NEW
@@ -15,7 +15,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-# Compares what two runs have logged.
+# Compares the metrics of two runs.
 compare() {
     python3 - "$work/$2/metrics.jsonl" "$work/$3/metrics.jsonl" <<'PYTHON' || same=DIFFERENT
 import json, sys

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The CPU time of a look with `kiln status`: that of the run's four processes and of the command itself. Prints its
-# share of the run's cores at one look a second, and compares it with the CPU time of `kiln --version`, which starts
-# the same program in the same minute. 3.6 starts were 0.5 % of two cores where the bound was set. The share itself is
-# no bound: it grows with every slow or busy machine.
+# Measures the CPU time of one `kiln status`: in the run's four processes and in the command itself. Prints its share of
+# the run's cores at one call a second, and compares it with the CPU time of `kiln --version`, which starts the same
+# program in the same minute. The bound is 3.6 starts, which were 0.5 % of two cores on the machine where it was set.
+# The share itself is not bounded, since it grows on slow or busy machines.
 #
 #     benches/status.sh [LOOKS]
 #     benches/status.sh --paired [MINUTES]
 #
-# One rank of the run hangs on purpose, so that the processes take no time of their own. Needs the binary
+# One rank of the run hangs on purpose, so that the processes use no CPU time for training. Needs the binary
 # (cargo build --release).
 #
-# With --paired, the other way around: a run of 10m is asked every second for six seconds, is left alone for six, and
-# so on. The median over all pairs of neighbours of the ratio of their mean step times is told. For a machine that
-# does nothing else.
+# With --paired, measures the effect on step times instead: calls `kiln status` on a run of 10m every second for six
+# seconds, leaves the run alone for six, and so on. Prints the median ratio of the mean step times of neighbouring
+# windows. Nothing else may run on the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kiln=$(realpath -m "${CARGO_TARGET_DIR:-target}/release/kiln")
@@ -38,7 +38,7 @@ if [ "${1:-}" = --paired ]; then
         fi
         sleep 1
     done
-    # A step counts for the window in which it lies as a whole. Each window is held against the one before it.
+    # A step counts for the window that contains all of it. Each window is compared with the window before it.
     sed -n 's/.*"step":\([0-9]*\),.*"step_s":\([0-9.e-]*\).*"time":\([0-9.e]*\).*/\1 \2 \3/p' "$out/run/metrics.jsonl" |
         awk -v window=$window '
             $1 > 5 && int(($3 - $2) / window) == int($3 / window) { sum[int($3 / window)] += $2; steps[int($3 / window)]++ }
@@ -64,16 +64,16 @@ until [[ $("$kiln" status "$out/run" 2>/dev/null) == *suspicion:* ]]; do
     sleep 0.5
 done
 
-# Clock ticks of CPU time that the ranks have taken.
+# Prints the clock ticks of CPU time that the ranks have used.
 ranks() {
     for file in "$out"/run/debug/rank_*.json; do
         pid=$(sed -n 's/.*"pid":\([0-9]*\).*/\1/p' "$file")
-        # The name before the fields has no blank in it.
+        # The process name before the fields contains no blank.
         cut -d' ' -f14,15 "/proc/$pid/stat"
     done | awk '{ ticks += $1 + $2 } END { print ticks }'
 }
 
-# Milliseconds of CPU time that commands have taken, by what `times` has written.
+# Prints the milliseconds of CPU time that commands have used, from the output of `times`.
 commands() {
     tail -1 "$1" | tr 'ms' '  ' | awk '{ printf "%d\n", ($1 * 60 + $2 + $3 * 60 + $4) * 1000 }'
 }
@@ -81,7 +81,7 @@ commands() {
 start() { for _ in $(seq "$looks"); do "$kiln" --version >/dev/null; done; }
 look() { for _ in $(seq "$looks"); do "$kiln" status "$out/run" >/dev/null || [ $? -eq 1 ]; done; }
 
-# Alternating, so that both see the same machine.
+# Alternates between both, so that they run under the same load.
 rounds=5 looks=$(((looks + 4) / 5)) look_ms=0 start_ms=0
 ticks_before=$(ranks)
 for _ in $(seq $rounds); do

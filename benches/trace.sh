@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains on CUDA without a GPU, with stand-ins for NVIDIA's libraries, and looks at what goes to the driver:
-# gathers run beside compute, a step waits for nothing, and from the third on nothing is allocated.
+# Trains on CUDA without a GPU, with stand-ins for NVIDIA's libraries, and checks the calls to the driver:
+# gathers overlap with compute, a step never waits, and no memory is allocated from the third step on.
 #
 #     benches/trace.sh                    # all of train/kiln/tests/cli/trace.rs
 #     benches/trace.sh gathers            # tests of this name

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Shows a run of four processes with `kiln watch` in tmux, at 80x24 and at 200x60, and keeps what is on the screen:
+# Shows a run of four processes with `kiln watch` in tmux, at 80x24 and at 200x60, and saves the screens:
 #
 #     benches/watch.sh [FOLDER]        # docs/img/watch-80x24.txt and docs/img/watch-200x60.txt by default
 #
-# Every view is looked at; each has to show what is its own, within the screen, and leaving has to give the terminal
-# back. Needs tmux and the binary (cargo build --release). KILN_WATCH is the command that watches, KILN_SET are more
-# settings of the run, such as "optim.lr=1e-3".
+# Checks that every view shows its contents within the screen, and that leaving restores the terminal. Needs tmux and
+# the binary (cargo build --release). KILN_WATCH is the command that watches (default `kiln watch`), KILN_SET are
+# further settings of the run, such as "optim.lr=1e-3".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kiln=$(realpath -m "${KILN:-${CARGO_TARGET_DIR:-target}/release/kiln}")
@@ -33,7 +33,7 @@ fail() {
     exit 1
 }
 
-# What is on the screen of the terminal.
+# Prints the screen of the terminal.
 screen() { terminal capture-pane -p -t watch; }
 
 # Waits until the screen shows a text.
@@ -45,7 +45,7 @@ shows() {
     fail "the screen does not show: $1"
 }
 
-# Long enough for curves to have a form.
+# Long enough for curves to have a shape.
 until grep -q '"step":300' "$out/quickstart/metrics.jsonl" 2>/dev/null; do
     kill -0 $launcher || { cat "$out/log" >&2; exit 1; }
     sleep 0.5
@@ -56,7 +56,7 @@ for size in 80x24 200x60; do
     terminal new-session -d -s watch -x "$width" -y "$height" "env -u NO_COLOR LC_ALL=C.UTF-8 bash --norc"
     terminal send-keys -t watch "stty -a >$out/before; $watch $out/quickstart; stty -a >$out/after; echo en\"\"ded" Enter
     shows "4 ranks"
-    # Two looks are needed for what CPU time is taken between them.
+    # CPU time is measured between two looks.
     sleep 2.5
     screen >"$images/watch-$size.txt"
     [ "$(LC_ALL=C.UTF-8 wc -L <"$images/watch-$size.txt")" -le "$width" ] || fail "a line is too long"
@@ -68,7 +68,7 @@ for size in 80x24 200x60; do
     terminal send-keys -t watch "?"
     shows "Shift-Tab"
     terminal send-keys -t watch "x"
-    # Stopped and brought back, as at any shell.
+    # Suspend and continue, as in any shell.
     terminal send-keys -t watch C-z
     shows "Stopped"
     terminal send-keys -t watch "fg" Enter

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# What everything that shows a run takes from it, held against 0.5 % of a step of 10m:
+# Checks that monitoring costs a run at most 0.5 % of a step of 10m:
 #
-# - instructions of a step with TensorBoard's files and a line of metrics in every step, counted by valgrind, over
-#   those of the same run with a line every ten steps and nothing else;
-# - CPU time of the threads that serve the page, while a page is open, over that of the cores.
+# - the additional instructions of a step that writes TensorBoard files and a line of metrics in every step, counted by
+#   valgrind, compared with the same run with a line of metrics every ten steps;
+# - the CPU time of the threads that serve the page while a page is open, as a share of all cores.
 #
 #     benches/watched.sh
 #
-# Takes three quarters of an hour beside builds: valgrind counts a step of 10m. Needs valgrind, curl, and the binaries (cargo build --release --workspace).
+# Takes 45 minutes while builds run: valgrind counts a step of 10m. Needs valgrind, curl and the binaries
+# (cargo build --release --workspace).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset KILN_HTTP_TOKEN
@@ -23,7 +24,7 @@ out=$(mktemp -d)
 run=
 trap '[ -z "$run" ] || kill -KILL $run; wait 2>/dev/null; rm -rf "$out"' EXIT
 
-# Instructions of a command.
+# Prints the number of instructions of a command.
 count() {
     valgrind --tool=callgrind --callgrind-out-file="$out/calls" --log-file="$out/log" "$@" >"$out/report" 2>&1 ||
         { cat "$out/log" "$out/report" >&2; exit 1; }
@@ -41,7 +42,7 @@ train() {
         --set device.peak_tflops=1 --set optim.warmup_steps=1 "$@"
 }
 
-# 256 tokens of the 8,192 that a step of 10m has: the passes of all others take as many instructions.
+# 256 of the 8,192 tokens of a step of 10m. The passes of the other tokens take as many instructions.
 step() {
     count "$bench" step --json --ranks 1 --config configs/10m.toml --steps "$1" --warmup 1 \
         --set train.global_batch=1 --set train.micro_batch=1 --set device.backend=cpu --set device.threads=1 \
@@ -55,7 +56,7 @@ shown=$(($(train 41 --set log.every=1 --set log.tensorboard=true) - $(train 11 -
 whole=$((32 * ($(step 2) - $(step 1))))
 more=$(((shown - plain) / 30))
 
-# A run of 10m that has a page, which is open for half a minute: what it asks for every second.
+# Starts a run of 10m with a page and sends the page's requests every second for half a minute.
 "$kiln" train configs/10m.toml --ranks 2 --out "$out/open" --set data.path="$out/text" --set 'data.text=["docs"]' \
     --set train.steps=100000 --set log.every=1 --set log.http=127.0.0.1:0 >"$out/log" 2>&1 &
 run=$!
@@ -65,7 +66,7 @@ until grep -q "^step  *3/" "$out/log"; do
 done
 page=$(sed -n 's/^this run is at //p' "$out/log")
 
-# Nanoseconds of CPU time of the threads that answer.
+# Prints the nanoseconds of CPU time of the threads that serve the page.
 served() {
     for thread in /proc/$run/task/*; do
         case $(cat "$thread/comm" 2>/dev/null) in
@@ -97,4 +98,4 @@ awk -v more="$more" -v whole="$whole" -v ns=$((after - before)) -v seconds=$seco
     printf "a page that is open: %.2f ms of CPU time a second, %.3f %% of %d cores\n", ns / 1e6 / seconds, page, cores
     printf "together %.3f %%\n", instructions + page
     exit instructions + page > 0.5
-}' || { echo "that is more than 0.5 %" >&2; exit 1; }
+}' || { echo "monitoring costs more than 0.5 %" >&2; exit 1; }

@@ -1,6 +1,6 @@
-/* A stand-in for cuBLASLt, libcublasLt.so.13. Products leave a line in the trace. They are held to the rules
- * of the library (sizes that fit, types that go together, an algorithm that was chosen for them), and computed
- * if FAKE_CUBLASLT_COMPUTE or FAKE_CUDA_EXECUTE asks for it: the memory of the stand-in for a GPU is the host's. */
+/* A stand-in for cuBLASLt, libcublasLt.so.13. Each product appends a line to the trace. Checks the rules of the
+ * library (matching sizes, supported combinations of types, an algorithm that was selected for the product). Computes
+ * products only with FAKE_CUBLASLT_COMPUTE or FAKE_CUDA_EXECUTE: device memory is host memory. */
 #include "trace.h"
 
 #include <math.h>
@@ -11,10 +11,10 @@
 typedef int Result;
 enum { SUCCESS = 0, OUT_OF_MEMORY = 3, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 
-/* Of cudaDataType. */
+/* Values of cudaDataType. */
 enum { R_32F = 0, R_16F = 2, R_16BF = 14 };
 
-/* Of cublasComputeType_t and cublasLtEpilogue_t. */
+/* Values of cublasComputeType_t and cublasLtEpilogue_t. */
 enum { COMPUTE_32F = 68, COMPUTE_32F_TF32 = 77, EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
 
 typedef struct layout { uint64_t rows, columns; int64_t leading; int type; } *Layout;
@@ -57,7 +57,7 @@ Result cublasLtMatmulDescDestroy(Description description) {
     return SUCCESS;
 }
 
-/* What has a name in cublasLtMatmulDescAttributes_t and is used here. */
+/* Supports the attributes of cublasLtMatmulDescAttributes_t that Kiln sets. */
 Result cublasLtMatmulDescSetAttribute(Description description, int attribute, const void *value, size_t size) {
     void *to;
     switch (attribute) {
@@ -87,8 +87,8 @@ Result cublasLtMatmulPreferenceDestroy(Preference preference) {
     return SUCCESS;
 }
 
-/* Of cublasLtMatmulPreferenceAttributes_t, the bytes of workspace, the ways to add partial sums, and the alignment of
- * the matrices. Kiln promises sums in f32: CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE is 2. */
+/* Supports three attributes of cublasLtMatmulPreferenceAttributes_t: the bytes of workspace, the scheme for partial
+ * sums, and the alignment of the matrices. Kiln promises sums in f32: CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE is 2. */
 Result cublasLtMatmulPreferenceSetAttribute(Preference preference, int attribute, const void *value, size_t size) {
     if (attribute == 1 && size == sizeof preference->workspace)
         memcpy(&preference->workspace, value, size);
@@ -117,12 +117,12 @@ Result cublasLtMatrixLayoutDestroy(Layout layout) {
     return SUCCESS;
 }
 
-/* Columns lie one behind the other; there are no batches. */
+/* Matrices are column-major; batches are not supported. */
 static uint64_t rows_of(Layout layout, int transposed) { return transposed ? layout->columns : layout->rows; }
 
 static uint64_t columns_of(Layout layout, int transposed) { return transposed ? layout->rows : layout->columns; }
 
-/* Whether the library multiplies such matrices: the table of cublasLtMatmul in its documentation. */
+/* Returns SUCCESS if the library supports the product, by the table of cublasLtMatmul in its documentation. */
 static Result check(Description of, Layout a, Layout b, Layout c, Layout d) {
     int ta = of->transposed[0], tb = of->transposed[1];
     Layout all[] = {a, b, c, d};
@@ -142,8 +142,8 @@ static Result check(Description of, Layout a, Layout b, Layout c, Layout d) {
     return SUCCESS;
 }
 
-/* An algorithm names what it was chosen for: all that must not change until it is used; and its place among those
- * that are named. */
+/* Returns an algorithm. Its data is everything that must not change between selection and use, and its place in the
+ * heuristic's list. */
 static Algorithm algorithm_for(Description of, Layout a, Layout b, Layout d, const uint32_t *aligned,
                                uint32_t place) {
     return (Algorithm){{
@@ -158,17 +158,17 @@ static Algorithm algorithm_for(Description of, Layout a, Layout b, Layout d, con
     }};
 }
 
-/* The workspace that every algorithm is said to need, where there is as much, and how many there are. */
+/* The workspace that every algorithm claims to need if that much is available, and the number of algorithms. */
 enum { WORKSPACE = 1 << 20, NAMED = 3 };
 
-/* What events say that a product takes: with FAKE_CUBLASLT_SLOWEST, the first algorithm as many milliseconds, and
- * each one after it a millisecond less. */
+/* Returns the duration of a product as measured by events: FAKE_CUBLASLT_SLOWEST milliseconds for the first algorithm,
+ * and a millisecond less for each one after it. */
 static double milliseconds_of(uint32_t place) {
     double slowest = setting("FAKE_CUBLASLT_SLOWEST", 0);
     return slowest > place ? slowest - place : 0;
 }
 
-/* Whether FAKE_CUBLASLT_NONE_ABOVE leaves an algorithm. */
+/* Returns 1 if FAKE_CUBLASLT_NONE_ABOVE permits an algorithm. */
 static int has_algorithm(Preference preference) {
     double most = setting("FAKE_CUBLASLT_NONE_ABOVE", INFINITY);
     int fits = isinf(most) || preference->workspace == 0;
@@ -202,7 +202,7 @@ Result cublasLtMatmulAlgoGetHeuristic(void *handle, Description description, Lay
 
 static uint32_t place_of(const Algorithm *algorithm) { return (uint32_t)(algorithm->data[7] >> 32); }
 
-/* Whether an algorithm is one for such matrices. */
+/* Returns 1 if an algorithm was selected for these matrices. */
 static int is_for(const Algorithm *algorithm, Description of, Layout a, Layout b, Layout d) {
     uint32_t promised[] = {(uint32_t)(algorithm->data[6] >> 32), (uint32_t)algorithm->data[6], 0,
                            (uint32_t)algorithm->data[7]};
@@ -245,12 +245,12 @@ static void store(void *to, int type, uint64_t index, float value) {
     } else {
         uint32_t bits;
         memcpy(&bits, &value, sizeof bits);
-        /* To nearest, ties to even; there are no NaN to keep apart from infinity. */
+        /* Rounds to nearest, ties to even. NaN does not occur, so it need not be kept distinct from infinity. */
         ((uint16_t *)to)[index] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
 }
 
-/* A product, as a stream has it: what the caller's objects were when it was asked for. */
+/* A product in a stream: copies of the caller's objects at the time of the call. */
 struct product {
     int transposed[2], epilogue;
     void *bias;
@@ -262,8 +262,8 @@ struct product {
     int is_wrong;
 };
 
-/* d = alpha · op(a) · op(b) + beta · c (+ bias, one value per row of d). One that is wrong leaves out the last of the
- * inner dimension. */
+/* d = alpha · op(a) · op(b) + beta · c (+ bias, one value per row of d). A wrong algorithm omits the last element of
+ * the inner dimension. */
 static int compute(void *data) {
     const struct product *p = data;
     uint64_t step_a = p->transposed[0] ? 1 : (uint64_t)p->of_a.leading;
@@ -296,7 +296,7 @@ static struct span columns_at(const void *start, const struct layout *of, int wr
     return (struct span){(uintptr_t)start, size * of->rows, of->columns, size * (uint64_t)of->leading, writes};
 }
 
-/* Gives the product to its stream. */
+/* Submits the product to its stream. */
 static Result submit(const struct product *p, void *workspace, size_t workspace_size, void *stream) {
     struct span spans[] = {
         columns_at(p->a, &p->of_a, 0), columns_at(p->b, &p->of_b, 0), columns_at(p->d, &p->of_d, 1),

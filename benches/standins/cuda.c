@@ -1,10 +1,10 @@
 /* A stand-in for NVIDIA's driver, libcuda.so.1: devices, contexts and kernels. Memory is in memory.c, streams
  * and events in streams.c.
  *
- * Kernels are loaded and launched. With FAKE_CUDA_EXECUTE, benches/standins/ptx executes them; without, they do nothing:
- * what they should have written is what was there before. See README.md for the settings.
+ * Kernels are loaded and launched. With FAKE_CUDA_EXECUTE, benches/standins/ptx executes them; without it, they do
+ * nothing and leave their outputs unchanged. See README.md for the settings.
  *
- * Only what CubeCL, cudarc and Kiln call is here; another call fails as a missing symbol, by name. */
+ * Only functions that CubeCL, cudarc and Kiln call are defined; others are reported as missing symbols, by name. */
 #include "fake.h"
 
 #include <stdio.h>
@@ -50,7 +50,7 @@ Result cuDeviceGet(Device *device, int ordinal) {
     return SUCCESS;
 }
 
-/* CubeCL tells from the name whether there are tensor cores. */
+/* CubeCL infers from the name whether the device has tensor cores. */
 Result cuDeviceGetName(char *name, int length, Device device) {
     (void)device;
     snprintf(name, (size_t)length, "NVIDIA stand-in");
@@ -67,7 +67,7 @@ Result cuDeviceGetPCIBusId(char *id, int length, Device device) {
     return SUCCESS;
 }
 
-/* Numbers of CUdevice_attribute. What depends on the architecture is that of an A100 or an H100. */
+/* `attribute` is a CUdevice_attribute. Values that depend on the architecture are an A100's or an H100's. */
 Result cuDeviceGetAttribute(int *value, int attribute, Device device) {
     (void)device;
     int capability = (int)(10 * setting("FAKE_CUDA_CAPABILITY", 9.0) + 0.5);
@@ -88,7 +88,7 @@ Result cuDeviceGetAttribute(int *value, int attribute, Device device) {
     case 75: *value = capability / 10; break;
     case 76: *value = capability % 10; break;
     case 81: *value = hopper ? 233472 : 167936; break;      /* shared memory per multiprocessor */
-    case 97: *value = hopper ? 232448 : 166912; break;      /* the same per block, if asked for */
+    case 97: *value = hopper ? 232448 : 166912; break;      /* the same per block, opt-in */
     case 106: *value = 32; break;                           /* blocks per multiprocessor */
     case 115: *value = 1; break;                            /* memory pools */
     default: *value = 1;
@@ -115,7 +115,7 @@ Result cuGetErrorName(int error, const char **name) {
 
 Result cuGetErrorString(int error, const char **text) { return cuGetErrorName(error, text); }
 
-/* Private tables that libraries of NVIDIA ask for. */
+/* Private tables that NVIDIA's libraries request. */
 Result cuGetExportTable(const void **table, const void *id) {
     (void)id;
     *table = NULL;
@@ -124,7 +124,7 @@ Result cuGetExportTable(const void **table, const void *id) {
 
 /* -- Contexts: one per device -------------------------------------------------------------------- */
 
-/* How often each device's context is retained. */
+/* Number of times that each device's context is retained. */
 enum { MOST_DEVICES = 64 };
 static int retained[MOST_DEVICES];
 
@@ -176,9 +176,9 @@ Result cuCtxSynchronize(void) {
     return is_async() ? kiln_ptx_synchronize() : SUCCESS;
 }
 
-/* -- Kernels: kept, and executed if that is asked for -------------------------------------------------- */
+/* -- Kernels: saved, and executed on request ------------------------------------------------------------ */
 
-/* Writes PTX to a file of its own in the folder that FAKE_CUDA_PTX_DIR names. */
+/* Writes PTX to a separate file in the folder FAKE_CUDA_PTX_DIR. */
 static void keep(const char *ptx) {
     const char *folder = getenv("FAKE_CUDA_PTX_DIR");
     if (folder == NULL || *folder == 0)
@@ -192,11 +192,11 @@ static void keep(const char *ptx) {
     }
 }
 
-/* Machine code is refused, since nothing here executes it. With FAKE_CUDA_CUBIN, it is taken where kernels compute
+/* Machine code cannot be executed here and is refused. With FAKE_CUDA_CUBIN, it is accepted if kernels compute
  * nothing. */
 static int is_machine_code(const void *image) { return memcmp(image, "\177ELF", 4) == 0; }
 
-/* A number, or what benches/standins/ptx has made of the text. */
+/* The handle of a module is a number, or, if kernels are executed, the parsed module of benches/standins/ptx. */
 Result cuModuleLoadData(void **module, const void *image) {
     if (is_machine_code(image)) {
         if (executes() || setting("FAKE_CUDA_CUBIN", 0) == 0)
@@ -217,7 +217,7 @@ Result cuModuleUnload(void *module) {
     return SUCCESS;
 }
 
-/* A function has its name, for the trace, and what executes it, if kernels are executed. */
+/* A function: its name, for the trace, and its parsed kernel, if kernels are executed. */
 struct function {
     char *name;
     void *kernel;
@@ -237,7 +237,7 @@ Result cuModuleGetFunction(void **made, void *module, const char *name) {
     return SUCCESS;
 }
 
-/* Of the attributes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES has an effect. */
+/* Only CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES has an effect. */
 Result cuFuncSetAttribute(void *function, int attribute, int value) {
     void *kernel = ((struct function *)function)->kernel;
     if (attribute == 8 && kernel != NULL)
@@ -269,7 +269,7 @@ Result cuLaunchKernel(void *launched, unsigned grid_x, unsigned grid_y, unsigned
                            (unsigned long)stream);
 }
 
-/* A tensor map is opaque, and kernels do not run. */
+/* Tensor maps are opaque, and no kernel reads one. */
 Result cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, const uint64_t *dimensions,
                               const uint64_t *strides, const unsigned *box, const unsigned *element_strides,
                               int interleave, int swizzle, int promotion, int fill) {

@@ -1,7 +1,7 @@
-/* Stand-in for libcupti.so.13: records of the launches that the stand-in for the driver is given.
+/* Stand-in for libcupti.so.13: records the launches of the stand-in for the driver.
  *
- * A launch is recorded when it is called, at the time that the program's clock shows, and takes a microsecond. Records
- * have the size and the places of fields of CUDA 13.0 (CUpti_ActivityKernel10). */
+ * A launch is recorded at the time of the call by the program's clock, with a duration of a microsecond. Records have
+ * the size and the field offsets of CUDA 13.0 (CUpti_ActivityKernel10). */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +43,7 @@ int cuptiActivityEnable(int kind) { return switch_kind(kind, 1); }
 
 int cuptiActivityDisable(int kind) { return switch_kind(kind, 0); }
 
-/* Gives the buffer back. The lock is not held: the program may take one of its own. */
+/* Returns the buffer to the program. Does not hold the lock meanwhile: the program may take its own lock. */
 static void complete(void) {
     pthread_mutex_lock(&lock);
     uint8_t *full = buffer;
@@ -76,7 +76,7 @@ int cuptiGetResultString(int result, const char **text) {
     return SUCCESS;
 }
 
-/* The stand-in for the driver has been given a launch. */
+/* Records a launch. Called by the stand-in for the driver. */
 static void launched(uint32_t device, uint32_t stream, const char *kernel) {
     pthread_mutex_lock(&lock);
     int is_recorded = enabled[KERNEL];

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs Kiln's tests on CUDA without a GPU: kernels are compiled by NVRTC, and executed and checked by benches/standins/ptx;
-# streams are asynchronous, and NCCL moves data. Needs a C compiler, and PyPI for NVRTC.
+# Runs Kiln's tests on CUDA without a GPU: NVRTC compiles kernels, and benches/standins/ptx executes and checks them.
+# Streams are asynchronous, and NCCL moves data. Needs a C compiler, and PyPI for NVRTC.
 #
 #     benches/standins/execute.sh                       # all parts
 #     benches/standins/execute.sh model                 # one of: stand-ins, planted, nccl, model, sharding, commands
-#     benches/standins/execute.sh model cube_attention  # tests of this name in it
+#     benches/standins/execute.sh model cube_attention  # the tests of a part with this name
 #
-# FAKE_CUDA_CAPABILITY=8.0 executes what an A100 gets, FAKE_CUDA_CHECK=0 leaves the checks of kernels out,
-# FAKE_CUDA_ASYNC=7 delays other operations, and FAKE_CUDA_ASYNC=0 makes streams synchronous.
+# FAKE_CUDA_CAPABILITY=8.0 executes the kernels for an A100, FAKE_CUDA_CHECK=0 skips the checks of kernels,
+# FAKE_CUDA_ASYNC=7 changes the seed of the delays, and FAKE_CUDA_ASYNC=0 makes streams synchronous.
 set -euo pipefail
 case "${1:-}" in
 -h | --help)
@@ -26,13 +26,13 @@ cd "$(dirname "$0")/../.."
 # One set of features for everything on GPUs, so that burn is built once.
 build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln-benches/cuda,kiln-benches/wgpu)
 
-# A program of tests, which is started without cargo: see README.md.
+# Builds a test program, which is then started without cargo: see README.md.
 program() {
     cargo test "${build[@]}" --test "$1" --no-run --message-format=json |
         sed -n 's/.*"executable":"\([^"]*\/'"$1"'-[^"]*\)".*/\1/p'
 }
 
-# Starts a program of tests under the stand-ins.
+# Runs a test program under the stand-ins.
 run() {
     (
         # shellcheck source=/dev/null
@@ -40,7 +40,7 @@ run() {
         export KILN_TEST_DEVICE=cuda FAKE_CUDA_EXECUTE=1 FAKE_CUDA_ASYNC="${FAKE_CUDA_ASYNC:-1}"
         "$@"
     )
-    # For the list of all tests that .ci/run runs.
+    # .ci/run lists all tests of its steps this way.
     if [ -n "${KILN_TESTS_LISTED:-}" ]; then
         { echo "Running ($1)" && "$@" --list; } >>"$KILN_TESTS_LISTED"
     fi
@@ -58,16 +58,16 @@ fi
 if wanted nccl; then
     nccl=$(program nccl)
     FAKE_CUDA_DEVICES=2 run "$nccl" "$name" --ignored --skip python_wheel
-    # A collective that never ends is told.
+    # A collective that never completes must be reported.
     FAKE_NCCL_STALLS=1 run "$nccl" ends_or_times_out --ignored
 fi
 if wanted model; then
-    # What kernels are compiled to is tested elsewhere, and takes a minute.
+    # Tests of compiled kernels run elsewhere, and take a minute.
     it=$(program it)
     if [ -n "$name" ]; then
         run "$it" "$name" --skip compiled
     else
-        # Two programs side by side: in each, one thread compiles all kernels, and that is what takes time.
+        # Two programs in parallel: in each, a single thread compiles all kernels, which takes most of the time.
         said=$(mktemp)
         run "$it" cube_attention:: --skip compiled >"$said" 2>&1 &
         attention=$! failed=0
@@ -76,10 +76,10 @@ if wanted model; then
         cat "$said"
         rm "$said"
         [ $failed = 0 ]
-        # The instructions that an A100 has, and their taking over on an H100.
+        # The instructions of an A100, also as a fallback on an H100.
         FAKE_CUDA_CAPABILITY=8.0 run "$it" attention_on_cuda --skip compiled
         run "$(program warpgroups)"
-        # What burn's kernels compute where cuBLASLt has no algorithm.
+        # Products by burn's kernels, if cuBLASLt has no algorithm.
         run "$it" cublaslt::fallback::burn_multiplies --ignored
     fi
 fi

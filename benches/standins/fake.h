@@ -1,4 +1,4 @@
-/* What the files of the stand-in for the driver share. */
+/* Shared declarations of the stand-in for the driver. */
 #ifndef FAKE_H
 #define FAKE_H
 
@@ -27,29 +27,29 @@ enum {
 
 #pragma GCC visibility push(hidden)
 
-/* Whether kernels compute. */
+/* Returns 1 if kernels compute. */
 static inline int executes(void) { return HAS_PTX && setting("FAKE_CUDA_EXECUTE", 0) != 0; }
 
-/* Whether streams have threads and are late: FAKE_CUDA_ASYNC, where kernels compute. */
+/* Returns 1 if streams are asynchronous and have threads: FAKE_CUDA_ASYNC, if kernels compute. */
 static inline int is_async(void) { return executes() && kiln_ptx_is_async(); }
 
 #pragma GCC visibility pop
 
-/* Runs `run` with a copy of `size` bytes of `data` when the stream gets there; at once, if streams are not
- * asynchronous. It uses `count` spans, and is called `what` in messages. For libraries of this folder as well. */
+/* Calls `run` with a copy of `size` bytes of `data` in the order of the stream; immediately, if streams are not
+ * asynchronous. `run` uses `count` spans; `what` is its name in messages. Also called by other stand-ins. */
 Result fake_cuda_in_stream(void *stream, const char *what, const struct span *spans, size_t count,
                            int (*run)(void *), const void *data, size_t size);
 
-/* Who is told of every launch: the device, the stream, and the kernel's name, which stays. */
+/* A callback for launches. The kernel's name stays valid. */
 typedef void launch_hook(uint32_t device, uint32_t stream, const char *kernel);
 
-/* For libraries of this folder: from now on, `hook` is told. */
+/* Calls `hook` for every launch from now on. Called by other stand-ins. */
 void fake_cuda_on_launch(launch_hook *hook);
 
-/* For libraries of this folder as well: moves the clock of events on, for all streams. */
+/* Advances the clock of events, for all streams. Also called by other stand-ins. */
 void fake_cuda_took(double milliseconds);
 
-/* For libraries of this folder as well: device memory that something other than a kernel has written. */
+/* Marks device memory as written by something other than a kernel. Also called by other stand-ins. */
 void fake_cuda_wrote(DevicePointer to, size_t size);
 
 #endif

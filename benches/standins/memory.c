@@ -1,8 +1,8 @@
-/* Memory of the stand-in for the driver: device memory is the host's, and copies copy.
+/* Memory of the stand-in for the driver: device memory is host memory, and copies copy.
  *
- * Where streams are asynchronous, a copy reads and writes when its stream gets there, as on a GPU: what it reads
- * from pinned memory must stay until then. From memory that is not pinned, it has read when the call returns;
- * and the call returns after it has written to such memory. */
+ * If streams are asynchronous, a copy reads and writes when its stream executes it, as on a GPU: pinned memory that it
+ * reads must not change until then. Pageable memory is read before the call returns, and the call returns only after
+ * writes to pageable memory are complete. */
 #include "fake.h"
 
 #include <pthread.h>
@@ -13,8 +13,8 @@
 #define GIB (1024.0 * 1024.0 * 1024.0)
 #define POISONED (16u << 20)
 
-/* What is allocated, so that it can be given back and counted. Freed memory stays until its addresses may be used
- * anew, where streams are asynchronous. */
+/* An allocation, in a list so that it can be freed and counted. If streams are asynchronous, freed memory stays mapped
+ * until its addresses may be reused. */
 struct block {
     void *start;
     size_t size;
@@ -22,7 +22,7 @@ struct block {
     struct block *next;
 };
 static struct block *blocks;
-/* Memory of the host that is pinned. */
+/* Pinned host memory. */
 static struct block *pinned;
 static double used;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -37,13 +37,13 @@ static void *at(DevicePointer pointer) { return (void *)(uintptr_t)pointer; }
 
 static DevicePointer address(const void *pointer) { return (DevicePointer)(uintptr_t)pointer; }
 
-/* `stream` is negative for memory that every stream may use at once. */
+/* `stream` is negative for memory that every stream may use immediately. */
 static Result allocate(DevicePointer *pointer, size_t size, long long stream) {
     struct block *block = malloc(sizeof *block);
     Result result = OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
     if (block != NULL && used + (double)size <= free_at_start()) {
-        /* Pages come into being when they are touched: a large model fits into a small host. */
+        /* Pages are backed by memory only when touched, so that a large model fits into a small host. */
         void *start = mmap(NULL, size > 0 ? size : 1, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (start != MAP_FAILED) {
@@ -53,7 +53,7 @@ static Result allocate(DevicePointer *pointer, size_t size, long long stream) {
             *pointer = address(start);
             result = SUCCESS;
             if (executes()) {
-                /* What nothing has written is no number. Large allocations stay untouched. */
+                /* Unwritten memory reads as NaN. Large allocations stay untouched. */
                 if (size <= POISONED)
                     memset(start, 0xff, size);
                 kiln_ptx_allocated(*pointer, size);
@@ -68,14 +68,14 @@ static Result allocate(DevicePointer *pointer, size_t size, long long stream) {
     return result;
 }
 
-/* The place of a block in its list. */
+/* Returns the link to a block in its list. */
 static struct block **find(struct block **list, const void *start) {
     while (*list != NULL && (*list)->start != start)
         list = &(*list)->next;
     return list;
 }
 
-/* Gives freed memory to the system. */
+/* Returns freed memory to the system. */
 static void release(DevicePointer pointer) {
     pthread_mutex_lock(&lock);
     struct block **place = find(&blocks, at(pointer)), *block = *place;
@@ -163,7 +163,7 @@ Result cuMemAllocAsync(DevicePointer *pointer, size_t size, void *stream) {
     return result;
 }
 
-/* As the driver does, waits for all streams. */
+/* Waits for all streams, as the driver does. */
 Result cuMemFree_v2(DevicePointer pointer) {
     trace("free at=%llx", pointer);
     return give_back(pointer, -1);
@@ -219,17 +219,17 @@ void fake_cuda_wrote(DevicePointer to, size_t size) {
         kiln_ptx_wrote(to, size);
 }
 
-/* A copy, as its stream has it. */
+/* A copy in a stream. */
 struct copy {
     void *to;
     const void *from;
     size_t size;
-    /* Memory to be freed afterwards: what `from` was when the call was made. */
+    /* A copy of `from` at the time of the call, to be freed afterwards; NULL if there is none. */
     void *kept;
     int on_device;
 };
 
-/* Larger copies are not made, so that a model that does not fit into the host leaves its pages untouched. */
+/* Larger copies are skipped: pages stay untouched, so that the model need not fit into host memory. */
 static double most_copied(void) { return 1024.0 * 1024.0 * setting("FAKE_CUDA_COPY_MIB", 1e12); }
 
 static int run_copy(void *data) {
@@ -286,7 +286,7 @@ Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, size_t size, v
     return fake_cuda_in_stream(stream, "copy on the device", spans, 2, run_copy, &copy, sizeof copy);
 }
 
-/* Without a stream, the host waits for the end: the trace says so. */
+/* Copies without a stream make the host wait until they are complete. The trace marks them. */
 Result cuMemcpyHtoD_v2(DevicePointer to, const void *from, size_t size) {
     trace("memcpy_htod_synchronous bytes=%zu to=%llx", size, to);
     Result result = to_device(to, from, size, NULL);
@@ -298,7 +298,7 @@ Result cuMemcpyDtoH_v2(void *to, DevicePointer from, size_t size) {
     return to_host(to, from, size, NULL, 1);
 }
 
-/* CUDA_MEMCPY2D; of the kinds of memory, host (1) and device (2) are known. */
+/* CUDA_MEMCPY2D. Supports host (1) and device (2) memory only. */
 struct copy_2d {
     size_t from_x, from_y;
     unsigned from_kind;
@@ -315,7 +315,7 @@ struct copy_2d {
     size_t width, height;
 };
 
-/* Where its first byte is. */
+/* Returns the address of the first byte to read. */
 static const char *source(const struct copy_2d *copy) {
     const char *from = copy->from_kind == 1 ? copy->from_host : at(copy->from_device);
     return from + copy->from_y * copy->from_pitch + copy->from_x;
@@ -336,7 +336,7 @@ static int run_copy_2d(void *data) {
     return SUCCESS;
 }
 
-/* Memory of the host that is not pinned makes the host wait here, also for a copy to the device. */
+/* With pageable host memory, the host waits here, also for a copy to the device. */
 Result cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream) {
     trace("memcpy_2d stream=%lu bytes=%zu", (unsigned long)stream, copy->width * copy->height);
     const char *from = source(copy), *to = target(copy);

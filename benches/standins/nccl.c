@@ -1,8 +1,8 @@
 /* A stand-in for NCCL, libnccl.so.2: communicators. Collectives are in nccl_collectives.c.
  *
- * Where kernels compute (FAKE_CUDA_EXECUTE), ranks in processes and threads of one machine move their data through
- * shared memory (nccl_ranks.c). Where they do not, every rank is on its own: a collective copies this rank's part to
- * where it belongs, and the parts of the others are copies of it, for traces of a rank in a world that is not there. */
+ * With FAKE_CUDA_EXECUTE, ranks in processes and threads of one machine exchange data through shared memory
+ * (nccl_ranks.c). Without it, no other rank needs to exist: a collective uses this rank's part for all other parts, so
+ * that a single process can be traced as one rank of many. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -21,7 +21,7 @@ Result ncclGetVersion(int *version) {
     return SUCCESS;
 }
 
-/* A name for the room of the ranks: no other process of this machine makes the same. */
+/* Creates a name for the ranks' room, unique on this machine. */
 Result ncclGetUniqueId(UniqueId *id) {
     unsigned long random = 0;
     if (getrandom(&random, sizeof random, 0) != sizeof random)
@@ -31,10 +31,10 @@ Result ncclGetUniqueId(UniqueId *id) {
     return SUCCESS;
 }
 
-/* Whether ranks move data. */
+/* Returns 1 if ranks exchange data. */
 static int shares(void) { return setting("FAKE_CUDA_EXECUTE", 0) != 0; }
 
-/* How often this thread has given the processor back of its own will, as one does that sleeps. */
+/* Returns the number of voluntary context switches of this thread, such as sleeps. */
 static long sleeps(void) {
     struct rusage usage;
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
@@ -49,7 +49,7 @@ static Result begin(Communicator comm) {
     return comm->busy > 0 || comm->joins || comm->made != NULL ? IN_PROGRESS : SUCCESS;
 }
 
-/* Whether others are still to come. */
+/* Returns 1 while other ranks have not joined. */
 static int joins(Communicator comm) {
     if (comm->joins && room_is_full(comm->room, comm->name, comm->ranks))
         comm->joins = 0;
@@ -91,7 +91,7 @@ Result ncclCommInitRank(Communicator *made, int ranks, UniqueId id, int rank) {
     return ncclCommInitRankConfig(made, ranks, id, rank, NULL);
 }
 
-/* Ends a split, if all have come: its ranks are those of one color, by their keys, then by their ranks. */
+/* Completes a split once all ranks have called it. The ranks of one color are ordered by key, then by rank. */
 static Result end_split(Communicator of) {
     unsigned long number = of->splits;
     for (int rank = 0; rank < of->ranks; rank++)
@@ -131,7 +131,7 @@ Result ncclCommSplit(Communicator of, int color, int key, Communicator *made, vo
     int blocking;
     if (!is_free(of) || parse_config(config, &blocking) != SUCCESS)
         return INVALID_ARGUMENT;
-    /* Which ranks have the same color is known only where there are others, or none. */
+    /* The ranks of a color are known only if the other ranks exist. */
     if (of->room == NULL && of->ranks > 1 && color >= 0)
         return INVALID_USAGE;
     if (of->room == NULL) {
@@ -163,7 +163,7 @@ Result ncclCommDestroy(Communicator comm) {
     return SUCCESS;
 }
 
-/* What a stream waits for ends, and so does the communicator when it has. */
+/* Ends pending collectives, and frees the communicator after them. */
 Result ncclCommAbort(Communicator comm) {
     trace("nccl_abort comm=%lu", comm->number);
     atomic_store(&comm->aborted, 1);
@@ -171,7 +171,7 @@ Result ncclCommAbort(Communicator comm) {
     return SUCCESS;
 }
 
-/* A look at what goes on in the background, which goes on with it. */
+/* Polls the work in the background and advances it. */
 Result ncclCommGetAsyncError(Communicator comm, Result *error) {
     double failing = setting("FAKE_NCCL_FAILS", 0);
     *error = failing > 0 && comm->begun >= failing ? SYSTEM_ERROR : atomic_load(&comm->failed);
@@ -239,7 +239,7 @@ Result ncclCommDeregister(Communicator comm, void *handle) {
     return SUCCESS;
 }
 
-/* Calls a collective: its stream gets it at once, or when the background is done. */
+/* Calls a collective. Submits it to its stream immediately, or when the work in the background is done. */
 static Result collective(enum kind kind, const void *from, void *to, size_t count, int type, int operation, int root,
                          Communicator comm, void *stream) {
     int sums = kind == REDUCE_SCATTER || kind == ALL_REDUCE || kind == REDUCE;
@@ -282,7 +282,7 @@ Result ncclReduce(const void *from, void *to, size_t count, int type, int operat
     return collective(REDUCE, from, to, count, type, operation, root, comm, stream);
 }
 
-/* Messages between two ranks leave lines in the trace, and are not moved: Kiln sends none. */
+/* Point-to-point messages are traced but not sent: Kiln uses none. */
 static Result message(const char *what, size_t count, int type, Communicator comm, void *stream) {
     trace("nccl_%s comm=%lu stream=%lu bytes=%zu ranks=%d", what, comm->number, (unsigned long)stream,
           count * type_width(type), comm->ranks);

@@ -1,4 +1,4 @@
-/* What the files of the stand-in for NCCL share. */
+/* Shared declarations of the stand-in for NCCL. */
 #ifndef NCCL_H
 #define NCCL_H
 
@@ -14,14 +14,14 @@ enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, I
 
 #pragma GCC visibility push(hidden)
 
-/* nccl_config.c: the version that this library says it has, and what it takes from a configuration. */
+/* nccl_config.c: the version that this library reports, and the parser of configurations. */
 int library_version(void);
 Result parse_config(const void *given, int *blocking);
 
-/* nccl_ranks.c: memory that the ranks of a communicator share, in processes or threads of one machine. */
+/* nccl_ranks.c: memory shared by the ranks of a communicator, in processes or threads of one machine. */
 enum { MOST_RANKS = 64, WINDOW = 1 << 18 };
 
-/* What a rank calls, to be compared with what the others call. */
+/* A rank's call of a collective, to be compared with the other ranks' calls. */
 struct call {
     unsigned long number;
     size_t count;
@@ -30,9 +30,9 @@ struct call {
 
 struct seat {
     atomic_int taken;
-    /* How many meetings the rank has come to. */
+    /* Number of meetings that the rank has reached. */
     atomic_ulong met;
-    /* What it calls, and its colors and keys: the last two of them, of which others may still read one. */
+    /* The last two calls, colors and keys: other ranks may still read the previous one. */
     struct call calls[2];
     atomic_ulong splits;
     int color[2], key[2];
@@ -44,22 +44,22 @@ struct room {
     struct seat seats[MOST_RANKS];
 };
 
-/* Takes the seat of a rank in the room of this name. NULL, with the reason told, if that cannot be. */
+/* Takes the seat of a rank in the room of this name. On failure, prints the reason and returns NULL. */
 struct room *room_enter(const char *name, int ranks, int rank);
-/* Whether all have come. */
+/* Returns 1 if all ranks have joined. */
 int room_is_full(struct room *room, const char *name, int ranks);
-/* Waits until all have come to as many meetings; returns 0 if `ends` is set meanwhile. */
+/* Waits until all ranks have reached this meeting; returns 0 if `ends` is set meanwhile. */
 int room_meet(struct room *room, int ranks, int rank, atomic_int *ends);
 void room_leave(struct room *room);
 
-/* nccl_sum.c: adds `count` numbers to a sum, each rounded to its type, which has a sum; bytes of a number. */
+/* nccl_sum.c: the size of an element in bytes, and sums of `count` elements, each rounded to a type that has sums. */
 size_t type_width(int type);
 int type_has_sum(int type);
 void add(void *sum, const void *numbers, size_t count, int type);
 /* Divides a sum by the number of ranks. */
 void divide(void *sum, size_t count, int type, int ranks);
 
-/* Of ncclRedOp_t. */
+/* Values of ncclRedOp_t. */
 enum { SUM = 0, AVERAGE = 4 };
 
 /* nccl.c: communicators. */
@@ -67,7 +67,7 @@ enum kind { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, REDUCE };
 
 typedef struct communicator *Communicator;
 
-/* A collective, as a stream has it. */
+/* A collective in a stream. */
 struct collective {
     Communicator comm;
     struct call call;
@@ -79,35 +79,35 @@ struct collective {
 struct communicator {
     unsigned long number;
     int ranks, rank, device, blocking;
-    /* Where the others are, NULL without others, and its name. Whether some are still to come. */
+    /* The room shared with the other ranks, or NULL without them, and its name. Set while some have not joined. */
     struct room *room;
     char name[160];
     int joins;
-    /* What goes on in the background: looks until it is done, looks so far, who began it, and how often that
-     * thread had slept by then. */
+    /* The work in the background: polls until it is done, polls so far, the thread that began it, and the number of
+     * times that this thread had slept by then. */
     int busy, looks, thread;
     long slept;
-    /* Calls so far that go on in the background, and collectives and splits. */
+    /* Numbers of calls so far with work in the background, of collectives, and of splits. */
     int begun;
     unsigned long collectives, splits;
-    /* The collective that its stream gets when the background is done. */
+    /* The collective to submit to its stream when the work in the background is done. */
     struct collective deferred;
     void *stream;
     int is_deferred;
-    /* It ends when its streams have done what they have. */
+    /* Set if the communicator ends once its streams have done their work. */
     int finalizes;
-    /* A split that not all have come to: where the new communicator goes. */
+    /* Where to store the new communicator of a split that not all ranks have called yet. */
     Communicator *made;
     int made_blocking;
-    /* An error that the ranks have found together; whether streams must not wait any more; who uses this. */
+    /* An error that the ranks have found together; set if streams must stop waiting; number of users. */
     atomic_int failed, aborted, users;
 };
 
-/* nccl_collectives.c: gives a collective to its stream. */
+/* nccl_collectives.c: submits a collective to its stream. */
 Result submit(const struct collective *of, void *stream);
 /* Ends a use of a communicator. */
 void let_go(Communicator comm);
-/* What kinds of collectives are called. */
+/* Names of the kinds of collectives. */
 extern const char *const kinds[];
 
 #pragma GCC visibility pop

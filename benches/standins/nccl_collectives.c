@@ -8,7 +8,7 @@
 
 const char *const kinds[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"};
 
-/* The part of one rank and the result of a collective, in numbers. */
+/* Return the number of elements that a rank sends, and that it receives. */
 static size_t sent(const struct call *call, int ranks) {
     return call->kind == REDUCE_SCATTER ? call->count * (size_t)ranks : call->count;
 }
@@ -17,14 +17,14 @@ static size_t received(const struct call *call, int ranks) {
     return call->kind == ALL_GATHER ? call->count * (size_t)ranks : call->count;
 }
 
-/* Without others: copies of the own part. */
+/* Runs a collective without other ranks: their parts are copies of this rank's. */
 static void alone(const struct collective *of) {
     const struct call *call = &of->call;
     int ranks = of->comm->ranks, rank = of->comm->rank;
     size_t bytes = call->count * type_width(call->type);
     switch (call->kind) {
     case ALL_GATHER:
-        /* Own slot last: in place, it is the source of the others. */
+        /* The own slot is written last: in place, it is the source of the other slots. */
         for (int slot = 0; slot < ranks; slot++)
             if (slot != rank)
                 memmove(of->to + (size_t)slot * bytes, of->from, bytes);
@@ -38,7 +38,7 @@ static void alone(const struct collective *of) {
     }
 }
 
-/* Whether all ranks call the same. */
+/* Returns 1 if all ranks call the same collective. */
 static int is_agreed(const struct collective *of) {
     const struct seat *seats = of->comm->room->seats;
     const struct call *own = &of->call;
@@ -57,7 +57,7 @@ static int is_agreed(const struct collective *of) {
     return 1;
 }
 
-/* Moves `count` numbers from number `at` on of each part through the windows; returns 0 if it is ended. */
+/* Moves elements `at` to `at + count` of each part through the windows; returns 0 if aborted. */
 static int move(const struct collective *of, size_t at, size_t count) {
     Communicator comm = of->comm;
     const struct call *call = &of->call;

@@ -1,4 +1,4 @@
-/* How the stand-in for NCCL reads its configuration. */
+/* Parses configurations as NCCL does. */
 #include "nccl.h"
 
 #include <limits.h>
@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ncclConfig_t as of NCCL 2.30.7. Fields are only ever added at its end, the last one into what was padding
- * before, which the size does not show. */
+/* ncclConfig_t as of NCCL 2.30.7. New versions append fields. The last one took the place of padding, so the size did
+ * not change. */
 typedef struct {
     size_t size;
     unsigned magic, version;
@@ -33,18 +33,18 @@ static size_t config_size(int version) {
                               : offsetof(Config, cgaClusterSize) + 4;
 }
 
-/* Whether a field has a value that NCCL refuses, which is told. */
+/* Returns 1, and prints a message, if NCCL refuses the value of a field. */
 static int outside(const char *name, int value, int least, int most) {
     if (value == UNSET || (value >= least && value <= most))
         return 0;
-    fprintf(stderr, "NCCL: %s is %d, and may be unset (%d) or from %d to %d\n", name, value, UNSET, least, most);
+    fprintf(stderr, "NCCL: %s is %d; it must be unset (%d) or from %d to %d\n", name, value, UNSET, least, most);
     return 1;
 }
 
 #define OUTSIDE(field, least, most) outside(#field, config.field, least, most)
 
-/* As parseCommConfig in init.cc of NCCL 2.30.7: as many bytes as both sides know, without the fields that are
- * newer than the version that the caller says; what is left must be unset or in its range. */
+/* As parseCommConfig in init.cc of NCCL 2.30.7: reads the bytes that both sides know and ignores fields that are newer
+ * than the caller's version. All others must be unset or in range. */
 Result parse_config(const void *given, int *blocking) {
     *blocking = 1;
     if (given == NULL)

@@ -1,5 +1,5 @@
-/* Where the ranks of a communicator meet: a file of shared memory in the folder for temporary files, named by the
- * unique id. It has no name any more once all have come. */
+/* The room in which the ranks of a communicator meet: a file of shared memory in the folder for temporary files, named
+ * by the unique id. The file is unlinked once all ranks have joined. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -17,13 +17,13 @@ static void path_of(char path[4096], const char *name) {
 
 struct room *room_enter(const char *name, int ranks, int rank) {
     if (ranks > MOST_RANKS) {
-        fprintf(stderr, "NCCL: %d ranks, and this stand-in knows %d\n", ranks, MOST_RANKS);
+        fprintf(stderr, "NCCL: %d ranks, but this stand-in supports at most %d\n", ranks, MOST_RANKS);
         return NULL;
     }
     char path[4096];
     path_of(path, name);
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    /* It is as large for all of them, and begins with zeros. */
+    /* Every rank sets the same size. New bytes are zero. */
     if (file < 0 || ftruncate(file, sizeof(struct room)) != 0) {
         perror(path);
         if (file >= 0)
@@ -38,9 +38,9 @@ struct room *room_enter(const char *name, int ranks, int rank) {
     }
     int others = 0;
     if (!atomic_compare_exchange_strong(&room->ranks, &others, ranks) && others != ranks) {
-        fprintf(stderr, "NCCL: rank %d says that there are %d ranks, and another one %d\n", rank, ranks, others);
+        fprintf(stderr, "NCCL: rank %d expects %d ranks, but another rank expects %d\n", rank, ranks, others);
     } else if (atomic_exchange(&room->seats[rank].taken, 1) != 0) {
-        fprintf(stderr, "NCCL: rank %d is there twice\n", rank);
+        fprintf(stderr, "NCCL: rank %d has joined twice\n", rank);
     } else {
         return room;
     }
@@ -54,7 +54,7 @@ int room_is_full(struct room *room, const char *name, int ranks) {
             return 0;
     char path[4096];
     path_of(path, name);
-    /* Each of them does so; all but the first find that it is done. */
+    /* Every rank calls it; only the first call has an effect. */
     unlink(path);
     return 1;
 }

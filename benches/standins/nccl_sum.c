@@ -1,11 +1,11 @@
-/* Sums of the stand-in for NCCL: of all ranks, in their order, each addition rounded to the type of the numbers, as
- * a ring of NCCL does it. NCCL's own order depends on the channel and the algorithm. */
+/* Sums of the stand-in for NCCL: over all ranks, in the order of ranks. Each addition is rounded to the type of the
+ * elements, as in a ring of NCCL. NCCL's own order depends on the channel and the algorithm. */
 #include "nccl.h"
 
 #include <stdint.h>
 #include <string.h>
 
-/* Of ncclDataType_t. */
+/* Values of ncclDataType_t. */
 enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8E4M3, FLOAT8E5M2 };
 
 size_t type_width(int type) {
@@ -27,7 +27,7 @@ static uint16_t to_bf16(float value) {
     memcpy(&bits, &value, sizeof bits);
     if (value != value)
         return 0x7fff;
-    /* To nearest, ties to even. */
+    /* Rounds to nearest, ties to even. */
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 

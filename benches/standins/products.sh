@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the matrix products of model/src/ops/cube/cublaslt under the stand-ins, which compute them: needs a
-# C compiler, and neither a GPU nor the network.
+# Tests the matrix products of model/src/ops/cube/cublaslt under the stand-ins, which compute them. Needs a
+# C compiler, but neither a GPU nor the network.
 #
 #     benches/standins/products.sh [FILTER]
 set -euo pipefail

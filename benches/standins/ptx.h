@@ -1,5 +1,5 @@
-/* What benches/standins/ptx has for the driver: see benches/standins/ptx/src/driver.rs and stream_driver.rs. Without HAS_PTX, which
- * setup.sh defines, the driver is built from C alone, and kernels compute nothing. */
+/* The interface of benches/standins/ptx for the driver: see driver.rs and stream_driver.rs in its folder src. Without
+ * HAS_PTX, which setup.sh defines, the driver is built from C alone, and kernels compute nothing. */
 #ifndef PTX_H
 #define PTX_H
 
@@ -24,7 +24,7 @@ KILN_PTX void kiln_ptx_allow_shared(void *function, unsigned size);
 KILN_PTX int kiln_ptx_launch(const void *function, const unsigned grid[3], const unsigned block[3], unsigned shared,
                              const void *const *arguments, unsigned long stream);
 
-/* Streams that are asynchronous. Where a stream is negative, the host is meant. */
+/* Asynchronous streams. A negative stream stands for the host. */
 KILN_PTX int kiln_ptx_is_async(void);
 KILN_PTX void kiln_ptx_stream_create(unsigned long stream, int blocking);
 KILN_PTX void kiln_ptx_stream_destroy(unsigned long stream);

@@ -1,26 +1,25 @@
 #!/usr/bin/env bash
-# Rehearses benches/gpu.sh on a machine that has never seen Kiln, without a GPU: a folder with the files of this
-# repository and the pack, no cargo, an empty cache, no network, and stand-ins for NVIDIA's libraries. The driver is
-# where the loader finds it; all other libraries are in a virtual environment at an unusual place, whose python3 is on
-# PATH. Neither LD_LIBRARY_PATH nor VIRTUAL_ENV is set. Needs the pack (benches/gpu.sh --pack), root, a C compiler, and
-# PyPI for NVRTC once.
+# Rehearses benches/gpu.sh on a simulated new machine, without a GPU: a folder with the files of this repository and
+# the pack, no cargo, an empty cache, no network, and stand-ins for NVIDIA's libraries. The loader finds the driver; all
+# other libraries are in a virtual environment at an unusual place, whose python3 is on PATH. Neither LD_LIBRARY_PATH
+# nor VIRTUAL_ENV is set. Needs the pack (benches/gpu.sh --pack), root, a C compiler, and PyPI once, for NVRTC.
 #
 #     benches/standins/rehearse.sh            # size, driverless, hang, slow and whole, one after the other
 #     benches/standins/rehearse.sh slow       # some of: size driverless hang slow timed second whole
 #
-# size        what travels is counted with the files of the repository, and refused if it is too much
-# driverless  there is no driver: the report says so
-# hang        the second step hangs and the call is killed: the report has the first step's result, and all logs
-# slow        every launch takes 20 ms, and there is a minute for all, or BUDGET seconds: steps without time are named
+# size        the pack and the files of the repository exceed the limit: the pack is refused
+# driverless  the machine has no driver: the report says so
+# hang        the second step hangs and the call is killed: the report has the first step's result and all logs
+# slow        every launch takes 20 ms, and the call has 60 (or BUDGET) seconds: the report names steps without time
 # timed       steps, kernels, peer and trace with kernels that compute nothing, loaded as machine code
 # second      the second call; only the run of two ranks is computed
-# whole       the first call with kernels that are executed on the CPU, but for steps, kernels and peer
+# whole       the first call with kernels that are executed on the CPU, except in steps, kernels and peer
 #
-# What was printed and the reports stay in target/rehearsal/SCENE.
+# The output and the reports stay in target/rehearsal/SCENE.
 set -uo pipefail
 case "${1:-}" in
 -h | --help)
-    sed -n '2,22s/^# \{0,1\}//p' "$0"
+    sed -n '2,18s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
 esac
@@ -37,7 +36,7 @@ mkdir -p "$target/rehearsal"
 rehearsal=$(cd "$target/rehearsal" && pwd)
 failed=0
 
-# A machine as it comes, at $1.
+# Creates a new machine at $1.
 machine() (
     rm -rf "$1"
     mkdir -p "$1/kiln/target/pack" "$1/home" "$1/tmp" "$1/driver" "$1/usr/bin" "$1/opt/torch/.venv/bin"
@@ -59,7 +58,7 @@ machine() (
     case $2 in timed | second | whole) uncheck "$1" ;; esac
 )
 
-# Lets the runs of the machine at $1 that are too large to be executed compute nothing, and trust their kernels.
+# On the machine at $1, runs that are too large to be executed compute nothing and do not verify their kernels.
 uncheck() (
     mkdir "$1/unpacked" "$1/programs" && cd "$1/unpacked" && tar -xJf "../kiln/target/pack/pack.tar.xz" || exit 2
     mv bin/kiln bin/kiln-bench "$1/programs/"
@@ -80,21 +79,21 @@ END
     cd .. && rm -rf unpacked
 )
 
-# A Python whose PyTorch finds the GPU and answers at once, with figures that nobody has measured.
+# Installs a Python whose PyTorch finds the GPU and immediately answers with made-up figures.
 peer() {
     cat >"$1" <<'END'
 #!/bin/sh
 case "$*" in
 *torch_fsdp.py*--kernels*) echo '{"kernels": {"rms_norm": 1e-5, "attention": 1e-4}}' ;;
 *torch_fsdp.py*) echo '{"tokens_per_s": 1000.0, "peak_reserved_bytes": 60000000000}' ;;
-*) echo "PyTorch that stands in for one" ;;
+*) echo "stand-in for PyTorch" ;;
 esac
 END
     chmod +x "$1"
 }
 
-# gpu.sh on the machine at $1, for at most $2 seconds until it is killed, with variables up to "--" and then arguments:
-# without a network, but with a loopback interface for processes that meet on this machine.
+# Runs gpu.sh on the machine at $1 and kills it after $2 seconds. Variables up to "--" and arguments follow. There is no
+# network except the loopback interface, on which the processes of this machine meet.
 play() {
     local at=$1 limit=$2 variables=()
     shift 2
@@ -109,26 +108,26 @@ play() {
     echo "exit code $?" >>"$at/said.txt"
 }
 
-# Whether a text of a scene has a line like this.
+# Checks that a file has a line that matches.
 expect() {
     grep -qE -- "$2" "$1" && return
     echo "$1 has no line like: $2"
     failed=1
 }
-# At most 8 files come back, of so many bytes each, with such names.
+# Checks the number, sizes and names of the output files.
 comes_back() {
     local file count=0
     for file in "$at/out"/* "$at/out"/.[!.]*; do
         [ -e "$file" ] || continue
         count=$((count + 1))
         [[ ${file##*/} =~ ^[A-Za-z0-9._-]+$ && -f $file && $(stat -c %s "$file") -le $((16 << 20)) ]] ||
-            { echo "$file would not come back"; failed=1; }
+            { echo "$file has a wrong name or is too large"; failed=1; }
     done
     [ $count -le 8 ] || { echo "$count files in $at/out"; failed=1; }
     [ -s "$at/out/report.md" ] || { echo "no $at/out/report.md"; failed=1; }
     tar -tzf "$at/out/logs.tgz" >"$at/logs.txt" || failed=1
 }
-# Steps began in this order.
+# Checks the order in which steps began.
 in_order() {
     local began
     began=$(sed -n 's/^| \([a-z0-9-]*\) | [^-].*/\1/p' "$report" | grep -v '^step$' | paste -sd' ')
@@ -154,7 +153,7 @@ for scene in "${scenes[@]}"; do
         rm -rf "$at" && git clone --quiet --shared . "$at"
         PACK=$pack "$at/benches/gpu.sh" --size || failed=1
         truncate -s 60M "$at/a-file-that-travels"
-        PACK=$pack "$at/benches/gpu.sh" --size >"$at/said.txt" 2>&1 && { echo "60 MB more were not counted"; failed=1; }
+        PACK=$pack "$at/benches/gpu.sh" --size >"$at/said.txt" 2>&1 && { echo "60 MB more were not refused"; failed=1; }
         expect "$at/said.txt" '^too much to carry'
         continue
         ;;
@@ -182,7 +181,7 @@ for scene in "${scenes[@]}"; do
     slow)
         budget=${BUDGET:-60}
         play "$at" 7200 FAKE_CUDA_LAUNCH_US=20000 FAKE_CUDA_EXECUTE=1 BUDGET="$budget" --
-        # Five more to kill what does not end, and some to write the report.
+        # Five more seconds to kill steps that hang, and some to write the report.
         took=$((SECONDS - began))
         [ $took -le $((budget + 10)) ] || { echo "it took $took s, and had $budget"; failed=1; }
         expect "$report" 'failed: out of time'
@@ -198,7 +197,7 @@ for scene in "${scenes[@]}"; do
         expect "$report" '^\| products-measure \| passed'
         expect "$report" '^\| ranks \| passed'
         expect "$report" '^\| ncu \| not run: there is no ncu'
-        # Its state takes more memory than this machine may have.
+        # Its state needs more memory than this machine may have.
         expect "$report" '^\| 7b \| failed: 7b: this run takes .* of memory'
         in_order "doctor products-measure products-1b ranks 7b"
         ;;

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Makes target/standins (or where CARGO_TARGET_DIR says): the stand-ins of this folder, built with cc, and
-# with cargo what executes kernels (benches/standins/ptx); and NVIDIA's compiler and headers from PyPI. Nothing of it
-# needs a GPU or a driver.
+# Creates the folder standins in target (or CARGO_TARGET_DIR): the stand-ins of this folder, built with cc, the
+# library that executes kernels (benches/standins/ptx), built with cargo, and NVIDIA's compiler and headers from PyPI.
+# Needs neither a GPU nor a driver.
 #
-#     benches/standins/setup.sh            # all of it; what is there already stays
-#     benches/standins/setup.sh --drivers  # the stand-ins alone: needs no network
+#     benches/standins/setup.sh            # everything; existing files are kept
+#     benches/standins/setup.sh --drivers  # the stand-ins only; needs no network
 #
-# PYTHON names the interpreter whose pip fetches (default python3), CC the C compiler (default cc).
-# Source target/standins/env.sh to run a program under it.
+# PYTHON is the interpreter whose pip downloads packages (default python3), CC the C compiler (default cc).
+# To run a program under the stand-ins, source target/standins/env.sh.
 set -eu
 
 case "${1:-}" in
@@ -23,7 +23,7 @@ sources=benches/standins
 mkdir -p "${CARGO_TARGET_DIR:-target}/standins/lib"
 out=$(cd "${CARGO_TARGET_DIR:-target}/standins" && pwd)
 
-# The names by which programs look for the libraries, in their files and inside of them.
+# The names by which programs look for the libraries: file names and sonames.
 build() {
     name=$1
     shift
@@ -39,7 +39,7 @@ build libcublasLt.so.13 "$sources/cublaslt.c"
 build libcupti.so.13 "$sources/cupti.c"
 
 cat >"$out/env.sh" <<END
-# Programs that are started with these variables find the stand-ins in place of a driver. Not for cargo.
+# Programs that are started with these variables find the stand-ins instead of a driver. Not for cargo.
 export LD_LIBRARY_PATH=$out/lib:$out/python/nvidia/cu13/lib\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}
 export CUDA_PATH=$out/python/nvidia/cu13
 END
@@ -48,8 +48,8 @@ if [ "${1:-}" = --drivers ]; then
     exit 0
 fi
 
-# CUDA 13.0, which cudarc's bindings are pinned to. `nvcc` is there for ptxas, `crt` and `cccl` for the
-# headers that kernels include.
+# CUDA 13.0, to which cudarc's bindings are pinned. `nvcc` provides ptxas, `crt` and `cccl` the headers that
+# kernels include.
 if [ ! -e "$out/python/.done" ]; then
     "${PYTHON:-python3}" -m pip install --quiet --disable-pip-version-check --no-deps \
         --root-user-action ignore --upgrade --target "$out/python" \

@@ -1,7 +1,7 @@
 /* Streams and events of the stand-in for the driver.
  *
- * Everything has happened when a call returns, so streams and events only leave lines in the trace. With
- * FAKE_CUDA_ASYNC, each stream has a thread in benches/standins/ptx, which executes what it was given later. */
+ * By default, work is complete when a call returns, and streams and events only append lines to the trace. With
+ * FAKE_CUDA_ASYNC, each stream has a thread in benches/standins/ptx, which executes the stream's work later. */
 #include "fake.h"
 
 #include <limits.h>
@@ -9,20 +9,20 @@
 
 static unsigned long streams, events;
 
-/* The clock of events, which moves when a library says so, and when each of the last events was recorded. */
+/* The clock of events, which libraries advance, and the times at which the latest events were recorded. */
 enum { MOMENTS = 1 << 14 };
 static double now, moments[MOMENTS];
 static pthread_mutex_t clock_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static double *moment_of(void *event) { return &moments[(uintptr_t)event % MOMENTS]; }
 
-/* For FAKE_CUDA_AHEAD: how many records of events there were, the last record of each event, and the last record
- * that the host has waited for. */
+/* For FAKE_CUDA_AHEAD: the number of records of events so far, the last record of each event, and the last record that
+ * the host has waited for. */
 static unsigned long recorded, records[MOMENTS], reached;
 
 static unsigned long *record_of(void *event) { return &records[(uintptr_t)event % MOMENTS]; }
 
-/* The host has waited for all records up to `record`; `ULONG_MAX` means all so far. */
+/* Notes that the host has waited for all records up to `record`; `ULONG_MAX` means all so far. */
 static void host_waited(unsigned long record) {
     pthread_mutex_lock(&clock_lock);
     record = record < recorded ? record : recorded;

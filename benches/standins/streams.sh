@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the stand-ins for the driver and for NCCL: streams, events, copies, and collectives between processes, and
-# bugs in their use, each of which has to be told by name. Needs a C compiler, and neither a GPU nor the network.
+# Tests the stand-ins for the driver and for NCCL: streams, events, copies, collectives between processes, and bugs in
+# their use, each of which must be reported. Needs a C compiler, but neither a GPU nor the network.
 #
 #     benches/standins/streams.sh
 set -euo pipefail

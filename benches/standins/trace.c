@@ -31,7 +31,7 @@ void trace(const char *format, ...) {
     if (length > (int)sizeof line - 2)
         length = sizeof line - 2;
     line[length++] = '\n';
-    /* One write per line: the kernel keeps appended writes apart. */
+    /* One write per line: the kernel never interleaves appended writes. */
     if (write(file, line, (size_t)length) != length)
         abort();
 }

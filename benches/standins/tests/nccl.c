@@ -53,7 +53,7 @@ static int state(Comm comm) {
     return error;
 }
 
-/* Waits for what goes on in the background. */
+/* Waits for the work in the background. */
 static int settled(Comm comm) {
     int error;
     while ((error = state(comm)) == IN_PROGRESS)
@@ -76,7 +76,7 @@ static void ended(Comm comm) {
     CHECK(settled(comm) == 0 && ncclCommDestroy(comm) == 0);
 }
 
-/* Runs `program` in as many processes; returns 0 if all of them do, or else what the first one returns that fails. */
+/* Runs `program` in `count` processes; returns 0 if all return 0, or else the exit code of the first failure. */
 static int in_ranks(int count, int (*program)(int), int argument) {
     pid_t children[8];
     ranks = count;
@@ -96,7 +96,7 @@ static int in_ranks(int count, int (*program)(int), int argument) {
         if (result != 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
             continue;
         result = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-        /* Others may wait for one that is gone; those that end with a bug's message do so by themselves. */
+        /* Other ranks may wait for one that has ended. Ranks that report a bug end by themselves. */
         for (int i = 0; i < count && result != 1; i++)
             if (children[i] != ended)
                 kill(children[i], SIGKILL);
@@ -104,7 +104,7 @@ static int in_ranks(int count, int (*program)(int), int argument) {
     return result;
 }
 
-/* Numbers that a type has exactly, also their sums. */
+/* Numbers that a type represents exactly, and whose sums it does. */
 static float value(int of, size_t i) { return (float)((of + 1) * (int)(i % 13) - 20); }
 
 static size_t width(int type) { return type == FLOAT32 ? 4 : 2; }
@@ -132,7 +132,7 @@ static float get(const void *from, size_t i, int type) {
     return number;
 }
 
-/* All collectives of `count` numbers in place or not; streams order them, and nothing waits between. */
+/* Runs all collectives on `count` numbers, in place or not. Streams order them, without host waits in between. */
 static void check_all(Comm comm, size_t count, int type) {
     int of, self;
     CHECK(ncclCommCount(comm, &of) == 0 && ncclCommUserRank(comm, &self) == 0);
@@ -184,7 +184,7 @@ static int collectives(int unused) {
         check_all(comm, counts[i], FLOAT16);
         check_all(comm, counts[i], BFLOAT16);
     }
-    /* Even and odd ranks, the last one first; then the first half alone. */
+    /* Even and odd ranks, in reverse order; then the first half alone. */
     struct config given = config();
     CHECK(ncclCommSplit(comm, rank % 2, -rank, &part, &given) == IN_PROGRESS && settled(comm) == 0);
     CHECK(settled(part) == 0);
@@ -214,7 +214,7 @@ static int field_unset(int bug) {
     Comm comm;
     setenv("FAKE_NCCL_VERSION", "23007", 1);
     CHECK(cuInit(0) == 0);
-    /* What is left of another object lies in the padding, which is a field from this version on. */
+    /* Leftover bytes of another object are in the padding, which is a field from this version on. */
     given.padding = 77;
     int result = ncclCommInitRankConfig(&comm, 1, id, 0, &given);
     return result != IN_PROGRESS || settled(comm) != 0;
@@ -234,13 +234,13 @@ static int different(int bug) {
         ncclAllReduce((void *)data, (void *)data, WORDS / 2, FLOAT32, 0, comm, stream);
     else
         ncclAllReduce((void *)data, (void *)data, WORDS, FLOAT32, 0, comm, stream);
-    /* The other rank may have found it by now. */
+    /* The other rank may have found the error by now. */
     int error = settled(comm);
     CHECK(cuStreamSynchronize(stream) == 0);
     return error != 0 || state(comm) != 0;
 }
 
-/* The collective is not in the stream yet when the copy that needs it is: it goes there with a look. */
+/* Queues a copy before the collective that it needs: only a poll submits the collective to the stream. */
 static int not_waited_for(int bug) {
     Comm comm = connected();
     Pointer data = buffer();
@@ -274,7 +274,7 @@ static int used_too_soon(int bug) {
 
 static int two_used_too_soon(int bug) { return in_ranks(2, used_too_soon, bug); }
 
-/* A collective that does not end, until the communicator is aborted. */
+/* Starts a collective that never completes, and aborts the communicator. */
 static int stalled(int unused) {
     (void)unused;
     setenv("FAKE_NCCL_STALLS", "2", 1);
@@ -288,7 +288,7 @@ static int stalled(int unused) {
     return 0;
 }
 
-/* One rank leaves: the others are free once they abort. */
+/* One rank leaves; the others can end once they abort. */
 static int left_alone(int unused) {
     (void)unused;
     Comm comm = connected();

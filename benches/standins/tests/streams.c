@@ -24,7 +24,7 @@ static void start(void) {
     CHECK(cuModuleGetFunction(&plus_one, module, "plus_one") == 0);
 }
 
-/* A program's calls may fail once something has gone wrong: the last one tells. */
+/* Calls may fail once an error has occurred; the last one reports it. */
 static int end(void) { return cuCtxSynchronize() != 0; }
 
 static Pointer filled(unsigned value) {
@@ -121,7 +121,7 @@ static int pinned_freed_early(int bug) {
     return end();
 }
 
-/* What is not pinned has been read when the call returns. */
+/* Pageable memory has been read when the call returns. */
 static int pageable(int unused) {
     (void)unused;
     start();

@@ -38,12 +38,12 @@ void planted(const char *name, int (*program)(int bug), const char *expected) {
     for (int seed = 1; seed <= 3; seed++) {
         struct outcome with = run(program, 1, seed), without = run(program, 0, seed);
         if (with.code != 1 || strstr(with.told, expected) == NULL) {
-            printf("%s, seed %d: expected `%s`, and the program ended with %d:\n%s\n", name, seed, expected, with.code,
+            printf("%s, seed %d: expected `%s`, but the program ended with %d:\n%s\n", name, seed, expected, with.code,
                    with.told);
             exit(1);
         }
         if (without.code != 0 || without.told[0] != 0) {
-            printf("%s, mended, seed %d: the program ended with %d:\n%s\n", name, seed, without.code, without.told);
+            printf("%s, fixed, seed %d: the program ended with %d:\n%s\n", name, seed, without.code, without.told);
             exit(1);
         }
     }

@@ -1,4 +1,4 @@
-/* Tests of the stand-ins, as programs that call them, and what of CUDA's and NCCL's headers they need. */
+/* Tests of the stand-ins, as programs that call them, and the declarations of CUDA and NCCL that they need. */
 #ifndef SUPPORT_H
 #define SUPPORT_H
 
@@ -40,7 +40,7 @@ int cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y, unsigned
 
 enum { WORDS = 64, BYTES = 4 * WORDS, NOT_READY = 600, LAUNCH_FAILED = 719 };
 
-/* Ends the program with the place, unless that is so. */
+/* Prints the location and ends the program unless the condition is true. */
 #define CHECK(condition)                                                                                           \
     do {                                                                                                           \
         if (!(condition)) {                                                                                        \
@@ -49,19 +49,19 @@ enum { WORDS = 64, BYTES = 4 * WORDS, NOT_READY = 600, LAUNCH_FAILED = 719 };
         }                                                                                                          \
     } while (0)
 
-/* How a program ended that ran in a process of its own. */
+/* The end of a program that ran in a separate process. */
 struct outcome {
     int code;
     char told[1 << 14];
 };
 
-/* Runs a program as a process, with delays from `seed`, and keeps what it says. */
+/* Runs a program in a separate process, with delays from `seed`, and captures its output. */
 struct outcome run(int (*program)(int argument), int argument, int seed);
 
-/* Runs a program with its bug, which must be told like this, and without it. With several seeds. */
+/* Runs a program with its bug, which must be reported as `expected`, and without it. Uses several seeds. */
 void planted(const char *name, int (*program)(int bug), const char *expected);
 
-/* Runs a program that has no bug, with several seeds. */
+/* Runs a program without a bug, with several seeds. */
 void works(const char *name, int (*program)(int));
 
 #endif

@@ -1,4 +1,4 @@
-//! Memory from the view of a warp: spaces, addresses, and the checks at each access.
+//! Memory as seen by a warp: spaces, addresses, and the checks at each access.
 
 use crate::check::{Books, Who};
 use crate::error::{Fault, Other, Space};

@@ -129,7 +129,7 @@ fn float1(r: &mut Registers, op: Float1, mode: Mode, o: &[u16], mask: u32) {
         Float1::Reciprocal => map_float(r, o, mask, mode, |a| 1.0 / a),
         Float1::Sqrt => map_float(r, o, mask, mode, f32::sqrt),
         Float1::ReciprocalSqrt => map_float(r, o, mask, mode, double(|a| 1.0 / a.sqrt())),
-        // The most frequent instruction of kernels, written so that it becomes a loop over vectors.
+        // The most frequent instruction of kernels, written so that the compiler vectorises it.
         Float1::Exp2 if mode.flush && !mode.saturate => {
             map1(r, o, mask, |a| float::flushed(float::exp2(float::flushed(f32::from_bits(a)))).to_bits())
         }

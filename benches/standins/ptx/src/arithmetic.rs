@@ -18,7 +18,7 @@ pub fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<b
         Op::Compare { .. } => compare(builder, op, types[0], operands)?,
         _ => {
             if operands.len() != types.len() {
-                return builder.fail(format!("{} operands in place of {}", operands.len(), types.len()));
+                return builder.fail(format!("{} operands instead of {}", operands.len(), types.len()));
             }
             let result = builder.result(&operands[0], types[0])?;
             let sources =
@@ -41,7 +41,7 @@ fn compare(builder: &mut Builder<'_>, op: Op, width: Width, operands: &[Operand]
     };
     let wanted = if with.is_some() { 4 } else { 3 };
     if operands.len() != wanted {
-        return builder.fail(format!("{} operands in place of {wanted}", operands.len()));
+        return builder.fail(format!("{} operands instead of {wanted}", operands.len()));
     }
     let mut sources = vec![builder.source(&operands[1], width)?, builder.source(&operands[2], width)?];
     if with.is_some() {
@@ -51,7 +51,7 @@ fn compare(builder: &mut Builder<'_>, op: Op, width: Width, operands: &[Operand]
     Ok(())
 }
 
-/// The operation with this name, and the registers of its result and operands.
+/// Returns the operation with this name, and the registers of its result and operands.
 fn operation(head: &str, flags: &mut Flags<'_>) -> Option<(Op, Vec<Width>)> {
     let predicate = Width::Predicate;
     if matches!(head, "and" | "or" | "xor" | "not") && flags.take("pred") {

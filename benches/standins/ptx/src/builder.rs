@@ -95,7 +95,7 @@ impl<'a> Builder<'a> {
         (places.collect(), bytes)
     }
 
-    /// Attributes errors and code from here on to `instruction`.
+    /// Sets the instruction to which errors and code from here on belong.
     pub fn begin(&mut self, instruction: &Instruction) {
         self.line = instruction.line;
         self.guard = instruction.guard;
@@ -176,11 +176,11 @@ impl<'a> Builder<'a> {
         is == width || (small(is) && small(width))
     }
 
-    /// The register of an operand that is read.
+    /// Returns the register of an operand that is read.
     pub fn source(&mut self, operand: &Operand, width: Width) -> Decoded<u32> {
         match operand {
             Operand::Register(register) if self.fits(*register, width) => Ok(*register),
-            Operand::Register(_) => self.fail("a register of another width"),
+            Operand::Register(_) => self.fail("the register has another width"),
             Operand::Immediate(value) => Ok(self.constant(width, *value)),
             Operand::Not(register) if width == Width::Predicate => {
                 let opposite = self.scratch(width);
@@ -199,21 +199,21 @@ impl<'a> Builder<'a> {
                     None => self.fail(format!("no variable or register `{name}`")),
                 }
             }
-            _ => self.fail("an operand that cannot be read here"),
+            _ => self.fail("this operand cannot be read here"),
         }
     }
 
-    /// The register of an operand that is written.
+    /// Returns the register of an operand that is written.
     pub fn result(&mut self, operand: &Operand, width: Width) -> Decoded<u32> {
         match operand {
             Operand::Register(register) if self.fits(*register, width) => Ok(*register),
-            Operand::Register(_) => self.fail("a register of another width"),
+            Operand::Register(_) => self.fail("the register has another width"),
             Operand::Sink => Ok(self.scratch(width)),
-            _ => self.fail("an operand that cannot be written"),
+            _ => self.fail("this operand cannot be written"),
         }
     }
 
-    /// The registers of `{…}`, or of a single operand.
+    /// Returns the registers of `{…}`, or of a single operand.
     pub fn sources(&mut self, operand: &Operand, width: Width) -> Decoded<Vec<u32>> {
         match operand {
             Operand::Vector(all) => all.iter().map(|one| self.source(one, width)).collect(),
@@ -228,9 +228,9 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Register and offset of an address in brackets, and whether the register has 64 bits.
+    /// Returns the register and the offset of an address in brackets, and whether the register has 64 bits.
     pub fn address(&mut self, operand: &Operand) -> Decoded<(u32, i32, bool)> {
-        let Operand::Address(base, offset) = operand else { return self.fail("brackets are missing") };
+        let Operand::Address(base, offset) = operand else { return self.fail("missing brackets") };
         let Ok(offset) = i32::try_from(*offset) else { return self.fail("an offset of more than 31 bits") };
         let narrow = matches!(**base, Operand::Register(register) if self.fits(register, Width::Bits32));
         let width = if narrow { Width::Bits32 } else { Width::Bits64 };
@@ -241,7 +241,7 @@ impl<'a> Builder<'a> {
     pub fn counted<'b, const N: usize>(&self, operands: &'b [Operand]) -> Decoded<&'b [Operand; N]> {
         match operands.try_into() {
             Ok(all) => Ok(all),
-            Err(_) => self.fail(format!("{} operands in place of {N}", operands.len())),
+            Err(_) => self.fail(format!("{} operands instead of {N}", operands.len())),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Books of a block's shared memory: which thread last wrote and read each part, and when.
+//! Books of a block's shared memory: the thread that last wrote and read each part, and the time.
 //!
-//! Time is counted in barriers. One access comes before another if the same thread makes both, if a barrier
-//! of the block lies between them or, within one warp, a barrier of that warp.
+//! Time is counted in barriers. Two accesses are ordered if the same thread makes both, if a barrier of the
+//! block is between them, or, within one warp, a barrier of that warp.
 
 use crate::error::{Fault, Other, Space};
 use crate::wgmma::descriptor::CHUNK;
@@ -19,7 +19,7 @@ enum State {
     #[default]
     Unwritten,
     Written,
-    /// `cp.async` has begun to write, and the thread has not waited for it.
+    /// `cp.async` has begun to write, but the thread has not waited for it.
     Pending,
 }
 

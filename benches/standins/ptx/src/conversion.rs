@@ -47,7 +47,7 @@ pub fn convert(r: &mut Registers, to: Type, from: Type, mode: Mode, integral: bo
     }
 }
 
-/// Converts one value to another type.
+/// Converts a value to a type.
 fn converted(value: u64, to: Type, from: Type, mode: Mode, integral: bool) -> u64 {
     let keep = u64::MAX >> (64 - to.bits);
     if !from.is_float() {

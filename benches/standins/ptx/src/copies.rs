@@ -1,11 +1,11 @@
-//! Executes `cp.async`: the bytes are stored when the thread has waited for the copy. A GPU may store them at
-//! any time before that.
+//! Executes `cp.async`: the bytes are stored when the thread waits for the copy. A GPU may store them at any
+//! earlier time.
 
 use crate::access::{Lane, Local, Memory, Span, address, inside};
 use crate::error::{Fault, Space};
 use crate::lanes::Registers;
 
-/// A copy to shared memory that has begun and not ended.
+/// A pending copy to shared memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Copy {
     pub lane: u8,

@@ -22,7 +22,7 @@ pub fn module(text: &str) -> Result<Module, ParseError> {
     Ok(Module { kernels: kernels.collect::<Result<_, _>>()? })
 }
 
-/// Unknown kinds of instructions in `text`, each with its first line.
+/// Returns the unknown kinds of instructions in `text`, each with its first line.
 pub fn unknown(text: &str) -> Result<Vec<ParseError>, ParseError> {
     let (mut found, mut names) = (Vec::new(), HashSet::new());
     for source in parse(text)? {
@@ -45,7 +45,7 @@ fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<()> {
         && !movement::decode(builder, instruction)?
         && !warpgroup::decode::decode(builder, instruction)?
     {
-        return builder.fail(format!("the instruction `{}` is not known", instruction.name));
+        return builder.fail(format!("unknown instruction `{}`", instruction.name));
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ impl Display for Space {
     }
 }
 
-/// Another thread of the block or grid, and the line of its access.
+/// A second thread of the block or grid, and the line of its access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Other {
     /// Index of the block, counted along x, then y, then z.
@@ -173,8 +173,8 @@ impl Display for Fault {
             Fault::OutOfBounds { space, address, bytes, limits } => {
                 write!(f, "out of bounds: {bytes} bytes of {space} memory at {address:#x}")?;
                 match limits {
-                    Some((start, end)) => write!(f, ", beside {start:#x}..{end:#x}"),
-                    None => write!(f, ", where nothing is allocated"),
+                    Some((start, end)) => write!(f, ", nearest allocation {start:#x}..{end:#x}"),
+                    None => write!(f, ", no allocation exists"),
                 }
             }
             Fault::Misaligned { space, address, bytes } => {
@@ -194,29 +194,29 @@ impl Display for Fault {
             Fault::ReadAfterWrite { space, address, other } => {
                 write!(
                     f,
-                    "race: {space} memory at {address:#x} was written by {other}, and no barrier is between"
+                    "race: {space} memory at {address:#x} was written by {other}, with no barrier in between"
                 )
             }
             Fault::WriteAfterRead { space, address, other } => {
                 write!(
                     f,
-                    "race: {space} memory at {address:#x} was read by {other}, and no barrier is between"
+                    "race: {space} memory at {address:#x} was read by {other}, with no barrier in between"
                 )
             }
             Fault::WriteAfterWrite { space, address, other } => write!(
                 f,
-                "race: {space} memory at {address:#x} was written by {other} as well, and no barrier is between"
+                "race: {space} memory at {address:#x} was also written by {other}, with no barrier in between"
             ),
             Fault::Divergent { active, expected } => {
-                write!(f, "divergent: lanes {active:#010x} are here, and {expected:#010x} have to be")
+                write!(f, "divergent: lanes {active:#010x} execute this, but {expected:#010x} must")
             }
             Fault::Barrier { other, ended: true } => {
-                write!(f, "barrier: thread {} has ended and never comes", other.thread)
+                write!(f, "barrier: thread {} has ended without reaching it", other.thread)
             }
             Fault::Barrier { other, ended: false } => {
-                write!(f, "barrier: thread {} waits at another one, in line {}", other.thread, other.line)
+                write!(f, "barrier: thread {} waits at another barrier, in line {}", other.thread, other.line)
             }
-            Fault::InactiveLane { lane } => write!(f, "inactive: lane {lane} takes no part"),
+            Fault::InactiveLane { lane } => write!(f, "inactive: lane {lane} does not execute this"),
             Fault::Stride { stride } => {
                 write!(f, "a stride of {stride} elements, which is not a multiple of 16 bytes")
             }
@@ -224,13 +224,13 @@ impl Display for Fault {
                 write!(f, "the matrix descriptor {descriptor:#018x}: {reason}")
             }
             Fault::Warpgroup { threads } => {
-                write!(f, "a warpgroup has 128 threads, and the block has {threads} of this one")
+                write!(f, "a warpgroup has 128 threads, but the block has only {threads} of this one")
             }
             Fault::Unlike { what, other: None } => {
-                write!(f, "not the same: the {what} of wgmma, which all lanes of a warp have to have")
+                write!(f, "not the same: the {what} of wgmma must be equal in all lanes of a warp")
             }
             Fault::Unlike { what, other: Some(other) } => {
-                write!(f, "not the same: the {what} of wgmma, which is another one of {other}")
+                write!(f, "not the same: the {what} of wgmma differs from that of {other}")
             }
             Fault::Unfenced { line: 0 } => {
                 f.write_str("not fenced: no wgmma.fence comes before the first wgmma.mma_async")
@@ -238,7 +238,7 @@ impl Display for Fault {
             Fault::Unfenced { line } => {
                 write!(
                     f,
-                    "not fenced: line {line} used a register of this product, and no wgmma.fence is between"
+                    "not fenced: line {line} used a register of this product, with no wgmma.fence in between"
                 )
             }
             Fault::InFlight { line } => {
@@ -277,7 +277,7 @@ impl Display for Other {
     }
 }
 
-/// A fault with its place: kernel, line and text, block and thread.
+/// A fault with its location: kernel, line and text, block and thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     pub kernel: String,

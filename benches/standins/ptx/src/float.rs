@@ -64,12 +64,12 @@ fn sum(a: f64, b: f64) -> (f64, f64) {
     (sum, (a - (sum - part)) + (b - part))
 }
 
-/// The value one in halves.
+/// The number 1 as a half.
 pub fn one(kind: Kind) -> u32 {
     if kind == Kind::F16 { 0x3c00 } else { 0x3f80 }
 }
 
-/// a · b + c in halves, rounded once.
+/// Returns a · b + c in halves, rounded once.
 pub fn half_multiply_add(a: u32, b: u32, c: u32, kind: Kind) -> u32 {
     let [a, b, c] = [a, b, c].map(|bits| f64::from(from_half(bits, kind)));
     // The product is exact.

@@ -97,7 +97,7 @@ impl Launch {
         Ok(Launch { kernel, grid, block, dynamic_shared: 0, dynamic_shared_limit: SHARED_LIMIT, parameters })
     }
 
-    /// The reason why a device would refuse this launch, if any.
+    /// Returns the reason why a device would refuse this launch, if any.
     pub(crate) fn refused(&self) -> Option<String> {
         let product = |sizes: [u32; 3]| sizes.iter().map(|&size| u64::from(size)).product::<u64>();
         let (grid, block, kernel) = (self.grid, self.block, &self.kernel);
@@ -105,20 +105,20 @@ impl Launch {
         let shared = u64::from(self.kernel.static_shared) + u64::from(self.dynamic_shared);
         if threads == 0 || threads > 1024 || block[0] > 1024 || block[1] > 1024 || block[2] > 64 {
             return Some(format!(
-                "a block of {block:?}: a device has up to 1024 threads, 64 of them along z"
+                "a block of {block:?}: a block has at most 1024 threads, 64 of them along z"
             ));
         }
         if product(grid) == 0 || grid[0] > i32::MAX as u32 || grid[1] > 65535 || grid[2] > 65535 {
             return Some(format!(
-                "a grid of {grid:?}: a device has up to 2147483647, 65535 and 65535 blocks"
+                "a grid of {grid:?}: a grid has at most 2147483647, 65535 and 65535 blocks"
             ));
         }
         if let Some(most) = kernel.most_threads.filter(|&most| threads > u64::from(most)) {
-            return Some(format!("{threads} threads in a block, and {} is built for {most}", kernel.name));
+            return Some(format!("{threads} threads in a block, but {} is compiled for {most}", kernel.name));
         }
         let limit = u64::from(self.dynamic_shared_limit.clamp(SHARED_LIMIT, SHARED_MOST));
         (shared > limit)
-            .then(|| format!("{shared} bytes of shared memory, and {} may have {limit}", kernel.name))
+            .then(|| format!("{shared} bytes of shared memory, but {} may use {limit}", kernel.name))
     }
 
     /// Executes all blocks.
@@ -183,7 +183,7 @@ impl Launch {
     }
 }
 
-/// Executes one block after another.
+/// Executes blocks one by one.
 struct Block<'a> {
     launch: &'a Launch,
     memory: Memory<'a>,

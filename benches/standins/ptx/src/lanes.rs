@@ -7,8 +7,7 @@ pub const ALL: u32 = u32::MAX;
 /// Values of one register in all lanes.
 pub type Lanes<T> = [T; LANES];
 
-/// The values of `f` for all lanes. Unlike `std::array::from_fn`, it becomes a loop over vectors where it is
-/// called.
+/// Returns the values of `f` for all lanes. Unlike `std::array::from_fn`, it is inlined and vectorised.
 #[inline(always)]
 pub fn lanes<T: Copy + Default>(f: impl Fn(usize) -> T) -> Lanes<T> {
     let mut values = [T::default(); LANES];

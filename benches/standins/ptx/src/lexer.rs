@@ -31,12 +31,12 @@ pub fn tokens(text: &str) -> Result<Vec<Lexeme<'_>>, ParseError> {
             at += rest.iter().position(|&b| b == b'\n').unwrap_or(rest.len());
         } else if rest.starts_with(b"/*") {
             let length =
-                text[at..].find("*/").ok_or_else(|| ParseError::new(line, "a comment without end"))?;
+                text[at..].find("*/").ok_or_else(|| ParseError::new(line, "unterminated comment"))?;
             line += rest[..length].iter().filter(|&&b| b == b'\n').count() as u32;
             at += length + 2;
         } else if rest[0] == b'"' {
             let length = rest[1..].iter().position(|&b| b == b'"');
-            at += length.ok_or_else(|| ParseError::new(line, "a string without end"))? + 2;
+            at += length.ok_or_else(|| ParseError::new(line, "unterminated string"))? + 2;
             found.push(Lexeme { text: &text[start..at], line });
         } else if is_word(rest[0]) {
             while at < bytes.len() && (is_word(bytes[at]) || bytes[at..].starts_with(b"::")) {
@@ -47,7 +47,7 @@ pub fn tokens(text: &str) -> Result<Vec<Lexeme<'_>>, ParseError> {
             at += 1;
             found.push(Lexeme { text: &text[start..at], line });
         } else {
-            return Err(ParseError::new(line, "a character that PTX does not have"));
+            return Err(ParseError::new(line, "invalid character"));
         }
     }
     Ok(found)

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::error::{Fault, Space};
 use crate::races::{Party, Word};
 
-/// Blocks have no guarantees about the order of each other's accesses.
+/// Relaxed, because blocks have no guarantees about the order of each other's accesses.
 const ORDER: Ordering = Ordering::Relaxed;
 
 /// Upper bits of a generic address that identify its space. No pointer of this process has these values.
@@ -22,9 +22,9 @@ pub const LOCAL_WINDOW: u64 = 0x10ca << 48;
 struct Allocation {
     start: u64,
     bytes: u64,
-    /// One byte for each byte: whether it has been written.
+    /// For each byte, whether it has been written.
     written: Vec<AtomicU8>,
-    /// One word for each four bytes: who wrote and read it last.
+    /// For each word of four bytes, its last write and read.
     words: Vec<Word>,
 }
 
@@ -189,7 +189,7 @@ impl Region<'_> {
             .map(move |(word, n)| (word, start + 4 * n, bytes))
     }
 
-    /// Fails if any byte is unwritten.
+    /// Fails if a byte is unwritten.
     #[inline]
     fn initialised(&self) -> Result<(), Fault> {
         let written = self.allocation.written.get(self.offset as usize..).unwrap_or_default();

@@ -256,7 +256,7 @@ fn multiply(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operan
     for (operand, count) in all[1..].iter().zip([a, b, 4]) {
         let registers = builder.sources(operand, Width::Bits32)?;
         if registers.len() != count {
-            return builder.fail(format!("{} registers in place of {count}", registers.len()));
+            return builder.fail(format!("{} registers instead of {count}", registers.len()));
         }
         sources.extend(registers);
     }
@@ -291,7 +291,7 @@ fn wmma(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand]) 
         for (operand, count) in all[1..].iter().zip([count, count, 8]) {
             let registers = builder.sources(operand, Width::Bits32)?;
             if registers.len() != count {
-                return builder.fail(format!("{} registers in place of {count}", registers.len()));
+                return builder.fail(format!("{} registers instead of {count}", registers.len()));
             }
             sources.extend(registers);
         }

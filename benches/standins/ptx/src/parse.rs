@@ -124,7 +124,7 @@ impl<'a> Parser<'a> {
 
     fn next(&mut self) -> Parsed<&'a str> {
         let token =
-            self.tokens.get(self.at).ok_or_else(|| ParseError::new(self.line(), "the text ends here"))?;
+            self.tokens.get(self.at).ok_or_else(|| ParseError::new(self.line(), "unexpected end"))?;
         self.at += 1;
         Ok(token.text)
     }
@@ -165,7 +165,7 @@ impl<'a> Parser<'a> {
 
     fn number(&mut self) -> Parsed<u64> {
         let text = self.next()?;
-        integer(text).map_or_else(|| self.fail(format!("`{text}` is no number")), Ok)
+        integer(text).map_or_else(|| self.fail(format!("bad number `{text}`")), Ok)
     }
 
     fn module(mut self) -> Parsed<Vec<Source>> {
@@ -185,7 +185,7 @@ impl<'a> Parser<'a> {
                     self.expect(";")?;
                     self.shared.push(variable);
                 }
-                other => return self.fail(format!("`{other}` is not known")),
+                other => return self.fail(format!("unknown `{other}`")),
             }
         }
         // Declarations may also follow a kernel.
@@ -201,7 +201,7 @@ impl<'a> Parser<'a> {
             ".shared" => Space::Shared,
             ".local" => Space::Local,
             ".param" => Space::Param,
-            other => return self.fail(format!("variables in `{other}` are not known")),
+            other => return self.fail(format!("unknown space `{other}` of variables")),
         };
         let mut align = None;
         let mut size = None;
@@ -211,11 +211,11 @@ impl<'a> Parser<'a> {
                 ".ptr" | ".global" | ".shared" => {}
                 kind => match bytes_of(kind.trim_start_matches('.')) {
                     Some(bytes) => size = Some(bytes),
-                    None => return self.fail(format!("`{kind}` is not known")),
+                    None => return self.fail(format!("unknown `{kind}`")),
                 },
             }
         }
-        let Some(size) = size else { return self.fail("a variable without type") };
+        let Some(size) = size else { return self.fail("missing type of a variable") };
         let name = self.next()?.to_owned();
         let mut bytes = size;
         if self.accept("[") {
@@ -249,7 +249,7 @@ impl<'a> Parser<'a> {
                 ".minnctapersm" | ".maxnreg" => {
                     self.number()?;
                 }
-                other => return self.fail(format!("`{other}` is not known")),
+                other => return self.fail(format!("unknown `{other}`")),
             }
         }
         let source = Source {
@@ -286,7 +286,7 @@ impl<'a> Parser<'a> {
                     self.expect(";")?;
                     body.source.variables.push(variable);
                 }
-                text if text.starts_with('.') => return self.fail(format!("`{text}` is not known")),
+                text if text.starts_with('.') => return self.fail(format!("unknown `{text}`")),
                 _ if self.tokens.get(self.at + 1).is_some_and(|token| token.text == ":") => {
                     let label = self.next()?.to_owned();
                     self.at += 1;
@@ -312,7 +312,7 @@ impl<'a> Parser<'a> {
             (_, Some(1 | 2)) => Width::Bits16,
             (_, Some(4)) => Width::Bits32,
             (_, Some(8)) => Width::Bits64,
-            _ => return self.fail(format!("registers of `{kind}` are not known")),
+            _ => return self.fail(format!("unknown type `{kind}` of registers")),
         };
         loop {
             let name = self.next()?;
@@ -400,7 +400,7 @@ impl<'a> Parser<'a> {
         }
         if text.starts_with(|c: char| c.is_ascii_digit()) {
             return integer(text)
-                .map_or_else(|| self.fail(format!("`{text}` is no number")), |v| Ok(Operand::Immediate(v)));
+                .map_or_else(|| self.fail(format!("bad number `{text}`")), |v| Ok(Operand::Immediate(v)));
         }
         Ok(Operand::Name(text.to_owned()))
     }

@@ -47,7 +47,7 @@ pub struct Warp {
     written: Vec<u32>,
     /// Groups of copies that each lane has committed.
     groups: [u32; LANES],
-    /// Products of the warpgroup in progress, and the number of the warpgroup's threads in the block.
+    /// The warpgroup's products in progress, and the number of its threads in the block.
     products: Pipeline,
     warpgroup: u32,
     /// Number of instructions that lanes have executed, in all blocks.
@@ -102,7 +102,7 @@ impl Warp {
         }
     }
 
-    /// The lowest lane that executes the next instruction.
+    /// Returns the lowest lane that executes the next instruction.
     pub fn first_lane(&self) -> usize {
         self.active.trailing_zeros() as usize
     }
@@ -389,7 +389,7 @@ impl Warp {
         }
     }
 
-    /// The lanes in a mask, all of which must be active.
+    /// Returns the lanes in a mask, all of which must be active.
     fn together(&self, register: u16, mask: u32) -> Lane<u32> {
         let masks = self.registers.narrow(register);
         let members = masks[mask.trailing_zeros() as usize % LANES];

@@ -8,7 +8,7 @@ use crate::lanes::each;
 use crate::layout;
 use crate::program::{Watch, Watches};
 
-/// Finds these registers of `kernel`, and marks the instructions that use them.
+/// Finds such registers of `kernel`, and marks the instructions that use them.
 pub fn find(kernel: &mut Virtual) -> Watches {
     let watched = layout::unwritten(kernel);
     let mut watches = Watches { registers: watched.len(), all: Vec::new() };

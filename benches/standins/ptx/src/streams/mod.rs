@@ -12,8 +12,8 @@
 //! Operations are ordered by the calls that issue them. An operation comes after the earlier ones of its
 //! stream, after the events that its stream waits for, and after everything that any thread of the host has
 //! seen done. Threads of the host are not distinguished, because their waits for each other are not visible.
-//! So a race is not found if the host hides it by looking at an event in time, but every reported race is a
-//! real one.
+//! So a race is missed if the host hides it by querying an event at the right time, but every reported race
+//! is real.
 
 pub(crate) mod clock;
 mod device;

@@ -1,9 +1,8 @@
-//! The last users of bytes, and whether the next user comes after them.
+//! The last users of bytes, with a check that the next user comes after them.
 //!
 //! Two operations are ordered if they are on the same stream, or if events or the host order them, but not
-//! because one of them happened to run earlier. The order of execution decides which of two operations finds
-//! the conflict, not whether it is found: for each byte, the last write and all reads since are kept, one for
-//! each stream.
+//! because one of them happened to run earlier. Conflicts are found in any order of execution: for each byte,
+//! the last write and the last read of each stream since are kept.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -260,7 +259,7 @@ mod tests {
         assert_eq!(order.allocations[&1000].segments.len(), 1);
     }
 
-    /// The conflict is found and reported alike whichever operation is recorded first.
+    /// The conflict is found and reported identically in either order of recording.
     #[test]
     fn the_order_of_execution_does_not_matter() {
         for (a, b) in [(Use::Write, Use::Read), (Use::Read, Use::Write), (Use::Write, Use::Write)] {

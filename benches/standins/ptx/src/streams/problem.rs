@@ -100,7 +100,7 @@ impl Display for Problem {
             ),
             Problem::Unknown(side, range) => write!(
                 f,
-                "not allocated: {side} {:#x}..{:#x}, which is no memory of a device or pinned\n  operation {}",
+                "not allocated: {side} {:#x}..{:#x}, which is neither device memory nor pinned\n  operation {}",
                 range.start, range.end, side.operation.number
             ),
             Problem::Overwritten { copy, bytes } => write!(

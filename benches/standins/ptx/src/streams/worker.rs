@@ -18,7 +18,7 @@ const POISON: u8 = 0xff;
 const KEPT: u64 = 256 << 20;
 const KEPT_ALLOCATIONS: usize = 1024;
 
-/// Longest time that a kernel that read unwritten memory waits for the missing writer, which may be late.
+/// Maximum time that a kernel that read unwritten memory waits for the missing writer, which may be late.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Freed memory whose addresses are kept for a while.
@@ -124,7 +124,7 @@ impl Shared {
         let number = state.operations;
         let Some(to) = state.streams.get_mut(&stream) else {
             drop(state);
-            self.fail(&format!("{what} on stream {stream}, which is not there"));
+            self.fail(&format!("{what} on stream {stream}, which does not exist"));
             return Err(Failed);
         };
         to.issued += 1;

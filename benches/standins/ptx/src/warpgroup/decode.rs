@@ -20,7 +20,7 @@ pub fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<b
             // The assembler would refuse it.
             if builder.target() != "sm_90a" {
                 return builder
-                    .fail(format!("`wgmma` needs sm_90a, and the module is for {}", builder.target()));
+                    .fail(format!("`wgmma` needs sm_90a, but the module is for {}", builder.target()));
             }
             if !(flags.take("sync") & flags.take("aligned")) {
                 return Ok(false);
@@ -71,12 +71,12 @@ fn product(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand
     };
     let results = builder.results(d, Width::Bits32)?;
     if results.len() != usize::from(columns / 2) {
-        return builder.fail(format!("{} registers of D in place of {}", results.len(), columns / 2));
+        return builder.fail(format!("{} registers of D instead of {}", results.len(), columns / 2));
     }
     let mut sources = builder.sources(left, if a_in_registers { Width::Bits32 } else { Width::Bits64 })?;
     let wanted = if a_in_registers { 4 } else { 1 };
     if sources.len() != wanted {
-        return builder.fail(format!("{} registers of A in place of {wanted}", sources.len()));
+        return builder.fail(format!("{} registers of A instead of {wanted}", sources.len()));
     }
     sources.push(builder.source(right, Width::Bits64)?);
     sources.push(builder.source(adds, Width::Predicate)?);

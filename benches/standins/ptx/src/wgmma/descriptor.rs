@@ -69,7 +69,7 @@ impl Descriptor {
         let descriptor = Descriptor { start: field(0), leading: field(16), stride: field(32), swizzle };
         let fail = |reason| Err(Fault::Descriptor { descriptor: bits, reason });
         if bits >> 49 & 7 != 0 && swizzle != Swizzle::None {
-            return fail("its base offset is not 0, which is not executed");
+            return fail("its base offset is not 0, which is not supported");
         }
         if let Swizzle::Chunks(chunks) = swizzle
             && descriptor.start % (CHUNK * EIGHT * chunks) >= CHUNK * chunks

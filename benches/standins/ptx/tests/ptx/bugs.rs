@@ -18,7 +18,7 @@ fn planted(body: &str) -> String {
 }
 
 /// The fault of `body`, which must be in the line that ends in `// here`. The kernel has no fault without the
-/// lines that end in `// bug`, or with the text after `// mended:` instead.
+/// lines that end in `// bug`, or with the text after `// fixed:` instead.
 #[track_caller]
 fn found(body: &str) -> Error {
     let memory = DeviceMemory::default();
@@ -30,7 +30,7 @@ fn found(body: &str) -> Error {
     let message = error.to_string();
     assert!(message.contains("kernel test, line") && message.contains("block [0, 0, 0]"), "{message}");
     let mended = planted(&mended(body));
-    launch(&kernel(&mended), &memory, [1, 64], &[&data]).unwrap_or_else(|error| panic!("mended: {error}"));
+    launch(&kernel(&mended), &memory, [1, 64], &[&data]).unwrap_or_else(|error| panic!("fixed: {error}"));
     error
 }
 
@@ -38,7 +38,7 @@ fn found(body: &str) -> Error {
 fn a_missing_barrier_between_write_and_read() {
     let error = found(
         "st.shared.u32 [%s], %t;
-        // mended:bar.sync 0;
+        // fixed:bar.sync 0;
         ld.shared.u32 %r1, [%n]; // here",
     );
     // The first warp reads words that the second has not written yet; the first such read is reported.
@@ -47,7 +47,7 @@ fn a_missing_barrier_between_write_and_read() {
         "st.shared.u32 [%s], %t;
         bar.sync 0;
         st.shared.u32 [%s], 5;
-        // mended:bar.sync 0;
+        // fixed:bar.sync 0;
         setp.lt.u32 %p, %t, 32;
         @%p bra END;
         ld.shared.u32 %r1, [%n]; // here
@@ -64,7 +64,7 @@ fn a_place_that_is_written_while_others_read_it() {
         bar.sync 0;
         setp.lt.u32 %p, %t, 32;
         @%p ld.shared.u32 %r1, [%n];
-        // mended:bar.sync 0;
+        // fixed:bar.sync 0;
         @!%p st.shared.u32 [%s], %t; // here",
     );
     let Fault::WriteAfterRead { other, .. } = error.fault else { panic!("{error}") };
@@ -74,7 +74,7 @@ fn a_place_that_is_written_while_others_read_it() {
 #[test]
 fn two_threads_that_write_one_place() {
     let error = found(
-        "and.b32 %r1, %t, 31; // mended:mov.u32 %r1, %t;
+        "and.b32 %r1, %t, 31; // fixed:mov.u32 %r1, %t;
         shl.b32 %r1, %r1, 2;\nadd.s32 %r1, %r1, %r0;
         st.shared.u32 [%r1], %t; // here",
     );
@@ -88,7 +88,7 @@ fn a_missing_barrier_of_a_warp() {
     let error = found(
         "xor.b32 %r1, %t, 1;\nshl.b32 %r1, %r1, 2;\nadd.s32 %r1, %r1, %r0;
         st.shared.u32 [%s], %t;
-        // mended:bar.warp.sync -1;
+        // fixed:bar.warp.sync -1;
         ld.shared.u32 %r2, [%r1]; // here",
     );
     let Fault::ReadAfterWrite { other, .. } = error.fault else { panic!("{error}") };
@@ -104,7 +104,7 @@ const COPIES: &str = "
 #[test]
 fn a_wait_for_copies_that_is_one_group_short() {
     let error = found(&format!(
-        "{COPIES}cp.async.wait_group 1; // mended:cp.async.wait_group 0;
+        "{COPIES}cp.async.wait_group 1; // fixed:cp.async.wait_group 0;
         bar.sync 0;
         ld.shared.u32 %r1, [%n+256]; // here"
     ));
@@ -115,7 +115,7 @@ fn a_wait_for_copies_that_is_one_group_short() {
 
 #[test]
 fn a_copy_that_nobody_waits_for() {
-    let error = found(&format!("{COPIES}// mended:cp.async.wait_all;\nld.shared.u32 %r1, [%s]; // here"));
+    let error = found(&format!("{COPIES}// fixed:cp.async.wait_all;\nld.shared.u32 %r1, [%s]; // here"));
     assert!(matches!(error.fault, Fault::Pending { .. }), "{error}");
 }
 
@@ -125,9 +125,9 @@ fn a_missing_barrier_behind_a_wait() {
     let error = found(&format!(
         "{COPIES}cp.async.wait_all;
         setp.lt.u32 %p, %t, 32;\n@%p bra END;
-        // mended:
+        // fixed:
         bar.warp.sync -1; // bug
-        ld.shared.u32 %r1, [%n]; // here // mended:ld.shared.u32 %r1, [%s];
+        ld.shared.u32 %r1, [%n]; // here // fixed:ld.shared.u32 %r1, [%s];
         END:"
     ));
     assert!(matches!(error.fault, Fault::ReadAfterWrite { .. }), "{error}");
@@ -140,7 +140,7 @@ fn a_stage_that_is_copied_to_while_others_read_it() {
         bar.sync 0;
         setp.lt.u32 %p, %t, 32;
         @%p ld.shared.u32 %r1, [%n];
-        // mended:bar.sync 0;
+        // fixed:bar.sync 0;
         @!%p cp.async.ca.shared::cta.global [%s], [%g], 4; // here"
     ));
     assert!(matches!(error.fault, Fault::WriteAfterRead { .. }), "{error}");
@@ -148,15 +148,15 @@ fn a_stage_that_is_copied_to_while_others_read_it() {
 
 #[test]
 fn an_index_that_is_off_by_one() {
-    let error = found("ld.global.u32 %r1, [%g+4]; // here // mended:ld.global.u32 %r1, [%g];");
+    let error = found("ld.global.u32 %r1, [%g+4]; // here // fixed:ld.global.u32 %r1, [%g];");
     let Fault::OutOfBounds { space: Space::Global, address, limits: Some((start, end)), .. } = error.fault
     else {
         panic!("{error}")
     };
     assert_eq!((address, end - start, error.thread), (end, 256, [63, 0, 0]));
-    let error = found("st.global.u32 [%g+-4], %t; // here // mended:st.global.u32 [%g], %t;");
+    let error = found("st.global.u32 [%g+-4], %t; // here // fixed:st.global.u32 [%g], %t;");
     assert_eq!(error.thread, [0, 0, 0]);
-    let error = found("st.shared.u32 [%s+772], %t; // here // mended:st.shared.u32 [%s+768], %t;");
+    let error = found("st.shared.u32 [%s+772], %t; // here // fixed:st.shared.u32 [%s+768], %t;");
     let Fault::OutOfBounds { space: Space::Shared, address: 1024, .. } = error.fault else {
         panic!("{error}")
     };
@@ -167,7 +167,7 @@ fn an_index_that_is_off_by_one() {
 fn reads_of_what_nothing_has_written() {
     let error = found(
         "setp.lt.u32 %p, %t, 63; // bug
-        @%p st.shared.u32 [%s], 0; // mended:st.shared.u32 [%s], 0;
+        @%p st.shared.u32 [%s], 0; // fixed:st.shared.u32 [%s], 0;
         bar.sync 0;
         ld.shared.u32 %r1, [%s]; // here",
     );
@@ -251,7 +251,7 @@ fn warps_that_write_and_read_device_memory_without_a_barrier() {
     let error = found(
         "xor.b32 %r1, %t, 32;\nmul.wide.u32 %y, %r1, 4;\nadd.s64 %b, %b, %y;
         st.global.u32 [%g], %t;
-        // mended:bar.sync 0;
+        // fixed:bar.sync 0;
         setp.ge.u32 %p, %t, 32;
         @%p ld.global.u32 %r2, [%b]; // here",
     );
@@ -273,13 +273,13 @@ fn memory_that_was_given_back() {
 #[test]
 fn a_vector_that_is_not_aligned() {
     let error = found(
-        "shl.b32 %r1, %t, 2; // mended:shl.b32 %r1, %t, 3;
+        "shl.b32 %r1, %t, 2; // fixed:shl.b32 %r1, %t, 3;
         add.s32 %r1, %r1, %r0;
         st.shared.v2.u32 [%r1], {%t, %t}; // here",
     );
     assert!(matches!(error.fault, Fault::Misaligned { bytes: 8, .. }), "{error}");
     let error = found(
-        "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%b+8]; // here // mended:ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%b];",
+        "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%b+8]; // here // fixed:ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%b];",
     );
     assert!(matches!(error.fault, Fault::Misaligned { space: Space::Global, bytes: 16, .. }), "{error}");
 }
@@ -322,7 +322,7 @@ fn two_barriers_at_once() {
     let error = found(
         "setp.lt.u32 %p, %t, 32;
         @%p bra OTHER; // bug
-        bar.sync 0; // mended:bar.sync 0;
+        bar.sync 0; // fixed:bar.sync 0;
         bra.uni END;
         OTHER:
         bar.sync 1; // here
@@ -365,10 +365,10 @@ fn a_product_that_only_some_lanes_make() {
 #[test]
 fn a_matrix_whose_rows_are_not_aligned() {
     let error = found(
-        "mov.u32 %r1, 33; // mended:mov.u32 %r1, 32;
+        "mov.u32 %r1, 33; // fixed:mov.u32 %r1, 32;
         mov.b32 %r2, 0;
         setp.lt.u32 %p, %t, 32;\n@%p bra END;
-        wmma.store.d.sync.aligned.row.m16n16k8.shared.f32 [tile], {%r2, %r2, %r2, %r2, %r2, %r2, %r2, %r2}, %r1; // here // mended:mov.u32 %r3, 0;
+        wmma.store.d.sync.aligned.row.m16n16k8.shared.f32 [tile], {%r2, %r2, %r2, %r2, %r2, %r2, %r2, %r2}, %r1; // here // fixed:mov.u32 %r3, 0;
         END:",
     );
     assert!(matches!(error.fault, Fault::Stride { stride: 33 }), "{error}");
@@ -405,7 +405,7 @@ fn a_fragment_that_is_transposed() {
 #[test]
 fn a_register_that_is_read_before_it_is_written() {
     let error = found(
-        "// mended:mov.u32 %r5, 0;
+        "// fixed:mov.u32 %r5, 0;
         mov.u32 %r6, 0;
         LOOP:
         add.u32 %r5, %r5, %t; // here
@@ -424,7 +424,7 @@ fn a_register_that_some_lanes_have_not_written() {
     let error = found(
         "setp.lt.u32 %p, %t, 40;
         @%p mov.u32 %r5, 1;
-        // mended:@!%p mov.u32 %r5, 2;
+        // fixed:@!%p mov.u32 %r5, 2;
         st.global.u32 [%g], %r5; // here",
     );
     assert!(matches!(error.fault, Fault::Unset), "{error}");

@@ -231,10 +231,10 @@ fn launches_that_no_device_has_are_refused() {
 #[test]
 fn an_unknown_instruction_is_told_with_its_line() {
     let error = kiln_ptx::module(&text(0, "", ".reg .b32 %r<2>;\nfrob.b32 %r0, %r1;")).unwrap_err();
-    assert_eq!(error.to_string(), "line 8: the instruction `frob.b32` is not known");
+    assert_eq!(error.to_string(), "line 8: unknown instruction `frob.b32`");
     // An unknown flag makes a different instruction.
     let error = kiln_ptx::module(&text(0, "", ".reg .b32 %r<2>;\nadd.frob.s32 %r0, %r1, %r1;")).unwrap_err();
-    assert_eq!(error.to_string(), "line 8: the instruction `add.frob.s32` is not known");
+    assert_eq!(error.to_string(), "line 8: unknown instruction `add.frob.s32`");
     let error = kiln_ptx::module(&text(0, "", "bra NOWHERE;")).unwrap_err();
     assert_eq!(error.to_string(), "line 7: no label `NOWHERE`");
 }

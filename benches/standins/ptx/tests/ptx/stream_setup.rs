@@ -139,7 +139,7 @@ pub fn planted(program: impl Fn(&Setup, bool)) -> String {
         program(&setup, false);
         let result = setup.device.synchronize();
         let told = setup.told.lock().unwrap().join("\n");
-        assert!(result.is_ok() && told.is_empty(), "seed {seed}, mended: {told}");
+        assert!(result.is_ok() && told.is_empty(), "seed {seed}, fixed: {told}");
     }
     assert_eq!(messages.len(), SEEDS.len(), "{messages:#?}");
     messages.dedup();

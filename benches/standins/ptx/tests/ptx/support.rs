@@ -119,14 +119,14 @@ pub fn floats(inputs: &[&[f32]], body: &str) -> Vec<f32> {
 pub fn fault(text: &str, sizes: [u32; 2], memory: &DeviceMemory, buffers: &[&Buffer]) -> Error {
     match launch(&kernel(text), memory, sizes, buffers) {
         Err(LaunchError::Failed(error)) => *error,
-        other => panic!("{other:?} in place of a fault"),
+        other => panic!("expected a fault, found {other:?}"),
     }
 }
 
-/// A body without its bugs: without the lines that end in `// bug`, and with the text after `// mended:`.
+/// A body without its bugs: without the lines that end in `// bug`, and with the text after `// fixed:`.
 pub fn mended(body: &str) -> String {
     let lines = body.lines().filter(|line| !line.contains("// bug"));
-    let mended = lines.map(|line| line.split_once("// mended:").map_or(line, |(_, mended)| mended));
+    let mended = lines.map(|line| line.split_once("// fixed:").map_or(line, |(_, mended)| mended));
     mended.collect::<Vec<_>>().join("\n")
 }
 

@@ -64,7 +64,7 @@ fn text(turn: &str) -> String {
     )
 }
 
-/// CPU time of this thread in seconds: other processes may use the machine too.
+/// Returns the CPU time of this thread in seconds, which other processes on the machine hardly affect.
 fn seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanoseconds = text.split(' ').next().and_then(|first| first.parse::<u64>().ok());
@@ -73,7 +73,7 @@ fn seconds() -> f64 {
 
 /// Measures each loop with and without checks, on one thread of the host.
 pub fn measure() -> Result<(), Box<dyn Error>> {
-    println!("million instructions of threads per second, on one thread of the host");
+    println!("million thread instructions per second, on one host thread");
     println!("{:16}{:>12}{:>12}", "", "checked", "unchecked");
     let data = vec![0u32; (4 * BLOCKS * THREADS) as usize + 4];
     let start = data.as_ptr() as u64 + data.as_ptr().align_offset(16) as u64 * 4;

@@ -67,7 +67,7 @@ fn named(body: &str, line: u32) -> String {
 fn no_fence_before_the_first_product() {
     let error = found(&format!(
         "fence.proxy.async;\nbar.sync 0;
-        // mended:wgmma.fence.sync.aligned;
+        // fixed:wgmma.fence.sync.aligned;
         {} // here\n{DONE}",
         product("d", "%da", 0, 8192, false)
     ));
@@ -89,7 +89,7 @@ fn a_forgotten_fence_behind_other_uses_of_registers() {
         let body = format!(
             "mov.b32 %a0, 0;\nmov.b32 %a1, 0;\nmov.b32 %a2, 0;\nmov.b32 %a3, 0;
             {first}{used}
-            // mended:wgmma.fence.sync.aligned;
+            // fixed:wgmma.fence.sync.aligned;
             {product} // here\n{DONE}"
         );
         let error = found(&body);
@@ -114,7 +114,7 @@ fn what_needs_no_fence() {
 fn a_wait_for_products_that_is_one_group_short() {
     let body = format!(
         "{READY}{}wgmma.commit_group.sync.aligned;\n{}wgmma.commit_group.sync.aligned;
-        wgmma.wait_group.sync.aligned 1; // mended:wgmma.wait_group.sync.aligned 0;
+        wgmma.wait_group.sync.aligned 1; // fixed:wgmma.wait_group.sync.aligned 0;
         st.global.f32 [%out], %d7;
         st.global.f32 [%out], %e7; // here
         wgmma.wait_group.sync.aligned 0;",
@@ -135,7 +135,7 @@ fn registers_that_are_written_while_a_product_uses_them() {
         let error = found(&format!(
             "mov.b32 %a0, 0;\nmov.b32 %a1, 0;\nmov.b32 %a2, 0;\nmov.b32 %a3, 0;
             {READY}{product}\nwgmma.commit_group.sync.aligned;
-            // mended:wgmma.wait_group.sync.aligned 0;
+            // fixed:wgmma.wait_group.sync.aligned 0;
             {use_of} // here
             wgmma.wait_group.sync.aligned 0;"
         ));
@@ -150,7 +150,7 @@ fn products_of_another_size_on_the_same_registers() {
         .replace(&registers("d", 32), &registers("d", 16));
     let error = found(&format!(
         "{READY}{}\nwgmma.commit_group.sync.aligned;
-        // mended:wgmma.wait_group.sync.aligned 0;
+        // fixed:wgmma.wait_group.sync.aligned 0;
         {narrow} // here\n{DONE}",
         product("d", "%da", 0, 8192, false)
     ));
@@ -161,14 +161,14 @@ fn products_of_another_size_on_the_same_registers() {
 fn products_that_nobody_waits_for() {
     let error = found(&format!(
         "{READY}{}
-        // mended:wgmma.commit_group.sync.aligned;
+        // fixed:wgmma.commit_group.sync.aligned;
         wgmma.wait_group.sync.aligned 0; // here",
         whole("d")
     ));
     assert!(matches!(error.fault, Fault::Uncommitted { .. }), "{error}");
     let error = found(&format!(
         "{READY}{}wgmma.commit_group.sync.aligned;
-        // mended:wgmma.wait_group.sync.aligned 0;
+        // fixed:wgmma.wait_group.sync.aligned 0;
         ret; // here",
         whole("d")
     ));
@@ -179,13 +179,13 @@ fn products_that_nobody_waits_for() {
 fn a_missing_fence_between_writes_and_reads_of_a_product() {
     let behind =
         format!("wgmma.fence.sync.aligned;\n{} // here\n{DONE}", product("d", "%da", 0, 8192, false));
-    let error = found(&format!("// mended:fence.proxy.async.shared::cta;\nbar.sync 0;\n{behind}"));
+    let error = found(&format!("// fixed:fence.proxy.async.shared::cta;\nbar.sync 0;\n{behind}"));
     let Fault::Proxy { other, .. } = error.fault else { panic!("{error}") };
     assert!(error.to_string().contains("read by the async proxy without a fence.proxy.async"), "{error}");
     assert!(named(&behind, other.line).contains("st.shared"), "{error}");
     // A fence that the barrier does not order before the product.
     let error = found(&format!(
-        "// mended:fence.proxy.async;
+        "// fixed:fence.proxy.async;
         bar.sync 0;
         fence.proxy.async; // bug\n{behind}"
     ));
@@ -197,7 +197,7 @@ fn a_missing_fence_between_writes_and_reads_of_a_product() {
             "bar.sync 0;\n{copy}
         fence.proxy.async; // bug
         cp.async.wait_all;
-        // mended:fence.proxy.async;
+        // fixed:fence.proxy.async;
         bar.sync 0;\n{behind}"
         )
         .replace("and.b32 %r4, %t, 63", "mov.b32 %r4, %t"),
@@ -210,12 +210,12 @@ fn a_missing_fence_between_writes_and_reads_of_a_product() {
 fn a_missing_barrier_between_writes_and_reads_of_a_product() {
     let behind =
         format!("wgmma.fence.sync.aligned;\n{} // here\n{DONE}", product("d", "%da", 0, 8192, false));
-    let error = found(&format!("fence.proxy.async;\n// mended:bar.sync 0;\n{behind}"));
+    let error = found(&format!("fence.proxy.async;\n// fixed:bar.sync 0;\n{behind}"));
     assert!(matches!(error.fault, Fault::ReadAfterWrite { space: Space::Shared, .. }), "{error}");
     let error = found(&format!(
         "bar.sync 0;\nshl.b32 %r4, %t, 2;\nst.shared.u32 [%r4], 0;
         fence.proxy.async;
-        // mended:bar.sync 0;
+        // fixed:bar.sync 0;
         {behind}"
     ));
     assert!(matches!(error.fault, Fault::ReadAfterWrite { space: Space::Shared, .. }), "{error}");
@@ -227,8 +227,8 @@ fn a_tile_that_is_written_while_a_product_reads_it() {
     let body = format!(
         "{READY}{}wgmma.commit_group.sync.aligned;
         bar.sync 0; // bug
-        // mended:wgmma.wait_group.sync.aligned 0;
-        // mended:bar.sync 0;
+        // fixed:wgmma.wait_group.sync.aligned 0;
+        // fixed:bar.sync 0;
         {write}wgmma.wait_group.sync.aligned 0;",
         whole("d")
     );
@@ -240,7 +240,7 @@ fn a_tile_that_is_written_while_a_product_reads_it() {
     let error = found(&format!(
         "{READY}{}{DONE}
         setp.lt.u32 %p, %t, 96;
-        // mended:bar.sync 0;
+        // fixed:bar.sync 0;
         shl.b32 %r4, %t, 2;
         @!%p st.shared.u32 [%r4+8192], 0; // here",
         whole("d")
@@ -265,7 +265,7 @@ fn descriptors_of_other_places() {
     let with = |descriptor: u64| {
         let bugged = right.replace(&b, &descriptor.to_string());
         assert_ne!(bugged, right);
-        found(&format!("{READY}{bugged} // here // mended:{right}\n{DONE}")).fault
+        found(&format!("{READY}{bugged} // here // fixed:{right}\n{DONE}")).fault
     };
     assert!(matches!(with(TILE.descriptor(16384)), Fault::OutOfBounds { space: Space::Shared, .. }));
     assert!(matches!(with(TILE.descriptor(8192) + 8), Fault::Descriptor { .. }));
@@ -299,7 +299,7 @@ fn warps_that_do_not_the_same() {
     let zeros: String = (0..32).map(|i| format!("mov.f32 %d{i}, 0f00000000;\n")).collect();
     let with = |edit: &str| {
         let bugged = right.replace("wgmma.mma", &format!("{edit} wgmma.mma"));
-        found(&format!("{zeros}{READY}{bugged} // here // mended:{right}\n{DONE}"))
+        found(&format!("{zeros}{READY}{bugged} // here // fixed:{right}\n{DONE}"))
     };
     let error = with(&format!("setp.eq.u32 %p, %t, 70; @%p mov.u64 %db, {};", b + 2));
     assert_eq!(error.fault, Fault::Unlike { what: "descriptor of B", other: None });
@@ -318,7 +318,7 @@ fn warps_that_do_not_the_same() {
     // A warp that skips a product is found at its next one, or at a barrier.
     let leaves_out = right.replace("wgmma.mma", "setp.lt.u32 %p, %t, 96; @%p wgmma.mma");
     let error = found(&format!(
-        "{READY}{leaves_out} // mended:{right}
+        "{READY}{leaves_out} // fixed:{right}
         wgmma.commit_group.sync.aligned; // here
         wgmma.wait_group.sync.aligned 0;"
     ));
@@ -326,7 +326,7 @@ fn warps_that_do_not_the_same() {
     let error = found(&format!(
         "fence.proxy.async;\nbar.sync 0;
         setp.lt.u32 %p, %t, 96; // bug
-        @%p wgmma.fence.sync.aligned; // mended:wgmma.fence.sync.aligned;
+        @%p wgmma.fence.sync.aligned; // fixed:wgmma.fence.sync.aligned;
         bar.sync 0; // here\n{right}\n{DONE}"
     ));
     assert!(matches!(error.fault, Fault::Unlike { what: "instruction", .. }), "{error}");
