@@ -9,8 +9,9 @@ use schemars::schema_for;
 use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
+use super::load::{apply, read};
 use super::sections::sections;
-use super::{Config, ConfigError, ModelSection, load};
+use super::{Config, ConfigError, ModelSection};
 
 /// Returns the JSON schema of a configuration file, with which editors complete keys and check values.
 pub fn json_schema() -> Json {
@@ -39,17 +40,21 @@ impl ConfigArgs {
         if self.schema {
             return Ok(format!("{:#}", json_schema()));
         }
-        let config = match &self.config {
-            None => Config::default(),
+        let (config, set) = match &self.config {
+            None => (Config::default(), Table::new()),
             Some(path) => {
-                let mut config = load(path, &self.overrides)?;
-                config.validate()?;
-                // Expand the preset, if the section describes the model completely.
-                if let Ok(model) = config.model.resolve(None) {
-                    let context_length = config.model.context_length;
-                    config.model = ModelSection { context_length, ..ModelSection::from_model(&model) };
+                let (_, mut set, mut config) = read(path)?;
+                for argument in &self.overrides {
+                    config = apply(&mut set, argument)?;
                 }
-                config
+                config.validate()?;
+                // The sizes of a preset are shown as well, if the section describes the model completely.
+                if let Ok(model) = config.model.resolve(None) {
+                    let ModelSection { preset, context_length, .. } = config.model;
+                    config.model =
+                        ModelSection { preset, context_length, ..ModelSection::from_model(&model) };
+                }
+                (config, set)
             }
         };
         let table = |config: &Config| {
@@ -58,7 +63,7 @@ impl ConfigArgs {
             })
         };
         let schema = json_schema();
-        let text = commented(&schema, &table(&config)?, &table(&Config::default())?);
+        let text = commented(&schema, &table(&config)?, &table(&Config::default())?, &set);
         Ok(format!("{text}\n\n{}", experiment(&schema, &table(&config)?)))
     }
 }
@@ -77,8 +82,8 @@ fn experiment(schema: &Json, config: &Table) -> String {
 const WIDTH: usize = 110;
 
 /// Lists all keys of `schema` with the values in `config`, each below its meaning. A key without a value is
-/// commented out.
-fn commented(schema: &Json, config: &Table, defaults: &Table) -> String {
+/// commented out. Keys in `set` are marked where they differ from `defaults`.
+fn commented(schema: &Json, config: &Table, defaults: &Table, set: &Table) -> String {
     let mut text = String::new();
     for (section, keys) in sections() {
         let described = &schema["properties"][section];
@@ -101,11 +106,13 @@ fn commented(schema: &Json, config: &Table, defaults: &Table) -> String {
                 None => format!("# {key} ="),
             };
             text += &line;
-            match default {
+            let is_set = set.get(section).is_some_and(|keys| keys.get(key).is_some());
+            let default_is_unset = default.is_none();
+            match default.filter(|_| is_set) {
                 Some(default) if Some(&default) != value.as_ref() => {
                     let _ = write!(text, "  # default: {default}");
                 }
-                None if value.is_some() => text += "  # default: not set",
+                None if is_set && default_is_unset => text += "  # default: not set",
                 _ => {}
             }
             text += "\n";

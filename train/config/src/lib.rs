@@ -25,6 +25,7 @@ macro_rules! section {
 mod choice;
 pub mod device;
 mod events;
+mod forms;
 mod keys;
 pub mod links;
 mod load;
@@ -42,6 +43,7 @@ mod validate;
 
 pub use choice::Choice;
 pub use events::EventFolder;
+pub use forms::http_address;
 pub use keys::{ConfigArgs, json_schema};
 pub use load::{ConfigError, load, typed};
 pub use model::ModelSection;

@@ -12,6 +12,7 @@ use kiln_shard::{Accumulate, Recompute, Reshard, Strategy};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::forms;
 use super::{ByteSize, Choice, EventFolder, ModelSection, OptimSection};
 use kiln_checkpoint::Format;
 
@@ -60,6 +61,7 @@ section! {
         path: PathBuf = PathBuf::new(),
         /// Files and folders to prepare `path` from, if it does not exist yet. If it does, it must have been
         /// prepared from them.
+        #[serde(deserialize_with = "forms::paths")]
         text: Vec<PathBuf> = Vec::new(),
         /// Vocabulary size of the tokenizer that is trained when `path` is prepared.
         vocab_size: usize = 4096,
@@ -425,7 +427,7 @@ section! {
         /// Address and port, as in `"127.0.0.1:6006"`, at which rank 0 serves a page of the run for browsers,
         /// and `/metrics` for Prometheus. If other machines can reach the address, it requires a token:
         /// `KILN_HTTP_TOKEN`, or a generated one, which is printed.
-        #[serde(skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "forms::address")]
         http: Option<SocketAddr> = None,
     }
 }

@@ -14,8 +14,9 @@ use clap::Args;
 
 use crate::error::{CommandError, Result};
 use kiln_observe::ask::ask_all;
-use kiln_observe::status::{Look, LookAt, State, look, text};
-use kiln_train::process::output::{eprint_line, printable};
+use kiln_observe::run::find_runs;
+use kiln_observe::status::{Look, LookAt, State, look, summary, text};
+use kiln_train::process::output::{eprint_line, print_line, printable};
 use kiln_train::run::{Progress, progress};
 
 /// Interval between two updates of `--follow`.
@@ -24,7 +25,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Arguments of `kiln status`.
 #[derive(Args, Clone, Debug)]
 pub struct StatusArgs {
-    /// Run folder.
+    /// Run folder, or a folder of run folders.
     run: PathBuf,
     /// Update every second until the run ends.
     #[arg(long)]
@@ -44,6 +45,11 @@ impl StatusArgs {
     ///
     /// If the folder holds no run.
     pub fn run(&self) -> Result<u8> {
+        // A folder that is not a run may contain some.
+        match find_runs(std::slice::from_ref(&self.run)) {
+            Ok(runs) if runs != [self.run.clone()] => return self.list(&runs),
+            _ => {}
+        }
         let redraws = self.follow && !self.json && stdout().is_terminal();
         let mut is_first = true;
         loop {
@@ -74,6 +80,30 @@ impl StatusArgs {
             is_first = false;
             thread::sleep(EVERY.saturating_sub(begun.elapsed()));
         }
+    }
+}
+
+impl StatusArgs {
+    /// Prints the state of each of `runs`. Returns the exit code: 1 if one needs attention.
+    fn list(&self, runs: &[PathBuf]) -> Result<u8> {
+        if self.follow || self.stacks {
+            let (runs, first) = (self.run.display(), runs[0].display());
+            return Err(CommandError::usage(format!(
+                "{runs} contains several runs; --follow and --stacks need one, such as {first}"
+            )));
+        }
+        let mut code = 0;
+        for run in runs {
+            let look = look_at(run, false)?;
+            code |= u8::from(look.state.is_bad());
+            print_line(&match self.json {
+                true => {
+                    serde_json::to_string(&look).map_err(|error| CommandError::usage(error.to_string()))?
+                }
+                false => summary(&look),
+            });
+        }
+        Ok(code)
     }
 }
 

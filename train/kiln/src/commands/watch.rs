@@ -35,7 +35,13 @@ pub struct WatchArgs {
     runs: Vec<PathBuf>,
     /// Serve a web page, with /metrics for Prometheus, instead of the terminal view. Addresses that other machines can
     /// reach require a token: KILN_HTTP_TOKEN, or a random one that is printed.
-    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:6006")]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT|PORT",
+        num_args = 0..=1,
+        default_missing_value = "6006",
+        value_parser = kiln_config::http_address
+    )]
     http: Option<SocketAddr>,
     /// Let the page save checkpoints and end runs. It then requires a token at every address.
     #[arg(long, requires = "http")]

@@ -39,8 +39,10 @@ fn a_value_that_is_no_default_says_so() {
     for line in ["seed = 7  # default: 0", "schedule = \"wsd\"  # default: \"cosine\"", "beta1 = 0.9\n"] {
         assert!(text.contains(line), "{line} is not in {text}");
     }
-    // The expanded preset.
-    assert!(text.contains("d_model = 640"), "{text}");
+    // The preset is set; its sizes are not.
+    for line in ["preset = \"90m\"  # default: not set", "d_model = 640\n"] {
+        assert!(text.contains(line), "{line} is not in {text}");
+    }
     let refused = Workspace::new().kiln(&["config", &file, "--set", "train.sed=7"]);
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(refused.stderr.contains("did you mean `seed`?"), "{refused:?}");

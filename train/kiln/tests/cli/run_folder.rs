@@ -124,6 +124,45 @@ fn of_two_starts_in_one_folder_one_goes_on_and_the_other_names_it() {
 }
 
 #[test]
+fn latest_is_the_run_that_was_interrupted_last() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("train.steps", "3"), ("checkpoint.every", "1")]);
+    let said = workspace.succeed(&["train", "run.toml"]);
+    assert!(!said.contains("earlier run"), "{said}");
+    let failed = workspace.kiln(&["train", "run.toml", "--fault", "nan@backward:3:0"]);
+    assert_eq!(failed.code, Some(1), "{failed:?}");
+    let said = workspace.succeed(&["train", "run.toml"]);
+    let first = said.lines().next().unwrap_or_default();
+    assert_eq!(first, "runs/run holds an earlier run: this run goes to runs/run-3");
+
+    let listed = workspace.kiln(&["status", "runs"]);
+    assert_eq!(listed.code, Some(1), "{listed:?}");
+    let heads =
+        ["run runs/run: step 3 of 3, ", "run runs/run-2: step 2 of 3, ", "run runs/run-3: step 3 of 3, "];
+    let lines: Vec<_> = listed.stdout.lines().filter(|line| line.starts_with("run ")).collect();
+    assert_eq!(lines.len(), 3, "{listed:?}");
+    for (line, head) in lines.into_iter().zip(heads) {
+        assert!(line.starts_with(head), "{line}");
+    }
+    assert_refused(&workspace.kiln(&["status", "runs", "--follow"]), &["runs contains several runs"]);
+
+    let said = workspace.succeed(&["train", "run.toml", "--resume", "latest"]);
+    assert!(said.contains("resuming from runs/run-2/checkpoints/fsdp_cpt2\n"), "{said}");
+    // Now all are complete: the last one continues, with its own configuration and this change.
+    let more = ["train", "--resume", "runs/run-3/checkpoints/fsdp_cpt3", "--set", "train.steps=4"];
+    workspace.succeed(&more);
+    assert_eq!(workspace.steps("runs/run-3").len(), 4);
+
+    for (arguments, says) in [
+        (&["train"][..], "CONFIG"),
+        (&["train", "--resume", "latest"], "--resume latest needs CONFIG"),
+        (&["train", "--resume", "nowhere"], "nowhere"),
+    ] {
+        assert_refused(&workspace.kiln(arguments), &[says]);
+    }
+}
+
+#[test]
 fn two_starts_without_a_folder_take_one_each() {
     let workspace = Workspace::new();
     let starts = [workspace.start(&FOREVER), workspace.start(&FOREVER)];

@@ -10,7 +10,7 @@ mod table;
 
 pub use health::{State, ranks_of};
 pub use look::{Call, Look, ProcessLook, RankLook, look};
-pub use table::text;
+pub use table::{summary, text};
 
 /// Returns the current state of the run in a folder, or the reason why that is impossible, for people. The
 /// caller, which knows the folder's locks and checkpoints, provides it: this crate knows neither.

@@ -25,6 +25,11 @@ pub fn text(look: &Look) -> String {
     lines.join("\n")
 }
 
+/// Formats the state of a run among others: its progress and its state, without its ranks.
+pub fn summary(look: &Look) -> String {
+    wrapped(&format!("{}; {}: {}", headline(look), look.state, look.text), "", "  ").join("\n")
+}
+
 fn headline(look: &Look) -> String {
     let mut parts = Vec::new();
     if !look.ranks.is_empty() {

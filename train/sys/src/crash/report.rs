@@ -310,7 +310,7 @@ fn write_file(folder: &mut Text<PATH>, name: &str, how: OFlags, bytes: &[u8]) {
 fn write_position<const N: usize>(text: &mut Text<N>, position: &Position) -> fmt::Result {
     let (phase, seen) = (position.phase(), position.progress().seen());
     write_step(text, position.rank, seen.step)?;
-    write!(text, "phase    {phase}\nunit     ")?;
+    write!(text, "phase    {phase}\nmodule   ")?;
     let before = text.len;
     position.write_module(text)?;
     match (text.len == before, phase) {

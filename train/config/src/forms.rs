@@ -1,0 +1,90 @@
+//! Values that users may write in a shorter form.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, de};
+
+/// Reads the address of a page from `text`: `127.0.0.1:6006`, `localhost:6006`, or a port alone (`6006`, `:6006`), which
+/// only this machine can reach.
+///
+/// # Errors
+///
+/// A description of the problem.
+pub fn http_address(text: &str) -> Result<SocketAddr, String> {
+    let port = text.strip_prefix(':').unwrap_or(text);
+    let text = if port.parse::<u16>().is_ok() { format!("127.0.0.1:{port}") } else { text.to_owned() };
+    let found = text.to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
+    found.ok_or_else(|| "not an address and a port, such as 127.0.0.1:6006, or a port".to_owned())
+}
+
+/// Deserializes an address as in [`http_address`], or a port as a number.
+pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected an address and a port, such as \"127.0.0.1:6006\", or a port")]
+    enum Form {
+        Port(u16),
+        Text(String),
+    }
+    let address = match Form::deserialize(from)? {
+        Form::Port(port) => http_address(&port.to_string()),
+        Form::Text(text) => http_address(&text),
+    };
+    address.map(Some).map_err(de::Error::custom)
+}
+
+/// Deserializes an array of paths, or one path.
+pub(super) fn paths<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error> {
+    struct Paths;
+
+    impl<'de> Visitor<'de> for Paths {
+        type Value = Vec<PathBuf>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a sequence")
+        }
+
+        fn visit_str<E: de::Error>(self, path: &str) -> Result<Vec<PathBuf>, E> {
+            Ok(vec![path.into()])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut paths: A) -> Result<Vec<PathBuf>, A::Error> {
+            let mut all = Vec::new();
+            while let Some(path) = paths.next_element()? {
+                all.push(path);
+            }
+            Ok(all)
+        }
+    }
+
+    from.deserialize_any(Paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_an_address_of_this_machine() {
+        for text in ["6006", ":6006", "127.0.0.1:6006"] {
+            assert_eq!(http_address(text).unwrap(), "127.0.0.1:6006".parse().unwrap(), "{text}");
+        }
+        assert!(http_address("localhost:6006").unwrap().ip().is_loopback());
+        for text in ["", "localhost", "70000", "1.2.3.4", "1.2.3.4:70000"] {
+            assert!(http_address(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn one_path_is_an_array_of_one() {
+        let text = |value: &str| toml::from_str::<crate::Config>(&format!("data.text = {value}"));
+        assert_eq!(text("'a'").unwrap().data.text, [PathBuf::from("a")]);
+        assert_eq!(text("['a', 'b']").unwrap().data.text, [PathBuf::from("a"), PathBuf::from("b")]);
+        assert!(text("3").unwrap_err().message().contains("a sequence"));
+        let http = |value: &str| toml::from_str::<crate::Config>(&format!("log.http = {value}"));
+        assert_eq!(http("6006").unwrap().log.http, http_address(":6006").ok());
+        assert!(http("'nowhere'").is_err());
+    }
+}
