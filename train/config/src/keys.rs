@@ -210,7 +210,7 @@ mod tests {
     fn shown_text_is_a_configuration() {
         let (defaults, none) = (Table::try_from(Config::default()).expect("TOML"), Table::new());
         for values in [&none, &defaults] {
-            let text = commented(&json_schema(), values, &defaults);
+            let text = commented(&json_schema(), values, &defaults, values);
             let read: Config = toml::from_str(&text).expect("a configuration");
             assert_eq!(read, Config::default());
             // Including keys without a value.
