@@ -100,7 +100,7 @@ impl Status {
         if state.cancelled { Err(CheckpointError::OtherRank) } else { Ok(()) }
     }
 
-    /// Returns whether the thread, with work left, has at some time made no progress for `timeout`.
+    /// Returns whether the thread ever made no progress for `timeout` while it had work left.
     pub(super) fn is_stalled(&self, timeout: Duration) -> bool {
         let mut state = self.state();
         state.stalled |= state.is_busy() && !state.waiting && state.moved.elapsed() > timeout;
@@ -117,7 +117,7 @@ impl Status {
     pub(super) fn all_written(&self, timeout: Duration) {
         let mut state = self.state();
         if state.deadline.is_none() {
-            // A time beyond the range of the clock never comes.
+            // A deadline beyond the range of the clock never passes.
             state.deadline = Instant::now().checked_add(timeout);
             self.changed.notify_all();
         }

@@ -277,7 +277,7 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// There is only something left to end after an error of the launcher itself.
+    /// The rank still runs here only after an error of the launcher itself.
     fn drop(&mut self) {
         if self.exists {
             let _ = kill_process_group(self.pid, Signal::KILL);

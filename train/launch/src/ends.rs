@@ -1,4 +1,4 @@
-//! The ends of ranks: what each rank reports, the outcome of the job, and its description for people.
+//! The ends of ranks: what each rank reports, the outcome of the job, and its description for users.
 
 use kiln_sys::launcher::Word;
 use signal_hook::consts::SIGKILL;
@@ -34,7 +34,7 @@ impl End {
         self.last(Word::Step)?.parse().ok()
     }
 
-    /// Returns the ranks of the job that it has waited for in vain.
+    /// Returns the ranks of the job that did not arrive while it waited for them.
     pub(super) fn absent(&self) -> impl Iterator<Item = usize> {
         self.last(Word::Absent).unwrap_or_default().split(',').flat_map(str::parse)
     }
@@ -115,7 +115,7 @@ pub(super) struct Ends {
 pub(super) enum Verdict {
     /// Every rank ended well.
     Done,
-    /// Ranks were asked to end, and have saved their state, if any.
+    /// Ranks received a stop request, and have saved their state, if any.
     Preempted,
     /// The configuration is invalid; another attempt would end the same way.
     Usage,

@@ -60,7 +60,7 @@ const DATA_SHEETS: &[DataSheet] = &[
 ];
 
 impl DataSheet {
-    /// Returns the data sheet of the GPU that its driver calls `name`, if there is one here.
+    /// Returns the data sheet of the GPU that its driver calls `name`, if it is in the table.
     pub fn of_driver(name: &str) -> Option<&'static DataSheet> {
         // Match whole words: an RTX A4000 is not an A40.
         let is_whole = |part: &str| {

@@ -67,7 +67,7 @@ fn the_vocabulary_is_that_of_the_data() {
     let tune = ["tune", "run.toml", "--candidates", "1", "--steps", "1", "--rounds", "1", "--json"];
     let tuned: Value = serde_json::from_str(&workspace.succeed(&tune)).expect("JSON");
     assert_eq!(tuned["parameters"], prepared["parameters"]);
-    // A run would refuse it.
+    // As in a run, a vocabulary smaller than the tokenizer's is refused.
     let ended = workspace.kiln(&["plan", "run.toml", "--set", "model.vocab_size=256"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("has 257 tokens, but model.vocab_size is 256"), "{ended:?}");

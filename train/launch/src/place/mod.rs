@@ -34,7 +34,7 @@ pub use vars::{DEFAULT_PORT, JobSecret, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, S
 /// A function that reads the place of this process from flags and variables.
 type Read = fn(&Flags, &Vars) -> Result<Finding, EnvError>;
 
-/// The sources in the order in which they are asked, and the variables that each reads, without the secret.
+/// The sources in the order in which they are checked, and the variables that each reads, without the secret.
 const SOURCES: [(Source, &[&str], Read); 7] = [
     (Source::Flags, &[], Flags::read),
     (Source::Torchrun, ranks::TORCHRUN, |_, vars| ranks::read_torchrun(vars)),

@@ -349,7 +349,7 @@ pub(super) fn read_pet(vars: &Vars) -> Result<Finding, EnvError> {
     /// Variables that describe the nodes of the job.
     const ABOUT_NODES: [&str; 5] =
         ["PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_STANDALONE"];
-    /// A variable of every other source that has not been asked yet.
+    /// A variable of each source that is checked after this one.
     const OTHERS: [&str; 5] =
         ["SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
     let set = |names: [&'static str; 5]| names.into_iter().find(|name| vars.has(name));

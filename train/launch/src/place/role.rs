@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::vars::{JobSecret, Vars, is_name};
 
-/// The source of this process's place, in the order in which sources are asked.
+/// The source of this process's place, in the order in which sources are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Flags of the command line.

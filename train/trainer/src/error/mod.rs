@@ -27,8 +27,8 @@ use kiln_sys::words::{number_of, size};
 pub use eval::EvalError;
 pub use folder::FolderError;
 
-/// Consecutive steps without an update that end a run under `train.nonfinite = "skip"`: that many cannot be due
-/// to a bad batch.
+/// Number of consecutive skipped updates that ends a run under `train.nonfinite = "skip"`: a bad batch cannot cause
+/// that many.
 pub const MAX_SKIPPED: u64 = 10;
 
 /// The result of a part of a run.
@@ -95,7 +95,7 @@ pub enum TrainError {
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] kiln_collectives::mpi::MpiError),
-    /// The GPUs of ranks that are processes could not be connected: NCCL on this rank, with this GPU.
+    /// NCCL on this rank could not connect this GPU with those of the other ranks, which are processes.
     #[cfg(feature = "cuda")]
     #[error("rank {rank} cannot connect its GPU {index} with those of the other ranks: {source}")]
     Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },

@@ -1,4 +1,4 @@
-//! Makes ranks that are processes run the same thing.
+//! Makes ranks that are processes follow one plan.
 //!
 //! Each rank has read its own arguments and configuration, which are compared. Rank 0 alone decides everything
 //! that depends on the disk, such as the run folder or the checkpoint to resume from, and sends its decision to
@@ -24,7 +24,7 @@ use kiln_data::DataError;
 /// The rank that decides.
 const ROOT: usize = 0;
 
-/// Longest time between two signs of life from rank 0, at which it also learns which ranks were asked to stop.
+/// Longest time between two signs of life from rank 0, which also collect the other ranks' requests to stop.
 const BEAT: Duration = Duration::from_secs(2);
 
 /// The outcome of rank 0's preparation.

@@ -25,7 +25,7 @@ const GPU: &str = "the GPU";
 const ALLOWANCE: f64 = 0.98;
 const GPU_ALLOWANCE: f64 = 0.85;
 
-/// Warnings from a check that the run may continue after.
+/// Warnings of a check, none of which prevents the run.
 pub type Warnings = Vec<String>;
 
 /// A run to be checked. Only `config` changes when alternatives are tried.

@@ -73,7 +73,7 @@ pub trait Observer: Send {
     /// communicate.
     fn begun(&mut self, _engine: &Engine, _step: u64) {}
 
-    /// Called when the work of a step is done but its outcome is not known yet. Called on the same terms as
+    /// Called when the work of a step is done but its outcome is not known yet. Called under the same conditions as
     /// [`Observer::begun`].
     fn ended(&mut self, _engine: &Engine, _step: u64) {}
 

@@ -91,7 +91,7 @@ fn flags_override_the_environment() {
     let standalone = NodeFlags { standalone: true, ..NodeFlags::default() };
     let found = launched(&standalone, &lookup).unwrap();
     assert_eq!((found.nodes, found.node_rank, found.master.port), (1, 0, 0));
-    // Inside a rank of something else, a launcher without flags starts a separate job.
+    // Inside a rank of another launcher's job, a launcher without flags starts a separate job.
     let inside = Env::new("RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 MASTER_ADDR=b SLURM_NODEID=7");
     let found = launched(&NodeFlags::default(), &|name| inside.0.get(name).cloned()).unwrap();
     assert_eq!((found.nodes, found.node_rank, found.master.port), (1, 0, 0));
