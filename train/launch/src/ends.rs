@@ -81,7 +81,7 @@ impl End {
             let first = text.lines().next().unwrap_or_default();
             let first: String = first.chars().take(COMPARED).collect();
             if !self.last_lines.iter().any(|line| line.contains(&first)) {
-                text.lines().for_each(|line| print(&format!("  it says: {line}")));
+                text.lines().for_each(|line| print(&format!("  its message: {line}")));
             }
         }
     }
@@ -188,7 +188,7 @@ impl Ends {
         print(&format!("rank {} (pid {}) {first}: {}", cause.rank, cause.pid, cause.describe()));
         cause.print_reasons();
         if let Some(folder) = &cause.crash {
-            print(&format!("  what is known of it: {}", folder.display()));
+            print(&format!("  details: {}", folder.display()));
         }
         cause.print_last_lines();
         for end in others {
@@ -206,7 +206,7 @@ impl Ends {
                 end.print_reasons();
             }
             match end.last_lines == cause.last_lines && !end.last_lines.is_empty() {
-                true => print(&format!("  it says the same ({})", end.stderr.display())),
+                true => print(&format!("  same output ({})", end.stderr.display())),
                 false => end.print_last_lines(),
             }
         }

@@ -22,7 +22,7 @@ pub enum DeviceError {
     NoDriver { names: String, places: String, failures: Vec<String> },
     /// The driver is installed, and reports an error. `call`: the failed call; `error`: the driver's answer.
     #[error(
-        "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may say more. After an update \
+        "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may show more. After an update \
          of the driver the machine needs a restart"
     )]
     DriverFails { call: &'static str, error: String },

@@ -138,9 +138,9 @@ fn a_recommendation_leaves_a_margin() {
     }
     let text =
         workspace.succeed(&["plan", &preset("7b"), "--ranks", "8", "--memory", &tight, "--margin", "50"]);
-    assert!(text.contains("\nNothing leaves 50 % of "), "{text}");
+    assert!(text.contains("\nNo strategy leaves 50 % of "), "{text}");
     let text = workspace.succeed(&["plan", &preset("7b"), "--ranks", "8", "--memory", "1GiB"]);
-    assert!(text.contains("\nNothing fits with any micro-batch"), "{text}");
+    assert!(text.contains("\nNo strategy fits with any micro-batch"), "{text}");
 }
 
 /// A layer without `meta_forward` is named in every text that has the plan's number.

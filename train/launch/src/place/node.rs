@@ -86,8 +86,8 @@ impl Node {
             (PerGpu::Needed(name), found) => {
                 let why = found.err().unwrap_or_else(|| "there is none".to_owned());
                 let problem = format!(
-                    "no GPU can be counted ({why}; `kiln doctor` says more); give a number, or `cpu` for one \
-                     per core"
+                    "cannot count GPUs ({why}; `kiln doctor` shows more); set a number, or `cpu` for one per \
+                     core"
                 );
                 return Err(EnvError::value(name, "gpu", problem));
             }

@@ -32,7 +32,7 @@ pub enum EvalError {
     )]
     OtherData { checkpoint: PathBuf, data: PathBuf },
     /// The data that the user named do not exist.
-    #[error("--data {}: there is no such folder; name one with prepared data", .data.display())]
+    #[error("--data {}: no such folder; name one with prepared data", .data.display())]
     DataMissing { data: PathBuf },
     /// The data were prepared with another tokenizer.
     #[error(

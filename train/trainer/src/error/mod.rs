@@ -159,7 +159,7 @@ pub enum TrainError {
     Exists(PathBuf),
     /// A stop was requested while this process waited for the others.
     #[error(
-        "stopped as asked before the ranks were connected: there was nothing to save yet; start it again"
+        "stopped on request before the ranks were connected: there was nothing to save yet; start it again"
     )]
     Stopped,
     /// A fault drill, not a real fault.

@@ -141,7 +141,7 @@ pub(super) fn make(
             say(&difference);
         }
         if !draft.changed.is_empty() {
-            say(&format!("at another position in the data, as allowed: {}", draft.changed.join(", ")));
+            say(&format!("reading the data at another position, as allowed: {}", draft.changed.join(", ")));
         }
     }
     let ranks = config.train.ranks;

@@ -176,8 +176,8 @@ fn ranks_per_gpu() {
         assert_eq!(node.map(|node| node.nproc_per_node), Ok(expected), "{word}");
     }
     let error = ranks(per("gpu"), none()).map_err(|error| error.to_string());
-    let says = "PET_NPROC_PER_NODE=gpu: no GPU can be counted (there is no driver; `kiln doctor` says \
-                more); give a number, or `cpu` for one per core";
+    let says = "PET_NPROC_PER_NODE=gpu: cannot count GPUs (there is no driver; `kiln doctor` shows \
+                more); set a number, or `cpu` for one per core";
     assert_eq!(error, Err(says.to_owned()));
     assert!(ranks(per("gpu"), Ok(0)).is_err());
     assert_eq!(per("auto").per_gpu, Some(PerGpu::IfAny));

@@ -45,7 +45,7 @@ impl Trainer<'_> {
             reporter.finish();
             self.conclusion(&reporter, None).lines().iter().for_each(|line| say(line));
             say(&format!(
-                "stopped as asked: {} of {}, checkpoint {}; continue with --resume latest",
+                "stopped on request: {} of {}, checkpoint {}; continue with --resume latest",
                 self.state.step,
                 number_of(self.plan.config.train.steps, "step"),
                 checkpoint.display()
