@@ -38,7 +38,7 @@ impl HeldFolder {
             ErrorKind::InvalidInput => lost(),
             _ => CheckpointError::io("read", &self.path)(error),
         };
-        // Opening asks the server of a network file system; a plain lookup may be answered from a cache.
+        // Opening queries the server of a network file system; a plain lookup may be answered from a cache.
         let there = files::open(&self.path).and_then(|file| file.metadata()).map_err(unreadable)?;
         let held = self.file.metadata().map_err(unreadable)?;
         let is_same = (there.dev(), there.ino()) == (held.dev(), held.ino());

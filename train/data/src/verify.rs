@@ -225,7 +225,7 @@ impl Check<'_> {
             }
             return Ok(());
         }
-        // The damaged places say more than the mere fact of damage.
+        // The damaged places replace the report that the whole file differs.
         self.found.problems.truncate(before);
         let width = self.info.dtype.bytes() as u64;
         // Neighbouring blocks are joined; a run of blocks is never empty.

@@ -226,7 +226,7 @@ impl Child {
         self.notify(Signal::USR1);
     }
 
-    /// Sends a signal only to the rank itself, which knows its meaning.
+    /// Sends a signal only to the rank itself, which handles it.
     pub(super) fn notify(&self, signal: Signal) {
         if self.exists {
             let _ = kill_process(self.pid, signal);

@@ -145,7 +145,7 @@ impl Ends {
     pub(super) fn verdict(&self) -> Verdict {
         let failed = || self.ranks.iter().filter(|end| end.failed());
         let saved = self.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
-        // Ranks that the launcher has ended say nothing about the cause, and neither do ranks that blame
+        // Ranks that the launcher has ended give no information about the cause, and neither do ranks that blame
         // another, unless the fault applies to all.
         let is_usage = |end: &End| end.code == Some(USAGE.into());
         let is_cause = |end: &&End| !end.asked_to_end && (is_usage(end) || !end.is_consequence());

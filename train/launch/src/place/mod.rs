@@ -1,9 +1,8 @@
 //! The place of this process among the ranks of a job.
 //!
-//! Every launcher and scheduler describes the place of a process in its own variables. [`survey`] asks
-//! these sources in a fixed order. The first source with an answer wins, and an invalid answer is an error
-//! instead of a reason to ask the next source: a rank that wrongly believed to be alone would train by
-//! itself.
+//! Every launcher and scheduler describes the place of a process in its own variables. [`survey`] checks these sources
+//! in a fixed order. The first source with an answer wins, and an invalid answer is an error instead of a reason to
+//! check the next source: a rank that wrongly assumed it was alone would train by itself.
 //!
 //! Everything here is a function of a lookup, so that it can be tested without touching the process's
 //! environment; only [`find_here`] reads it.
@@ -87,7 +86,7 @@ pub fn environment(name: &str) -> Option<String> {
     value
 }
 
-/// Asks every source, and returns the answer of each, even if one of them is invalid.
+/// Checks every source, and returns the answer of each, even if one of them is invalid.
 pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Considered>) {
     // Flags may set the address where the ranks meet, whichever source provides the rest.
     let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));

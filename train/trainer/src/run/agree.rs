@@ -54,9 +54,9 @@ pub(super) fn on_config(world: &dyn Communicator, config: &Config, options: &Run
 
 /// Makes the plan with `make` on rank 0 and returns it on all ranks. Collective.
 ///
-/// Preparing data may take longer than the timeout of a collective, so rank 0 regularly tells the other ranks
-/// to keep waiting; they notice when it is gone. A rank that was asked to stop reports it then, and rank 0
-/// stops as if it had been asked itself.
+/// Preparing data may take longer than the timeout of a collective, so rank 0 regularly sends the other ranks a message
+/// to keep waiting; they notice when it is gone. A rank that was asked to stop reports it then, and rank 0 stops as if
+/// it had been asked itself.
 pub(super) fn on_plan(
     world: &dyn Communicator,
     config: &Config,

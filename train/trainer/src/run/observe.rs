@@ -46,7 +46,7 @@ pub struct Moment {
 /// Observes the steps of one rank. Every rank of a run has the same observers, which are called at the same
 /// places in the same order: an observer may communicate, if it does so on all ranks.
 pub trait Observer: Send {
-    /// Returns whether this observer wants to see the step; otherwise it is not called for it.
+    /// Returns whether to call this observer for the step.
     fn looks_into(&self, step: u64) -> bool;
 
     /// Returns whether this rank shows the passes of the step to the observer, through [`Observer::fetched`]
@@ -310,8 +310,8 @@ impl Observers {
         self.with(|state| state.observers.iter_mut().for_each(|observer| observer.ended(engine, step)));
     }
 
-    /// Notifies the observers of a new micro-batch at `at`. Returns the probe for its passes if an observer
-    /// wants to see them.
+    /// Notifies the observers of a new micro-batch at `at`. Returns the probe for its passes if an observer looks into
+    /// the step.
     pub fn fetched(&self, engine: &Arc<Engine>, at: Moment, batch: &MicroBatch) -> Result<Option<Probe>> {
         let is_shown = self.with(|state| {
             if state.shown(at.step).next().is_none() {
