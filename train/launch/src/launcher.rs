@@ -54,9 +54,10 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         match node.nodes {
             1 => node.secret = Some(JobSecret(random_text()?)),
             _ => print(&format!(
-                "warning: {SECRET} is not set, so anyone who reaches port {} of {} could take a rank's place; \
-                 unless that is a loopback address or comm.open is true, the ranks will refuse to start. \
-                 Set it to the same random text on every node; `openssl rand -hex 32` makes one",
+                "warning: {SECRET} is not set, so anyone who reaches port {} of {} could take a rank's \
+                 place; unless that is a loopback address or comm.open is true, the ranks will refuse to \
+                 start. Set it to the same random string on every node, such as the output of `openssl rand \
+                 -hex 32`",
                 node.master.port, node.master.host
             )),
         }

@@ -24,7 +24,7 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     assert_refused(&ended, &["no checkpoint in run/checkpoints", "without --resume"]);
     let ended = workspace.kiln(&[&RUN[..], &["--set", "optim.lr=0.5"]].concat());
     let says = "run holds a run without a complete checkpoint, and this configuration differs";
-    assert_refused(&ended, &[says, "repeat its original command to start it again", "--out"]);
+    assert_refused(&ended, &[says, "repeat the run's original command", "--out"]);
     assert!(!ended.stderr.contains("--resume"), "{ended:?}");
     assert_eq!(workspace.text("run/metrics.jsonl"), failed);
 

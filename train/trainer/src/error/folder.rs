@@ -26,7 +26,7 @@ pub enum FolderError {
     Occupied(PathBuf),
     /// The folder holds a run without a checkpoint, which this start does not restart for the given reason.
     #[error(
-        "{} holds a run without a complete checkpoint, {}: choose another folder with --out", .0.display(), .1
+        "{} holds a run without a complete checkpoint, {}, or choose another folder with --out", .0.display(), .1
     )]
     Unsaved(PathBuf, &'static str),
     /// The path `out` is a dangling `link`, or below one.
