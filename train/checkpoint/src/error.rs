@@ -131,7 +131,7 @@ pub enum CheckpointError {
     #[error("{path}: {key} {problem}; get the file again")]
     Key { path: PathBuf, key: String, problem: String },
     /// The model has a feature that Kiln's decoder lacks. `supported`: the supported values.
-    #[error("{path}: {key} = {value} is not supported: {supported}")]
+    #[error("{path}: {key} = {value} is not supported; Kiln supports {supported}")]
     Unsupported { path: PathBuf, key: String, value: String, supported: &'static str },
     /// The sizes in a `config.json` are invalid.
     #[error("{path} describes an impossible model: {source}")]

@@ -156,7 +156,7 @@ impl Config {
         problems.extend(device.threads.and_then(too_many_threads));
         if log.histograms > 0 && log.tensorboard == EventFolder::None {
             problems.push(format!(
-                "log.histograms = {}: TensorBoard shows them; set log.tensorboard = true as well",
+                "log.histograms = {}: histograms are written for TensorBoard only; set log.tensorboard = true",
                 log.histograms
             ));
         }

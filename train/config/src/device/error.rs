@@ -22,8 +22,8 @@ pub enum DeviceError {
     NoDriver { names: String, places: String, failures: Vec<String> },
     /// The driver is installed, and reports an error. `call`: the failed call; `error`: the driver's answer.
     #[error(
-        "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may show more. After an update \
-         of the driver the machine needs a restart"
+        "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may show more. After a driver \
+         update, restart the machine"
     )]
     DriverFails { call: &'static str, error: String },
     /// The driver is older than a component that uses it. `found`: the driver's version of CUDA; `needed`: the

@@ -101,10 +101,9 @@ pub enum TrainError {
     Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },
     /// These ranks, which are processes, were started differently from rank 0.
     #[error(
-        "ranks {0:?} do not have the same configuration, arguments and build as rank 0: \
-         start every rank with the same command. If they belong to another job that uses the same port, \
-         give each job a port (MASTER_PORT), a name (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret \
-         (KILN_JOB_SECRET) of its own"
+        "ranks {0:?} do not have the same configuration, arguments and build as rank 0: start every rank \
+         with the same command. If they belong to another job that uses the same port, give each job its own \
+         port (MASTER_PORT), name (TORCHELASTIC_RUN_ID, --rdzv-id) or secret (KILN_JOB_SECRET)"
     )]
     OtherConfig(Vec<usize>),
     /// Rank 0, which makes the plan for all ranks, failed with this message; `usage` says whether the
