@@ -34,7 +34,7 @@ impl HeldFolder {
         let lost = || CheckpointError::NotHeld { folder: self.folder.clone() };
         let unreadable = |error: std::io::Error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => lost(),
-            // It is not a regular file any more.
+            // The path no longer leads to a regular file.
             ErrorKind::InvalidInput => lost(),
             _ => CheckpointError::io("read", &self.path)(error),
         };

@@ -229,7 +229,7 @@ impl Saver {
                 }
             }
         }
-        // It completes the checkpoint now.
+        // The thread completes the checkpoint now.
         let _ = status.record_progress();
         Ok(())
     }
@@ -304,7 +304,7 @@ impl Saver {
             status.wait(MESSAGE_INTERVAL);
         }
         if status.is_stalled(timeout) {
-            // It hangs in the system, where it cannot be interrupted. If it ever returns, it finds that its
+            // The thread hangs in the system, where it cannot be interrupted. If it ever returns, it finds that its
             // work is no longer wanted.
             status.cancel();
             let (path, seconds) = (folder::beside(&place), timeout.as_secs_f64());

@@ -13,22 +13,22 @@ const LAST_WAIT: Duration = Duration::from_secs(1);
 /// The stage of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Its part is being written.
+    /// The rank's part is being written.
     Writing,
-    /// Its part is on the disk.
+    /// The rank's part is on the disk.
     Written,
-    /// It has no work left.
+    /// The rank has no work left.
     Complete,
-    /// It could not write its part.
+    /// The rank could not write its part.
     Failed,
 }
 
 /// The next action of a thread that waits for the parts of other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Look for them again.
+    /// Look for the parts again.
     Look,
-    /// Report that they have not arrived in time.
+    /// Report that the parts have not arrived in time.
     Overdue,
     /// Stop: the save or the run has failed elsewhere.
     GiveUp,

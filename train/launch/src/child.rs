@@ -38,7 +38,7 @@ pub(super) struct End {
     pub(super) words: Vec<(Word, String)>,
     /// The crash report, if the launcher had to write it.
     pub(super) crash: Option<PathBuf>,
-    /// Its last lines on stderr.
+    /// Last lines of the rank on stderr.
     pub(super) last_lines: Vec<String>,
     /// The file with all lines.
     pub(super) stderr: PathBuf,

@@ -26,7 +26,7 @@ pub struct Options {
     pub node: Node,
     /// The program of every rank.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub arguments: Vec<OsString>,
     /// Folder of the ranks' logs; `None` for `runs/logs/<job>`.
     pub log_dir: Option<PathBuf>,

@@ -51,15 +51,15 @@ pub struct PlanReport {
 /// The recommended row and the reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recommendation {
-    /// Its index.
+    /// Index of the row.
     pub row: usize,
-    /// Its strategy.
+    /// Strategy of the row.
     pub strategy: Strategy,
-    /// Its recomputation.
+    /// Recomputation of the row.
     pub recompute: Recompute,
     /// True if it offloads.
     pub offload: bool,
-    /// Its micro-batch.
+    /// Micro-batch of the row.
     pub micro_batch: usize,
     /// The reason for the recommendation.
     pub reason: String,

@@ -35,7 +35,7 @@ pub struct HuggingFaceFolder {
 struct Tensor {
     /// Kiln's shape.
     shape: Vec<usize>,
-    /// Its tensors there: one, or one per expert, of equal size.
+    /// Its tensors in the files: one, or one per expert, of equal size.
     parts: Vec<Part>,
 }
 

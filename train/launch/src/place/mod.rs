@@ -49,7 +49,7 @@ const SOURCES: [(Source, &[&str], Read); 7] = [
 pub struct Considered {
     /// The source.
     pub source: Source,
-    /// Its variables that are set, with values shortened.
+    /// The source's variables that are set, with values shortened.
     pub found: Vec<(String, String)>,
     /// Reason why it was used or skipped.
     pub verdict: String,
