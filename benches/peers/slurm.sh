@@ -204,16 +204,16 @@ for recipe in train launch; do
     # Only the ranks, only the batch script, all processes of the job.
     for flags in "--signal=TERM" "--signal=TERM --batch" "--signal=USR1 --batch" "--signal=USR1 --full"; do
         ACT="scancel $flags \$SLURM_JOB_ID" check "$recipe: scancel $flags" $recipe "COMPLETED 1" \
-            "stopped as asked: 5 of 8 steps" "${drill[@]}" &
+            "stopped on request: 5 of 8 steps" "${drill[@]}" &
     done
     # At SIGTERM, srun kills what it has started: the job goes on from the checkpoint before.
     ACT="scancel --signal=TERM --full \$SLURM_JOB_ID" check "$recipe: scancel --signal=TERM --full" $recipe \
         "COMPLETED 1" "resuming from run/checkpoints/fsdp_cpt3" "${drill[@]}" &
     # Slurm itself signals, some time before the job's time is up.
     SBATCH="--time=1 --signal=USR1@50" ACT= check "$recipe: the end of its time" $recipe "COMPLETED 1" \
-        "stopped as asked: 5 of 8 steps" "${drill[@]}" &
+        "stopped on request: 5 of 8 steps" "${drill[@]}" &
     CURVE=none ACT="scancel \$SLURM_JOB_ID" check "$recipe: cancelled" $recipe "CANCELLED 0" \
-        "stopped as asked: 5 of 8 steps" "${drill[@]}" &
+        "stopped on request: 5 of 8 steps" "${drill[@]}" &
 done
 CURVE=none ACT='kill -9 $PPID' check "train: a rank is killed" train "FAILED 0" "(world rank 0): it died" "${drill[@]}" &
 CURVE=none ACT='kill -9 $PPID' check "train: another rank is killed" train "FAILED 0" "(world rank 1): it died" \
@@ -221,15 +221,15 @@ CURVE=none ACT='kill -9 $PPID' check "train: another rank is killed" train "FAIL
 ACT='kill -9 $PPID' check "launch: a rank is killed" launch "COMPLETED 0" "resuming from run/checkpoints/fsdp_cpt3" \
     "${drill[@]}" &
 SBATCH="--nodes 1" ACT="scancel --signal=TERM \$SLURM_JOB_ID" check "train: one task, two threads" train \
-    "COMPLETED 1" "stopped as asked: 5 of 8 steps" "${drill[@]}" &
+    "COMPLETED 1" "stopped on request: 5 of 8 steps" "${drill[@]}" &
 SBATCH="--nodes 1 --ntasks-per-node 2" ACT="scancel --signal=TERM \$SLURM_JOB_ID" check "train: two tasks on one node" \
-    train "COMPLETED 1" "stopped as asked: 5 of 8 steps" "${drill[@]}" &
+    train "COMPLETED 1" "stopped on request: 5 of 8 steps" "${drill[@]}" &
 wait $(jobs -p | grep -vx $b)
 
 # A job of higher priority takes both nodes, so nothing else runs meanwhile.
 for recipe in train launch; do
     ACT="sbatch --partition high --nodes 2 --exclusive --output /dev/null --wrap true" \
-        check "$recipe: preempted by another job" $recipe "COMPLETED 1" "stopped as asked: 5 of 8 steps" "${drill[@]}"
+        check "$recipe: preempted by another job" $recipe "COMPLETED 1" "stopped on request: 5 of 8 steps" "${drill[@]}"
 done
 
 if grep -q ^FAILED "$results"; then

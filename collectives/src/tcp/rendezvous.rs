@@ -57,8 +57,8 @@ enum Event {
 }
 
 /// Advice about a rank that arrives twice, where no secret keeps jobs apart.
-const OTHER_JOB: &str = "; if one of them is of another job, give each job a port (MASTER_PORT), a name \
-                         (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret (KILN_JOB_SECRET) of its own";
+const OTHER_JOB: &str = "; if one of them is of another job, give each job its own port (MASTER_PORT), name \
+                         (TORCHELASTIC_RUN_ID, --rdzv-id) or secret (KILN_JOB_SECRET)";
 
 /// Maximum number of refused callers named when ranks are missing.
 const NAMED: usize = 4;

@@ -22,7 +22,7 @@ use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, Result, 
 pub struct Verified {
     /// Number of verified files, without the manifest, which was checked when it was opened.
     pub files: usize,
-    /// Their bytes, according to the manifest.
+    /// Bytes of these files, according to the manifest.
     pub bytes: u64,
     /// The problems, file by file.
     pub problems: Vec<CheckpointError>,

@@ -62,7 +62,7 @@ pub enum CheckpointError {
     /// The optimizer needs values of these names, such as `exp_avg` of a parameter, which the checkpoint
     /// lacks.
     #[error(
-        "{path} has no state of the optimizer for {}: these parameters were updated by another rule. Use the \
+        "{path} has no optimizer state for {}: these parameters were updated by another rule. Use the \
          [[optim.groups]] of its config.toml, or start a new run from its weights alone with init.from",
         first_of(.missing)
     )]
@@ -94,9 +94,9 @@ pub enum CheckpointError {
     /// Ranks have written their parts, but the rank that completes the checkpoint does not see them.
     /// `folder`: where they were expected; `ranks`: the ranks that wrote them; `seconds`: the time waited.
     #[error(
-        "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank had written \
-         its own: make sure that all ranks write to the same file system and that nothing removes files \
-         there, or raise checkpoint.timeout_s"
+        "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank wrote its \
+         own: make sure that all ranks write to the same file system and that nothing removes files there, \
+         or raise checkpoint.timeout_s"
     )]
     MissingParts { folder: PathBuf, ranks: Vec<usize>, seconds: f64 },
     /// The run folder is no longer the one that the run has locked. `folder`: its path at the start of the
@@ -131,7 +131,7 @@ pub enum CheckpointError {
     #[error("{path}: {key} {problem}; get the file again")]
     Key { path: PathBuf, key: String, problem: String },
     /// The model has a feature that Kiln's decoder lacks. `supported`: the supported values.
-    #[error("{path}: {key} = {value} is not supported: {supported}")]
+    #[error("{path}: {key} = {value} is not supported; Kiln supports {supported}")]
     Unsupported { path: PathBuf, key: String, value: String, supported: &'static str },
     /// The sizes in a `config.json` are invalid.
     #[error("{path} describes an impossible model: {source}")]
@@ -141,8 +141,8 @@ pub enum CheckpointError {
     DamagedWeights { path: PathBuf, problem: String },
     /// Names or shapes of tensors do not match the model's `config.json`.
     #[error(
-        "the weights in {path} are not those that its config.json describes: {mismatch}; get config.json and \
-         weights from the same place"
+        "the weights in {path} do not match its config.json: {mismatch}; get config.json and weights from \
+         the same source"
     )]
     Tensors { path: PathBuf, mismatch: Mismatch },
     /// No architecture of Hugging Face has all features of the model. `path`: the folder of the model;

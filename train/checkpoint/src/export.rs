@@ -33,7 +33,7 @@ const ROWS: usize = 64;
 /// Type of the elements of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExportDtype {
-    /// 32-bit floating point, the weights as they are.
+    /// 32-bit floating point, the weights unchanged.
     F32,
     /// bfloat16.
     Bf16,

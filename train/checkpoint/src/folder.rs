@@ -255,7 +255,7 @@ pub fn sweep(folder: &Path) {
     for (step, path, suffix) in left_over(folder) {
         let place = checkpoint_path(folder, step);
         let outcome = match suffix.as_str() {
-            // It was moved out of the way of a new checkpoint, which was never completed. A part of the new
+            // The checkpoint was moved out of the way of a new checkpoint, which was never completed. A part of the new
             // one may be there.
             OLD if is_complete(&path) && !is_complete(&place) => {
                 remove(&place).and_then(|()| rename(&path, &place))

@@ -34,11 +34,11 @@ impl HeldFolder {
         let lost = || CheckpointError::NotHeld { folder: self.folder.clone() };
         let unreadable = |error: std::io::Error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => lost(),
-            // It is not a regular file any more.
+            // The path no longer leads to a regular file.
             ErrorKind::InvalidInput => lost(),
             _ => CheckpointError::io("read", &self.path)(error),
         };
-        // Opening asks the server of a network file system; a plain lookup may be answered from a cache.
+        // Opening queries the server of a network file system; a plain lookup may be answered from a cache.
         let there = files::open(&self.path).and_then(|file| file.metadata()).map_err(unreadable)?;
         let held = self.file.metadata().map_err(unreadable)?;
         let is_same = (there.dev(), there.ino()) == (held.dev(), held.ino());

@@ -93,7 +93,7 @@ pub struct GroupEntry {
 /// A file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Its length.
+    /// Length of the file.
     pub bytes: u64,
     /// Number of bytes at its start that `checksum` covers: the header of a file of tensors, all of any other
     /// file. The chunks after the header have their own checksums.

@@ -175,8 +175,7 @@ impl Checkpoint {
         self.size_in_config("data", "seq_len").unwrap_or_else(|| self.context_length())
     }
 
-    /// Returns `model.context_length` of the configuration, which only a run has whose initial model had a
-    /// context.
+    /// Returns `model.context_length` of the configuration, which is set only if the initial model had a context.
     pub fn given_context(&self) -> Option<usize> {
         self.size_in_config("model", "context_length")
     }
@@ -187,7 +186,7 @@ impl Checkpoint {
     }
 }
 
-/// Returns the error that there is no usable checkpoint at `path`; `found` lists unusable ones.
+/// Returns the error for a `path` without a usable checkpoint; `found` lists unusable ones.
 fn none_in(path: &Path, found: Vec<(PathBuf, String)>, hint: &'static str) -> CheckpointError {
     let path = path.to_owned();
     match found.is_empty() {

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub struct Architecture {
     /// Name of the whole; `decoder` is [`kiln_model::decoder::Decoder`].
     pub name: String,
-    /// Its parts that are not built in.
+    /// Parts of the model that are not built in.
     pub parts: Vec<CustomPart>,
 }
 
@@ -106,7 +106,7 @@ impl std::fmt::Display for Architecture {
 /// An optimizer and the state that it keeps for every parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedOptimizer {
-    /// Its name, such as `adamw`.
+    /// Name of the optimizer, such as `adamw`.
     pub name: String,
     /// Names of the values that it keeps for every element of a weight, as written by [`Saved`]; empty for an
     /// optimizer without state.

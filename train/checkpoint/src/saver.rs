@@ -229,7 +229,7 @@ impl Saver {
                 }
             }
         }
-        // It completes the checkpoint now.
+        // The thread completes the checkpoint now.
         let _ = status.record_progress();
         Ok(())
     }
@@ -304,7 +304,7 @@ impl Saver {
             status.wait(MESSAGE_INTERVAL);
         }
         if status.is_stalled(timeout) {
-            // It hangs in the system, where it cannot be interrupted. If it ever returns, it finds that its
+            // The thread hangs in the system, where it cannot be interrupted. If it ever returns, it finds that its
             // work is no longer wanted.
             status.cancel();
             let (path, seconds) = (folder::beside(&place), timeout.as_secs_f64());
@@ -372,7 +372,7 @@ fn message_interval(engine: &Engine) -> Duration {
     MESSAGE_INTERVAL.min(engine.policy().timeout / 4)
 }
 
-/// Creates an empty folder in place of any that is there.
+/// Creates an empty folder, which replaces any existing one.
 fn create_empty(path: &Path) -> Result<()> {
     folder::remove(path)?;
     fs::create_dir_all(path).map_err(CheckpointError::io("create", path))
@@ -546,7 +546,7 @@ mod tests {
             let policy = Policy { timeout: LIMIT, ..Policy::default() };
             let decoder = ShardedDecoder::new(decoder, EngineBuilder::new(world, policy, None)?)?;
             let outcome = work(decoder.engine(), rank).map_err(|error| error.to_string());
-            // They have not lost each other.
+            // The ranks are still connected.
             decoder.engine().all_reduce_f64(Phase::Checkpoint, "save", &[1.0])?;
             Ok::<_, ShardError>(outcome)
         });

@@ -127,11 +127,11 @@ pub type Shapes = Vec<(String, Vec<usize>)>;
 /// A module of a sharded decoder.
 #[derive(Clone, Debug)]
 pub struct ModuleOutline {
-    /// Its name in logs, such as `layers.3`.
+    /// Name of the module in logs, such as `layers.3`.
     pub name: String,
     /// Full names and shapes of its parameters.
     pub shapes: Shapes,
-    /// Its sharding options.
+    /// Sharding options of the module.
     pub options: ShardOptions,
 }
 

@@ -13,22 +13,22 @@ const LAST_WAIT: Duration = Duration::from_secs(1);
 /// The stage of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Its part is being written.
+    /// The rank's part is being written.
     Writing,
-    /// Its part is on the disk.
+    /// The rank's part is on the disk.
     Written,
-    /// It has no work left.
+    /// The rank has no work left.
     Complete,
-    /// It could not write its part.
+    /// The rank could not write its part.
     Failed,
 }
 
 /// The next action of a thread that waits for the parts of other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Look for them again.
+    /// Look for the parts again.
     Look,
-    /// Report that they have not arrived in time.
+    /// Report that the parts have not arrived in time.
     Overdue,
     /// Stop: the save or the run has failed elsewhere.
     GiveUp,
@@ -100,7 +100,7 @@ impl Status {
         if state.cancelled { Err(CheckpointError::OtherRank) } else { Ok(()) }
     }
 
-    /// Returns whether the thread, with work left, has at some time made no progress for `timeout`.
+    /// Returns whether the thread ever made no progress for `timeout` while it had work left.
     pub(super) fn is_stalled(&self, timeout: Duration) -> bool {
         let mut state = self.state();
         state.stalled |= state.is_busy() && !state.waiting && state.moved.elapsed() > timeout;
@@ -117,7 +117,7 @@ impl Status {
     pub(super) fn all_written(&self, timeout: Duration) {
         let mut state = self.state();
         if state.deadline.is_none() {
-            // A time beyond the range of the clock never comes.
+            // A deadline beyond the range of the clock never passes.
             state.deadline = Instant::now().checked_add(timeout);
             self.changed.notify_all();
         }

@@ -174,7 +174,7 @@ impl WriterOutput {
         };
         let output: WriterOutput =
             serde_json::from_slice(&json).map_err(|error| CheckpointError::damaged(&path, error))?;
-        // Opening asks the server of a network file system; a plain lookup may be answered from a cache.
+        // Opening queries the server of a network file system; a plain lookup may be answered from a cache.
         let is_there = |(name, entry): (&String, &FileEntry)| {
             let found = files::open(&folder.join(name)).and_then(|file| file.metadata());
             found.is_ok_and(|found| found.len() == entry.bytes)

@@ -156,7 +156,7 @@ impl Config {
         problems.extend(device.threads.and_then(too_many_threads));
         if log.histograms > 0 && log.tensorboard == EventFolder::None {
             problems.push(format!(
-                "log.histograms = {}: TensorBoard shows them; set log.tensorboard = true as well",
+                "log.histograms = {}: histograms are written for TensorBoard only; set log.tensorboard = true",
                 log.histograms
             ));
         }
@@ -305,13 +305,13 @@ impl Config {
             ),
             (
                 is_f16 && self.shard.offload,
-                "precision.compute = \"f16\" and shard.offload = true do not go together, because the loss \
+                "precision.compute = \"f16\" and shard.offload = true cannot be combined, because the loss \
                  scale adapts on the GPU: use \"bf16\"",
             ),
             (
                 is_f16 && self.has_expert_bias(),
-                "precision.compute = \"f16\" and model.moe.expert_bias = true do not go together, because the \
-                 load of experts travels in numbers that f16 does not have: use \"bf16\", or \
+                "precision.compute = \"f16\" and model.moe.expert_bias = true cannot be combined, because \
+                 the load of experts travels in numbers that f16 does not have: use \"bf16\", or \
                  model.moe.router_aux_loss_coef alone",
             ),
         ] {
@@ -383,8 +383,8 @@ fn too_many_threads(threads: usize) -> Option<String> {
     let most = mine.saturating_mul(16).max(all.unwrap_or(mine).saturating_mul(2)).max(64);
     (most < threads && threads <= MAX_THREADS).then(|| {
         format!(
-            "device.threads = {threads}: at most {most} here, where this process has {mine} cores; remove it to \
-             have one for each core"
+            "device.threads = {threads}: must be at most {most}, as this process has {mine} cores; remove it \
+             for one thread per core"
         )
     })
 }

@@ -256,7 +256,7 @@ impl Borders {
             }
             PreTokenizerWrapper::Split(stage)
                 if is_in(&INNER_PATTERNS, stage) && self.space != BYTE_LEVEL_SPACE => {}
-            // It leaves text without spaces unchanged.
+            // The stage leaves text without spaces unchanged.
             PreTokenizerWrapper::Split(stage)
                 if !is_plain && stage.pattern == SplitPattern::String(" ".to_owned()) => {}
             PreTokenizerWrapper::Digits(_) | PreTokenizerWrapper::Punctuation(_)
@@ -268,7 +268,7 @@ impl Borders {
                 if self.space != BYTE_LEVEL_SPACE && stage.get_replacement() == SENTENCEPIECE_SPACE =>
             {
                 let scheme = stage.get_prepend_scheme();
-                // It depends on the start of the text, where an earlier stage may have removed a space.
+                // The stage depends on the start of the text, where an earlier stage may have removed a space.
                 if scheme == PrependScheme::First && !is_first {
                     *self = Self { at_space: false, after_line: false, unbroken: false, ..*self };
                 }

@@ -291,7 +291,7 @@ pub(super) mod tests {
         let mut bytes = fs::read(&path).unwrap();
         bytes[50] ^= 1;
         fs::write(&path, &bytes).unwrap();
-        let damaged = "train.bin: its SHA-256 is not the one that data.json states\n";
+        let damaged = "train.bin: its SHA-256 differs from the one in data.json\n";
         assert!(problems(folder.path()).contains(damaged));
         fs::write(&path, &bytes[..151]).unwrap();
         let error = open(Split::Train).unwrap_err().to_string();

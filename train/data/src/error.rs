@@ -14,7 +14,7 @@ pub(super) type Result<T, E = DataError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// A stop was requested before the data was complete.
-    #[error("stopped as asked while data was prepared; run the command again to start over")]
+    #[error("stopped on request while data was prepared; run the command again to start over")]
     Stopped,
     /// No input was given.
     #[error("no input given; name at least one text file, folder or builtin:arithmetic")]

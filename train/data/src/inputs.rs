@@ -192,7 +192,7 @@ impl Inputs {
         match list(&options.inputs) {
             Ok(listing) => self.compare_files(&listing.files, &mut differences)?,
             Err(DataError::Missing { path }) => {
-                differences.push(format!("text: {} is not there now", path.display()));
+                differences.push(format!("text: {} no longer exists", path.display()));
             }
             Err(error) => return Err(error),
         }
@@ -426,7 +426,7 @@ mod tests {
         fs::remove_file(folder.path("texts/a.txt")).unwrap();
         assert!(folder.differences(&options).contains(&"text, gone: a.txt".to_owned()));
         fs::remove_dir_all(folder.path("texts")).unwrap();
-        let gone = format!("text: {} is not there now", folder.path("texts").display());
+        let gone = format!("text: {} no longer exists", folder.path("texts").display());
         assert_eq!(folder.differences(&options), [gone]);
     }
 

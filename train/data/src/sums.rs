@@ -40,7 +40,7 @@ pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u
                 return Ok(content);
             }
             format!(
-                "{}: its SHA-256 is not the one that {SUMS_FILE} states; if the change is intended, remove \
+                "{}: its SHA-256 differs from the one in {SUMS_FILE}; if the change is intended, remove \
                  {SUMS_FILE}",
                 path.display()
             )

@@ -144,7 +144,7 @@ impl Check<'_> {
         self.found.bytes += bytes;
         let agrees = actual.eq_ignore_ascii_case(&expected);
         if !agrees {
-            self.add(name, format_args!("its SHA-256 is not the one that {stated_in} states"));
+            self.add(name, format_args!("its SHA-256 differs from the one in {stated_in}"));
         }
         Some(agrees)
     }
@@ -220,12 +220,12 @@ impl Check<'_> {
         if agrees == Some(true) && sums_agree != Some(true) {
             // If the checksum file has its own checksum, the damage has already been reported.
             if sums_agree.is_none() {
-                let problem = format!("{} checksums are not those of {name}", scan.changed.len());
+                let problem = format!("{} checksums do not match {name}", scan.changed.len());
                 self.add(split.block_sums_name(), problem);
             }
             return Ok(());
         }
-        // The damaged places say more than the mere fact of damage.
+        // The damaged places replace the report that the whole file differs.
         self.found.problems.truncate(before);
         let width = self.info.dtype.bytes() as u64;
         // Neighbouring blocks are joined; a run of blocks is never empty.
@@ -243,7 +243,7 @@ impl Check<'_> {
         self.add(
             name,
             format_args!(
-                "tokens {named}{more} are not those that were prepared ({changed} of {all} blocks differ)"
+                "tokens {named}{more} have changed since they were prepared ({changed} of {all} blocks differ)"
             ),
         );
         Ok(())

@@ -161,7 +161,7 @@ fn a_run_that_is_asked_to_stop_goes_on_to_the_same_bits() {
     let fault = format!("run={}@data:3:1", script.display());
     let ended = folder.mpirun(2, "run", &["--fault", &fault]);
     assert_eq!(ended.code, Some(75), "{ended:?}");
-    assert!(ended.stdout.contains("stopped as asked: 3 of 6 steps"), "{ended:?}");
+    assert!(ended.stdout.contains("stopped on request: 3 of 6 steps"), "{ended:?}");
     let ended = folder.mpirun(2, "run", &["--resume", "latest"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     folder.assert_losses_of_threads(2, "run");

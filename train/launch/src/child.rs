@@ -38,7 +38,7 @@ pub(super) struct End {
     pub(super) words: Vec<(Message, String)>,
     /// The crash report, if the launcher had to write it.
     pub(super) crash: Option<PathBuf>,
-    /// Its last lines on stderr.
+    /// Last lines of the rank on stderr.
     pub(super) last_lines: Vec<String>,
     /// The file with all lines.
     pub(super) stderr: PathBuf,
@@ -226,7 +226,7 @@ impl Child {
         self.notify(Signal::USR1);
     }
 
-    /// Sends a signal only to the rank itself, which knows its meaning.
+    /// Sends a signal only to the rank itself, which handles it.
     pub(super) fn notify(&self, signal: Signal) {
         if self.exists {
             let _ = kill_process(self.pid, signal);
@@ -277,7 +277,7 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// There is only something left to end after an error of the launcher itself.
+    /// The rank still runs here only after an error of the launcher itself.
     fn drop(&mut self) {
         if self.exists {
             let _ = kill_process_group(self.pid, Signal::KILL);

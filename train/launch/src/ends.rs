@@ -1,4 +1,4 @@
-//! The ends of ranks: what each rank reports, the outcome of the job, and its description for people.
+//! The ends of ranks: what each rank reports, the outcome of the job, and its description for users.
 
 use kiln_sys::launcher::Message;
 use signal_hook::consts::SIGKILL;
@@ -34,7 +34,7 @@ impl End {
         self.last(Message::Step)?.parse().ok()
     }
 
-    /// Returns the ranks of the job that it has waited for in vain.
+    /// Returns the ranks of the job that did not arrive while it waited for them.
     pub(super) fn absent(&self) -> impl Iterator<Item = usize> {
         self.last(Message::Absent).unwrap_or_default().split(',').flat_map(str::parse)
     }
@@ -81,7 +81,7 @@ impl End {
             let first = text.lines().next().unwrap_or_default();
             let first: String = first.chars().take(COMPARED).collect();
             if !self.last_lines.iter().any(|line| line.contains(&first)) {
-                text.lines().for_each(|line| print(&format!("  it says: {line}")));
+                text.lines().for_each(|line| print(&format!("  its message: {line}")));
             }
         }
     }
@@ -115,7 +115,7 @@ pub(super) struct Ends {
 pub(super) enum Verdict {
     /// Every rank ended well.
     Done,
-    /// Ranks were asked to end, and have saved their state, if any.
+    /// Ranks received a stop request, and have saved their state, if any.
     Preempted,
     /// The configuration is invalid; another attempt would end the same way.
     Usage,
@@ -145,7 +145,7 @@ impl Ends {
     pub(super) fn verdict(&self) -> Verdict {
         let failed = || self.ranks.iter().filter(|end| end.failed());
         let saved = self.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
-        // Ranks that the launcher has ended say nothing about the cause, and neither do ranks that blame
+        // Ranks that the launcher has ended give no information about the cause, and neither do ranks that blame
         // another, unless the fault applies to all.
         let is_usage = |end: &End| end.code == Some(USAGE.into());
         let is_cause = |end: &&End| !end.asked_to_end && (is_usage(end) || !end.is_consequence());
@@ -188,7 +188,7 @@ impl Ends {
         print(&format!("rank {} (pid {}) {first}: {}", cause.rank, cause.pid, cause.describe()));
         cause.print_reasons();
         if let Some(folder) = &cause.crash {
-            print(&format!("  what is known of it: {}", folder.display()));
+            print(&format!("  details: {}", folder.display()));
         }
         cause.print_last_lines();
         for end in others {
@@ -206,7 +206,7 @@ impl Ends {
                 end.print_reasons();
             }
             match end.last_lines == cause.last_lines && !end.last_lines.is_empty() {
-                true => print(&format!("  it says the same ({})", end.stderr.display())),
+                true => print(&format!("  same output ({})", end.stderr.display())),
                 false => end.print_last_lines(),
             }
         }

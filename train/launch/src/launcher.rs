@@ -26,7 +26,7 @@ pub struct Options {
     pub node: Node,
     /// The program of every rank.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub arguments: Vec<OsString>,
     /// Folder of the ranks' logs; `None` for `runs/logs/<job>`.
     pub log_dir: Option<PathBuf>,
@@ -54,9 +54,10 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         match node.nodes {
             1 => node.secret = Some(JobSecret(random_text()?)),
             _ => print(&format!(
-                "warning: {SECRET} is not set, so anyone who reaches port {} of {} could take a rank's place; \
-                 unless that is a loopback address or comm.open is true, the ranks will refuse to start. \
-                 Set it to the same random text on every node; `openssl rand -hex 32` makes one",
+                "warning: {SECRET} is not set, so anyone who reaches port {} of {} could take a rank's \
+                 place; unless that is a loopback address or comm.open is true, the ranks will refuse to \
+                 start. Set it to the same random string on every node, such as the output of `openssl rand \
+                 -hex 32`",
                 node.master.port, node.master.host
             )),
         }

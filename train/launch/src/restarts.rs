@@ -39,7 +39,7 @@ pub(super) struct Restarts {
     before: Vec<Failure>,
 }
 
-/// A rank's own failure in a step, in its own words.
+/// A rank's own failure in a step, as the rank reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Failure {
     rank: usize,
@@ -73,14 +73,13 @@ impl Restarts {
         self.done
     }
 
-    /// Returns the reaction to a life with these ends that `lasted` that long. Another life is counted as
-    /// begun.
+    /// Returns the reaction to a life that `lasted` this long and had these `ends`. Counts the restart if there is one.
     pub(super) fn after(&mut self, ends: &Ends, verdict: Verdict, lasted: Duration) -> Next {
         if verdict != Verdict::Failed || self.most == 0 {
             return Next::End;
         }
         let failures: Vec<_> = ends.ranks.iter().filter_map(Failure::of).collect();
-        // Checkpoints saved meanwhile have not carried it past that step.
+        // Despite checkpoints saved since, it has not passed that step.
         if let Some(again) = failures.iter().find(|failure| self.before.contains(failure)) {
             return Next::GiveUp(format!(
                 "giving up: rank {} failed in step {} with the same error as before the last restart: \

@@ -82,7 +82,7 @@ enum Next {
     Run,
     /// SIGTERM at that time: a rank has failed, or will not arrive.
     Terminate(Instant),
-    /// SIGKILL at that time: they were asked to end, `grace` before it.
+    /// SIGKILL at that time: they received SIGTERM `grace` before it.
     Kill { at: Instant, grace: Duration },
     /// Nothing more can be done.
     Wait,
@@ -147,7 +147,7 @@ impl Life<'_> {
     fn signal(&self, signal: i32, children: &mut [Child], ends: &mut Ends, next: Next) -> Next {
         if kiln_sys::PREEMPTIONS.contains(&signal) {
             ends.preempted = true;
-            // Every rank knows this one, whichever the launcher was sent.
+            // Every rank handles this signal, whichever one the launcher received.
             children.iter().for_each(|child| child.notify(Signal::USR1));
             return next;
         }

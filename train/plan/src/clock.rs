@@ -18,11 +18,11 @@ pub enum Axis {
 /// A collective of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PlannedCall {
-    /// Its operation.
+    /// Operation of the collective.
     pub operation: Operation,
     /// The ranks that take part.
     pub axis: Axis,
-    /// Its phase.
+    /// Phase of the collective.
     pub phase: Phase,
     /// Bytes that each rank sends in one call.
     pub sent: u64,

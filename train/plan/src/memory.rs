@@ -52,13 +52,13 @@ pub struct PlannedStep {
     pub largest: u64,
     /// Bytes of a GPU's pages that hold all buffers; 0 on the host.
     pub reserved: u64,
-    /// Its memory on the host while a GPU computes.
+    /// Memory of the rank on the host while a GPU computes.
     pub offloaded: MemoryPeak,
     /// Duration in seconds.
     pub seconds: f64,
     /// Seconds of the duration that the rank waits for others.
     pub waited: f64,
-    /// Its collectives.
+    /// Collectives of the step.
     pub(crate) calls: Vec<PlannedCall>,
     /// Types of layers whose memory is estimated from their parameters, because they do not describe it
     /// ([`Layer::meta_forward`]).

@@ -51,15 +51,15 @@ pub struct PlanReport {
 /// The recommended row and the reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recommendation {
-    /// Its index.
+    /// Index of the row.
     pub row: usize,
-    /// Its strategy.
+    /// Strategy of the row.
     pub strategy: Strategy,
-    /// Its recomputation.
+    /// Recomputation of the row.
     pub recompute: Recompute,
     /// True if it offloads.
     pub offload: bool,
-    /// Its micro-batch.
+    /// Micro-batch of the row.
     pub micro_batch: usize,
     /// The reason for the recommendation.
     pub reason: String,
@@ -261,10 +261,11 @@ impl PlanReport {
         }
         let _ = write!(
             text,
-            "\n{name}, of a rank at the moment of its peak. peak: with buffers of communication and, on GPUs, pages \
-             that are not full, the driver and NCCL.\nneeds: what has to fit, of all ranks where they share a machine's memory. offload: on the \
-             host, of all ranks of a\nmachine, and not checked against its memory. largest: the largest micro-batch that fits \
-             and leaves {} of the memory free\n(--margin). sent: by a rank in a step.\n",
+            "\n{name}, of a rank at the moment of its peak. peak: with buffers of communication and, on \
+             GPUs, pages that are not full, the driver and NCCL.\nneeds: bytes that must fit, of all ranks \
+             if they share a machine's memory. offload: on the host, of all ranks of a\nmachine, and not \
+             checked against its memory. largest: the largest micro-batch that fits and leaves {} of the \
+             memory free\n(--margin). sent: by a rank in a step.\n",
             percent_of(self.margin)
         );
         if !self.undescribed.is_empty() {
@@ -311,14 +312,14 @@ impl PlanReport {
         let fitting = self.rows.iter().filter(|row| row.fits == Some(true));
         match (fitting.min_by_key(|row| row.needed_bytes), self.memory_bytes) {
             (Some(row), Some(memory)) => format!(
-                "\nNothing leaves {} of {} free. {} with micro_batch {} needs {}: --margin sets the share.",
+                "\nNo strategy leaves {} of {} free. {} with micro_batch {} needs {}: --margin sets the share.",
                 percent_of(self.margin),
                 size(memory),
                 way(row),
                 row.micro_batch,
                 size(row.needed_bytes)
             ),
-            _ => "\nNothing fits with any micro-batch: use more ranks, a smaller data.seq_len, or a smaller model."
+            _ => "\nNo strategy fits with any micro-batch: use more ranks, a smaller data.seq_len, or a smaller model."
                 .to_owned(),
         }
     }

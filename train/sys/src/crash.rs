@@ -156,7 +156,7 @@ fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
         let _ = rustix::io::write(pipe, line.ended_by(0));
     }
     if let Some(folder) = folder {
-        line.push(b"; what is known of it: ");
+        line.push(b"; details: ");
         line.push(folder);
     }
     // After the lines that another thread is writing, if possible.

@@ -83,8 +83,8 @@ pub struct StepTimes {
 
 impl StepTimes {
     /// Returns the times between `before` and `now`, which both come from
-    /// [`Recorder::times`](kiln_collectives::Recorder::times). For the time `held` of it, ranks were held for
-    /// inspection.
+    /// [`Recorder::times`](kiln_collectives::Recorder::times). `held` is the part of this time for which ranks were
+    /// held for inspection.
     pub fn between(before: &[ActivityTime], now: &[ActivityTime], held: Duration) -> Self {
         let (mut times, mut here) = (StepTimes::default(), 0.0);
         for ActivityTime { activity, busy, waited } in now {

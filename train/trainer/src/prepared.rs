@@ -37,8 +37,7 @@ pub fn open(
     };
     if !section.path.join("data.json").exists() {
         match prepare(&options, stop) {
-            // Another run that started at the same time has prepared the data, which are just as good if they
-            // are the same.
+            // A run that started at the same time has prepared the data. This run can use them if they are the same.
             Err(DataError::AlreadyPrepared { .. }) => {
                 print_line("data: another process has just prepared them");
             }
@@ -135,7 +134,7 @@ fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
     }
 }
 
-/// Compares a folder of prepared data with all of its checksums; returns a message for the user.
+/// Compares a folder of prepared data with all its checksums; returns a message for the user.
 ///
 /// # Errors
 ///

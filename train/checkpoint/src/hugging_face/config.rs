@@ -16,7 +16,7 @@ use crate::CheckpointError;
 use crate::error::Result;
 
 const ARCHITECTURES: &str = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and \
-                             Qwen3MoeForCausalLM are";
+                             Qwen3MoeForCausalLM";
 
 /// The number of experts of a Qwen3-MoE, in files of older and of newer versions.
 const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
@@ -151,26 +151,24 @@ impl FolderConfig {
 /// Refuses settings that make a different model of the same sizes.
 fn refuse_other_models(keys: &Keys, family: Family) -> Result<()> {
     if keys.text("hidden_act")?.is_some_and(|name| name != "silu") {
-        return Err(keys.unsupported("hidden_act", "silu is"));
+        return Err(keys.unsupported("hidden_act", "silu"));
     }
     if keys.size("pretraining_tp")?.is_some_and(|parts| parts > 1) {
-        return Err(keys.unsupported("pretraining_tp", "1 is"));
+        return Err(keys.unsupported("pretraining_tp", "1"));
     }
     if keys.get("quantization_config").is_some() {
-        let supported = "weights in f32, bf16 or f16 are; get the model without quantisation";
+        let supported = "weights in f32, bf16 or f16: get the model without quantisation";
         return Err(keys.unsupported("quantization_config", supported));
     }
     for (key, causal) in [("is_causal", true), ("use_bidirectional_attention", false)] {
         if keys.get(key).is_some() && keys.flag(key)? != causal {
-            return Err(keys.unsupported(key, "causal attention is"));
+            return Err(keys.unsupported(key, "causal attention"));
         }
     }
     for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
         let may_have = family == Family::Qwen3Moe && EXPERT_COUNTS.contains(&key);
         if !may_have && keys.size(key)?.is_some_and(|experts| experts > 0) {
-            return Err(
-                keys.unsupported(key, "experts of Qwen3MoeForCausalLM, and models without experts, are")
-            );
+            return Err(keys.unsupported(key, "experts of Qwen3MoeForCausalLM, and models without experts"));
         }
     }
     Ok(())
@@ -214,7 +212,7 @@ fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>,
         Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => keys.flag("use_sliding_window")?,
     };
     if has_window && family == Family::Qwen3Moe {
-        return Err(keys.unsupported("use_sliding_window", "attention to the whole sequence is"));
+        return Err(keys.unsupported("use_sliding_window", "attention to the whole sequence"));
     }
     let window = match has_window && !keys.is_null("sliding_window") {
         true => Some(keys.size("sliding_window")?.unwrap_or(4_096)),
@@ -232,7 +230,7 @@ fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>,
             let is_windowed = |layer: &String| match layer.as_str() {
                 "full_attention" => Ok(false),
                 "sliding_attention" => Ok(true),
-                _ => Err(keys.unsupported("layer_types", "full_attention and sliding_attention are")),
+                _ => Err(keys.unsupported("layer_types", "full_attention and sliding_attention")),
             };
             types.iter().map(is_windowed).collect::<Result<_>>()?
         }
@@ -246,10 +244,10 @@ fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>,
         }
     };
     if windowed.contains(&true) && window.is_none() {
-        return Err(keys.unsupported("layer_types", "full_attention is, where there is no sliding_window"));
+        return Err(keys.unsupported("layer_types", "only full_attention if there is no sliding_window"));
     }
     if family == Family::Mistral && window.is_some() && windowed.contains(&false) {
-        return Err(keys.unsupported("layer_types", "the same window in all layers is"));
+        return Err(keys.unsupported("layer_types", "one window for all layers"));
     }
     match window.filter(|_| windowed.contains(&true)) {
         None => Ok((None, None)),
@@ -267,12 +265,12 @@ fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>)> {
     let outer = keys.number("rope_theta")?;
     for keys in [Some(keys), rope.as_ref()].into_iter().flatten() {
         if keys.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-            return Err(keys.unsupported("partial_rotary_factor", "rotary embeddings of whole heads are"));
+            return Err(keys.unsupported("partial_rotary_factor", "rotary embeddings of whole heads"));
         }
     }
     let Some(rope) = rope else { return Ok((outer.unwrap_or(10_000.0), None)) };
     if rope.get("full_attention").is_some() || rope.get("sliding_attention").is_some() {
-        let supported = "the same rotary embedding in all layers is";
+        let supported = "one rotary embedding for all layers";
         return Err(keys.unsupported("rope_parameters", supported));
     }
     let theta = rope.number("rope_theta")?.or(outer).unwrap_or(10_000.0);
@@ -294,7 +292,7 @@ fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>)> {
                 original_context,
             })
         }
-        Some(_) => return Err(rope.unsupported(key, "default, linear and llama3 are")),
+        Some(_) => return Err(rope.unsupported(key, "default, linear and llama3")),
     };
     Ok((theta, scaling))
 }
@@ -527,7 +525,7 @@ mod tests {
             let message = config(3, &types(&[w, f])).unwrap_err().to_string();
             assert!(message.contains("layer_types has 2 layers, and num_hidden_layers is 3"), "{message}");
             let message = config(1, &types(&[r#""chunked_attention""#])).unwrap_err().to_string();
-            assert!(message.contains("full_attention and sliding_attention are"), "{message}");
+            assert!(message.contains("full_attention and sliding_attention"), "{message}");
             let unused = format!(r#""model_type": "{family}", "sliding_window": 8, "max_window_layers": 0"#);
             assert_eq!(windows(2, &unused), (None, None));
             assert_eq!(windows(2, &unused.replace("8", "null")), (None, None));

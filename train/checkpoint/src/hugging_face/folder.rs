@@ -35,7 +35,7 @@ pub struct HuggingFaceFolder {
 struct Tensor {
     /// Kiln's shape.
     shape: Vec<usize>,
-    /// Its tensors there: one, or one per expert, of equal size.
+    /// Its tensors in the files: one, or one per expert, of equal size.
     parts: Vec<Part>,
 }
 
@@ -63,7 +63,7 @@ impl HuggingFaceFolder {
     /// Opens `folder`. Fails if a file is missing or damaged, if Kiln's decoder does not support the model or
     /// if the weights do not match `config.json`.
     pub fn open(folder: &Path) -> Result<Self> {
-        // A checkpoint has the same index and files, but only its manifest describes them.
+        // A checkpoint may have the same index and files, but only its manifest describes them.
         if folder.join(MANIFEST_FILE).exists() {
             let problem = "it is a checkpoint of Kiln; use it directly, or `kiln export` it";
             return Err(not_a_model(folder, problem));

@@ -8,7 +8,7 @@
 /// A weight of the decoder in Hugging Face's layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HuggingFaceName {
-    /// Its name there.
+    /// Name of the weight in the files.
     pub(crate) name: String,
     /// True if its matrix is transposed there.
     pub(crate) transposed: bool,

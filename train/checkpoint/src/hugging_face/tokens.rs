@@ -24,7 +24,7 @@ pub struct TokenIds {
 }
 
 impl TokenIds {
-    /// Adds the ids of a file where there are none yet.
+    /// Adds the ids of a file, where not set yet.
     fn add(&mut self, keys: &Keys) -> Result<()> {
         if self.start.is_none() {
             self.start = keys.ids("bos_token_id")?.first().copied();

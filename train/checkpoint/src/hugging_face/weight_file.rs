@@ -68,7 +68,7 @@ impl WeightFile {
             path: self.path.clone(),
             key: name.to_owned(),
             value: format!("{:?}", entry.dtype),
-            supported: "weights are F32, F16 or BF16",
+            supported: "F32, F16 and BF16",
         })
     }
 

@@ -45,8 +45,8 @@ pub(super) fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result
         check_precision(&gpu, precision)?;
     }
     gpu.visible = gpus;
-    // The context stays retained until the process ends. If nobody held it, the driver would destroy it, and
-    // take tenths of a second to create it again for CubeCL.
+    // The context stays retained until the process ends. Otherwise the driver would destroy it, and take tenths of a
+    // second to create it again for CubeCL.
     gpu.free = retain(index)?;
     let needed = OVERHEAD + request.bytes(place.is_some());
     if gpu.free < needed {
@@ -264,7 +264,7 @@ fn free(index: usize) -> Result<u64, DeviceError> {
     Ok(free)
 }
 
-/// Checks that there is a compiler for `gpu`, whose output `driver` understands.
+/// Checks that a compiler for `gpu` is available whose output `driver` can load.
 fn compiler(driver: Version, gpu: &Gpu) -> Result<(), DeviceError> {
     let nvrtc = toolkit::nvrtc(driver)?;
     fits(driver, &nvrtc)?;

@@ -22,8 +22,8 @@ pub enum DeviceError {
     NoDriver { names: String, places: String, failures: Vec<String> },
     /// The driver is installed, and reports an error. `call`: the failed call; `error`: the driver's answer.
     #[error(
-        "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may say more. After an update \
-         of the driver the machine needs a restart"
+        "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may show more. After a driver \
+         update, restart the machine"
     )]
     DriverFails { call: &'static str, error: String },
     /// The driver is older than a component that uses it. `found`: the driver's version of CUDA; `needed`: the
@@ -52,8 +52,8 @@ pub enum DeviceError {
     SharedGpu { ranks: Vec<usize> },
     /// Some ranks are on GPUs and some on CPUs. `gpu`: ranks with a GPU; `cpu`: ranks without one.
     #[error(
-        "the ranks have different devices: ranks {gpu:?} a GPU, and ranks {cpu:?} the CPU; with \
-         device.backend = \"cuda\" the latter name the problem, or set device.backend = \"cpu\""
+        "the ranks have different devices: ranks {gpu:?} a GPU, and ranks {cpu:?} the CPU; set \
+         device.backend = \"cuda\" to see why, or \"cpu\" for all"
     )]
     Mixed { gpu: Vec<usize>, cpu: Vec<usize> },
     /// Too little of the GPU's memory is free. `free`: free bytes; `total`: total bytes; `needed`: the minimum
@@ -103,7 +103,7 @@ pub enum DeviceError {
     /// Headers that kernels include are missing. `places`: the places searched, and the files missing there;
     /// `package`: the PyPI packages that contain them.
     #[error(
-        "the headers of CUDA are not found; looked for {files} in {places}. `pip install {package}` \
+        "CUDA's headers were not found; looked for {files} in {places}. `pip install {package}` \
          installs them, and so does the CUDA toolkit; CUDA_PATH names the folder above `include`"
     )]
     NoHeaders { files: String, places: String, package: &'static str },
@@ -186,7 +186,8 @@ fn hidden(visible: &Option<String>) -> String {
             ", perhaps because CUDA_VISIBLE_DEVICES={value}; unset it, or set \
              device.backend = \"cpu\""
         ),
-        None => "; `nvidia-smi -L` shows the machine's, and a container has those passed to it".to_owned(),
+        None => "; `nvidia-smi -L` lists the machine's GPUs, and a container sees only those passed to it"
+            .to_owned(),
     }
 }
 

@@ -60,7 +60,7 @@ const DATA_SHEETS: &[DataSheet] = &[
 ];
 
 impl DataSheet {
-    /// Returns the data sheet of the GPU that its driver calls `name`, if there is one here.
+    /// Returns the data sheet of the GPU that its driver calls `name`, if it is in the table.
     pub fn from_driver_name(name: &str) -> Option<&'static DataSheet> {
         // Match whole words: an RTX A4000 is not an A40.
         let is_whole = |part: &str| {
@@ -107,9 +107,9 @@ impl DataSheet {
 #[cfg(feature = "cuda")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
-    /// Its number among the GPUs that this process sees.
+    /// Number of the GPU among the GPUs that this process sees.
     pub index: usize,
-    /// Its name.
+    /// Name of the GPU.
     pub name: String,
     /// Compute capability.
     pub capability: Version,
@@ -121,7 +121,7 @@ pub struct Gpu {
     pub multiprocessors: u32,
     /// Maximum clock in Hz.
     pub clock: f64,
-    /// Its unique id.
+    /// Unique id of the GPU.
     pub uuid: [u8; 16],
     /// Number of GPUs that this process sees, including this one.
     pub visible: usize,

@@ -56,8 +56,8 @@ impl Peak {
         let [reached, peak] = [reached, self.flops].map(|flops| flops / 1e12);
         match &self.kept {
             None => tracing::warn!(
-                "mfu is above 100 %: steps reach {reached:.3} TFLOP/s, and device.peak_tflops, the data sheet or a \
-                 measurement says {peak:.3}"
+                "mfu is above 100 %: steps reach {reached:.3} TFLOP/s, and device.peak_tflops, the data \
+                 sheet or a measurement gives {peak:.3}"
             ),
             Some(file) => {
                 // Another rank, or another run, may have removed the file.

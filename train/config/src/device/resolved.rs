@@ -108,7 +108,7 @@ impl ResolvedDevice {
             return Err(unusable(error));
         }
         if listed {
-            tracing::warn!("this machine has an NVIDIA GPU, and the CPU is used: {error}");
+            tracing::warn!("this machine has an NVIDIA GPU, but the CPU is used: {error}");
         }
         Ok(Self::cpu(format!("not a GPU: {}", error.in_short())))
     }

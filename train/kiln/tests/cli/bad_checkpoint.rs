@@ -84,7 +84,7 @@ fn damaged_checkpoints_fail_and_stay_as_they_are() {
     fails("another tokenizer", &|w| {
         w.write(&format!("{FOLDER}/tokenizer.json"), "{}");
     });
-    fails("manifest that is no JSON", &|w| w.write(MANIFEST, "garbage"));
+    fails("manifest that is not JSON", &|w| w.write(MANIFEST, "garbage"));
     fails("empty manifest", &|w| w.write(MANIFEST, ""));
     fails("manifest with another step", &|w| {
         w.replace(MANIFEST, "\"next_sample\": 16", "\"next_sample\": 61");

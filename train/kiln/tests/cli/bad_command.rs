@@ -43,14 +43,14 @@ fn commands_that_cannot_be_are_refused() {
     refused("temperature below zero", &with(&["data", "--temperature=-1"]));
     refused("temperature after a space", &with(&["data", "--temperature", "-1"]));
     refused("top-k after a space", &with(&["data", "--top-k", "-1"]));
-    refused("temperature that is no number", &with(&["data", "--temperature", "nan"]));
+    refused("temperature that is not a number", &with(&["data", "--temperature", "nan"]));
     refused("top-p of nothing", &with(&["data", "--top-p", "0"]));
     refused("top-p above one", &with(&["data", "--top-p", "1.5"]));
-    refused("top-p that is no number", &with(&["data", "--top-p", "nan"]));
+    refused("top-p that is not a number", &with(&["data", "--top-p", "nan"]));
     refused("top-k below zero", &with(&["data", "--top-k=-1"]));
     refused("unknown command", &["trane", "run.toml"]);
     refused("no configuration", &["train"]);
-    refused("ranks that are no number", &["train", "run.toml", "--ranks", "two"]);
+    refused("ranks that are not a number", &["train", "run.toml", "--ranks", "two"]);
     let bench = ["bench", "strategies", "run.toml"];
     let with = |arguments: &[&'static str]| [&bench, arguments].concat();
     refused("no ranks to measure", &with(&["--ranks", "0"]));
@@ -108,7 +108,7 @@ fn inputs_that_cannot_be_used_leave_no_folder() {
     fails("not text", "a.txt", b"\xFF\xFE", &trained);
     fails("no text", "a.txt", b"", &trained);
     fails("too little text", "a.txt", b"w", &trained);
-    fails("line that is no JSON", "a.jsonl", b"{\"text\": \"a\"}\n{\"text\": \n", &trained);
+    fails("line that is not JSON", "a.jsonl", b"{\"text\": \"a\"}\n{\"text\": \n", &trained);
     fails("line without text", "a.jsonl", b"{\"txet\": \"a\"}\n", &trained);
     fails("damaged tokenizer", "a.txt", b"some text", &["--tokenizer", "run.toml"]);
     insta::assert_snapshot!(messages.finish());

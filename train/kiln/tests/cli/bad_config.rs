@@ -9,7 +9,7 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
     ("zero ranks", &[("train.ranks", "0")]),
     ("zero log interval", &[("log.every", "0")]),
     ("negative learning rate", &[("optim.lr", "-1e-3")]),
-    ("learning rate that is no number", &[("optim.lr", "nan")]),
+    ("learning rate that is not a number", &[("optim.lr", "nan")]),
     ("endless learning rate", &[("optim.lr", "inf")]),
     ("beta of one", &[("optim.beta1", "1.0")]),
     ("negative beta", &[("optim.beta2", "-0.5")]),
@@ -23,7 +23,7 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
         &[("optim.groups", "[{ parameters = ['*'], schedule = 'wsd', decay_steps = 3 }]")],
     ),
     (
-        "ratio of a group that is none",
+        "ratio of a group that is out of range",
         &[("optim.groups", "[{ parameters = ['*'], warmup_steps = 5, min_lr_ratio = -1.0 }]")],
     ),
     ("batch that ranks cannot share", &[("train.ranks", "3")]),
@@ -46,7 +46,7 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
     ("vocabulary without room for bytes", &[("data.text", "['a.txt']"), ("data.vocab_size", "99")]),
     ("no time for communication", &[("comm.timeout_s", "0.0")]),
     ("no time for a save", &[("checkpoint.timeout_s", "0.0")]),
-    ("a name to freeze that is none", &[("train.freeze", "['layer.0']")]),
+    ("a name to freeze that matches no parameter", &[("train.freeze", "['layer.0']")]),
     ("nothing left to train", &[("train.freeze", "['']")]),
     ("several problems at once", &[("train.steps", "0"), ("optim.lr", "-1.0"), ("train.ranks", "5")]),
 ];
@@ -125,7 +125,7 @@ fn overrides_are_checked_like_the_file() {
         ("number for a section", "model.rope_scaling=3"),
         ("switch for a choice", "comm.seal=true"),
         ("number for a choice", "train.micro_batch=0.5"),
-        ("ports that are none", "comm.ports=310000"),
+        ("ports that do not exist", "comm.ports=310000"),
         ("time beyond all bounds", "comm.timeout_s=9e18"),
         ("time that ends before it begins", "comm.join_timeout_s=-1"),
     ] {

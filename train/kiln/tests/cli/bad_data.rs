@@ -57,7 +57,7 @@ fn damaged_data_stops_the_start() {
     };
     fails("truncated train.bin", &|w| w.write("data/train.bin", [0; 100]));
     fails("truncated val.bin", &|w| w.write("data/val.bin", ""));
-    fails("data.json that is no JSON", &|w| w.write("data/data.json", "{\"format_version\": 1,"));
+    fails("data.json that is not JSON", &|w| w.write("data/data.json", "{\"format_version\": 1,"));
     fails("data.json without a key", &|w| w.replace("data/data.json", "\"dtype\":\"u16\",", ""));
     fails("data.json of the future", &|w| {
         w.replace("data/data.json", "\"format_version\":1", "\"format_version\":2");

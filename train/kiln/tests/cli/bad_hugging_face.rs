@@ -181,10 +181,10 @@ fn damaged_folders_fail() {
     fails("tensor in two shards", "llama_shards", &|w| {
         put(w, SHARD, "model.embed_tokens.weight", Some(("F32", &[40, 16])));
     });
-    fails("configuration that is no JSON", "llama_gqa", &|w| w.write("hf/config.json", "{"));
-    fails("configuration that is no object", "llama_gqa", &|w| w.write("hf/config.json", "[]"));
-    fails("index that is no JSON", "llama_shards", &|w| w.write(INDEX, "x"));
-    fails("generation that is no JSON", "llama_gqa", &|w| {
+    fails("configuration that is not JSON", "llama_gqa", &|w| w.write("hf/config.json", "{"));
+    fails("configuration that is not an object", "llama_gqa", &|w| w.write("hf/config.json", "[]"));
+    fails("index that is not JSON", "llama_shards", &|w| w.write(INDEX, "x"));
+    fails("generation that is not JSON", "llama_gqa", &|w| {
         w.write("hf/generation_config.json", "x");
     });
     insta::assert_snapshot!(messages.finish());

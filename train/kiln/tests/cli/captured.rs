@@ -206,6 +206,6 @@ fn operations_of_ours() {
         assert!(seen != elsewhere, "{kernel}: launched {seen}");
     }
     for kernel in ELSEWHERE {
-        assert!(ours.contains(kernel), "{kernel} is none of {ours:?}");
+        assert!(ours.contains(kernel), "{kernel} is not in {ours:?}");
     }
 }

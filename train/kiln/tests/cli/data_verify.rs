@@ -105,7 +105,7 @@ fn data_without_block_checksums_is_used() {
     workspace.write("own/tokenizer.json", "{}");
     let ended = workspace.kiln(&VERIFY);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("own/train.bin: its SHA-256 is "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("own/train.bin: its SHA-256 differs "), "{}", ended.stderr);
     let tokenizer = "own/tokenizer.json: it is not a usable tokenizer: ";
     assert!(ended.stderr.contains(tokenizer), "{}", ended.stderr);
 }

@@ -338,7 +338,7 @@ mod with_stand_ins {
         }
         let ended = launch("0", "gpu");
         assert_eq!(ended.code, Some(2), "{ended:?}");
-        assert!(ended.stderr.contains("no GPU can be counted (there is no GPU"), "{ended:?}");
+        assert!(ended.stderr.contains("cannot count GPUs (there is no GPU"), "{ended:?}");
     }
 
     /// If a GPU exists but cannot be used, `auto` fails; without a GPU, it chooses the CPU.

@@ -68,7 +68,7 @@ const PLANTED: [Planted; 26] = [
     of_code("decay_norms", 1, "update", "layers.0"),
     // Shows once there is momentum.
     of_code("momentum", 2, "update", "embed"),
-    // By rank: runs on one and on two ranks are no longer equal.
+    // A mistake that depends on the rank: runs on one and on two ranks differ.
     Planted {
         good: &["--ranks", "1", "--set", "train.micro_batch=4"],
         bad: &["--ranks", "2", "--set", "train.micro_batch=4"],

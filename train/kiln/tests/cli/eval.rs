@@ -352,13 +352,13 @@ fn evaluations_that_cannot_be_are_refused() {
     refused("answer too long", &["--prompt", "abcd", "--answer", "efghij"]);
     refused("missing file", &["--pairs", "none.jsonl"]);
     refused("file without pairs", &["--pairs", "empty.jsonl"]);
-    refused("line that is no JSON", &["--pairs", "broken.jsonl"]);
+    refused("line that is not JSON", &["--pairs", "broken.jsonl"]);
     refused("line without an answer", &["--pairs", "half.jsonl"]);
-    refused("line that is no object", &["--pairs", "list.jsonl"]);
+    refused("line that is not an object", &["--pairs", "list.jsonl"]);
     refused("line with an empty answer", &["--pairs", "silent.jsonl"]);
     refused("line that is too long", &["--pairs", "long.jsonl"]);
-    refused("token that is no number", &["--tokens", "1,x", "--logits", "logits.npy"]);
-    refused("token that is none", &["--tokens", "1,257", "--logits", "logits.npy"]);
+    refused("token that is not a number", &["--tokens", "1,x", "--logits", "logits.npy"]);
+    refused("token outside the vocabulary", &["--tokens", "1,257", "--logits", "logits.npy"]);
     refused("too many tokens", &["--tokens", "1,2,3,4,5,6,7,8,9", "--logits", "logits.npy"]);
     messages.refused("no model", &workspace, &["eval"]);
     messages.refused("no checkpoint", &workspace, &["eval", "--checkpoint", "none"]);

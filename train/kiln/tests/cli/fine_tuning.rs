@@ -192,12 +192,12 @@ fn a_resume_reads_no_base_model() {
     assert_eq!(workspace.steps("tied").len(), 5);
     assert_eq!(workspace.text("tied/checkpoints/fsdp_cpt5/chat_template.jinja"), SMALL_FILES[3].1);
     assert_eq!(workspace.state("tied/checkpoints/fsdp_cpt5")["context_length"], 64);
-    // A new run needs it.
+    // A new run needs the base model.
     let new = workspace.kiln(&["train", "second.toml", "--out", "new"]);
     assert_eq!(new.code, Some(2), "{new:?}");
 }
 
-/// The schedule of a run with more steps differs from its beginning on.
+/// The schedule of a run with more steps differs from the first step on.
 #[test]
 fn a_learning_rate_that_jumps_at_a_resume_is_told() {
     let workspace = Workspace::new();

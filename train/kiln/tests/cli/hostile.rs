@@ -266,7 +266,7 @@ fn weights_that_are_no_numbers_are_named() {
     }
 }
 
-/// Otherwise users of the weights would notice, perhaps much later and elsewhere.
+/// Without this check, users of the weights would notice the fault, perhaps much later and elsewhere.
 #[test]
 fn weights_that_are_no_numbers_are_not_handed_on() {
     let workspace = exported();

@@ -91,7 +91,7 @@ fn what_cannot_be_looked_at_or_converted_is_refused() {
     let train = ["train", "run.toml", "--out", "new", "--set", "init.from=run"];
     let untied = ["--set", "model.tie_embeddings=false"];
     let with = |arguments: &[&'static str]| [&train[..], &untied, arguments].concat();
-    refused("a pattern that is none", &with(&["--allow-missing", "lm_head.[a"]));
+    refused("an invalid pattern", &with(&["--allow-missing", "lm_head.[a"]));
     refused("keep what", &["train", "run.toml", "--set", "checkpoint.keep_every=-1"]);
     refused("which format", &["train", "run.toml", "--set", "checkpoint.format=zip"]);
     insta::assert_snapshot!(messages.finish());

@@ -58,7 +58,7 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
         text.contains("rms_norm       WRONG  f32: ") && text.contains("swiglu         right  f32: "),
         "{text}"
     );
-    assert!(text.contains("drill: rms_norm was taken for wrong"), "{text}");
+    assert!(text.contains("drill: rms_norm was treated as wrong"), "{text}");
 
     // The next start trusts the stored result: an edited result of another operation is not overwritten.
     let result = files.iter().find(|name| name.ends_with(".json")).expect("a result");

@@ -210,7 +210,7 @@ fn the_first_mend_works() {
         let needed: f64 = needed.and_then(|(size, _)| size.parse().ok()).expect("a size in MiB");
         let said = refused(&format!("{:.0}MiB", 0.9 * needed));
         let mend = said.lines().find_map(|line| line.trim().split_once(": takes "));
-        let (mend, _) = mend.unwrap_or_else(|| panic!("no mend: {said}"));
+        let (mend, _) = mend.unwrap_or_else(|| panic!("no fix: {said}"));
         println!("{changes:?} {batch:?}: {mend}");
         let mend: Vec<_> = mend.split_whitespace().collect();
         let ended = run(&workspace, &[&train[..], &mend].concat());
@@ -253,8 +253,7 @@ fn mends_come_to_what_they_say() {
     }
 }
 
-/// A plan may be wrong, and another program may use memory: then the run ends with a list of the largest
-/// holders.
+/// If a plan is wrong, or another program uses memory, the run ends with a list of the largest holders.
 #[test]
 fn who_holds_how_much_is_told_at_the_end() {
     let workspace = Workspace::new();

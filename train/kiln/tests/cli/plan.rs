@@ -67,7 +67,7 @@ fn the_vocabulary_is_that_of_the_data() {
     let tune = ["tune", "run.toml", "--candidates", "1", "--steps", "1", "--rounds", "1", "--json"];
     let tuned: Value = serde_json::from_str(&workspace.succeed(&tune)).expect("JSON");
     assert_eq!(tuned["parameters"], prepared["parameters"]);
-    // A run would refuse it.
+    // As in a run, a vocabulary smaller than the tokenizer's is refused.
     let ended = workspace.kiln(&["plan", "run.toml", "--set", "model.vocab_size=256"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("has 257 tokens, but model.vocab_size is 256"), "{ended:?}");
@@ -138,9 +138,9 @@ fn a_recommendation_leaves_a_margin() {
     }
     let text =
         workspace.succeed(&["plan", &preset("7b"), "--ranks", "8", "--memory", &tight, "--margin", "50"]);
-    assert!(text.contains("\nNothing leaves 50 % of "), "{text}");
+    assert!(text.contains("\nNo strategy leaves 50 % of "), "{text}");
     let text = workspace.succeed(&["plan", &preset("7b"), "--ranks", "8", "--memory", "1GiB"]);
-    assert!(text.contains("\nNothing fits with any micro-batch"), "{text}");
+    assert!(text.contains("\nNo strategy fits with any micro-batch"), "{text}");
 }
 
 /// A layer without `meta_forward` is named in every text that has the plan's number.

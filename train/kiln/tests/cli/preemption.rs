@@ -54,7 +54,7 @@ fn a_run_that_is_asked_to_stop_goes_on_to_the_same_bits() {
         assert_eq!(
             last,
             format!(
-                "stopped as asked: {steps} of 10 steps, checkpoint run/checkpoints/fsdp_cpt{steps}; \
+                "stopped on request: {steps} of 10 steps, checkpoint run/checkpoints/fsdp_cpt{steps}; \
                  resume with: kiln train --resume run"
             )
         );

@@ -347,7 +347,7 @@ fn pipes_give_the_same_tokens() {
     let child = workspace.start(&["train", "run.toml", "--out", "run"]);
     fill("fifo.run");
     assert_eq!(workspace.end(child).code, Some(0));
-    // Its next content is unknown.
+    // The next content of the FIFO is unknown.
     let ended = workspace.kiln(&["train", "run.toml", "--out", "again"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("fifo.run (it can be read only once"), "{ended:?}");

@@ -351,7 +351,7 @@ fn speeds_are_within_15_percent() {
             run.outside.unwrap_or_default()
         );
         println!("{line}");
-        // A run within the bounds needs no excuse.
+        // A run within the bounds must not have a reason for a deviation.
         if (difference.abs() <= SPEED) == run.outside.is_some() {
             wrong.push(line);
         }

@@ -85,7 +85,7 @@ fn a_job_that_is_started_again_waits_for_its_former_life() {
     let said = "waiting up to 2 s for run to be free: it is in use by a run on host ";
     assert!(ended.stdout.contains(said), "{ended:?}");
     assert_eq!(workspace.metrics("run").len(), lines);
-    // It continues, and saves when it is asked to.
+    // The process continues, and saves on request.
     signal(&former, Signal::CONT);
     stop(&workspace, former);
     let next = Rank::alone("j", 2).start(&workspace, &arguments);

@@ -362,7 +362,7 @@ fn another_position_in_the_data_is_refused_unless_it_is_wanted() {
 
     let allowed: Vec<&str> = changes.iter().flat_map(|(key, _)| ["--allow-changed", *key]).collect();
     let said = workspace.succeed(&[&resume[..], &all, &allowed].concat());
-    let line = "at another position in the data, as allowed: data.seq_len was 8 and is 4 now, ";
+    let line = "reading the data at another position, as allowed: data.seq_len was 8 and is 4 now, ";
     assert!(said.contains(line), "{said}");
     assert_eq!(workspace.steps("run").len(), 4);
     // The batch size changes no position, and unchanged values are not mentioned.

@@ -246,7 +246,7 @@ fn prompts_that_cannot_be_used_are_refused_before_the_run() {
         assert!(!workspace.path("run").exists(), "{key}");
         let checked = workspace.kiln(&["check", "run.toml", "--out", "run", "--set", key]);
         assert_eq!(checked.code, Some(1), "{key}: {checked:?}");
-        // The advice is on a separate line there.
+        // `kiln check` puts the advice on a separate line.
         let problem = says.split([';', ':']).next().expect("a part");
         assert!(checked.stdout.contains(problem), "{key}: {checked:?}");
     }

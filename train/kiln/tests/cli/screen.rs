@@ -81,7 +81,7 @@ fn a_person_stops_a_run_and_its_bar_goes_away() {
     assert_eq!(status.code(), Some(75), "{all}");
     let left = screen(&all);
     assert!(!left.iter().any(|line| line.contains(GAUGE)), "{left:#?}");
-    let stopped = "stopped as asked: 3 of 4 steps, checkpoint run/checkpoints/fsdp_cpt3; ";
+    let stopped = "stopped on request: 3 of 4 steps, checkpoint run/checkpoints/fsdp_cpt3; ";
     assert!(left.iter().any(|line| line.starts_with(stopped)), "{left:#?}");
 }
 

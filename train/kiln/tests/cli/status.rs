@@ -164,7 +164,7 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     assert_eq!((&look["culprits"], look["ranks"].as_array().unwrap().len()), (&Json::from(vec![2]), 4));
     assert_eq!(look["ranks"][3]["waits_for"], Json::from(vec![2]));
 
-    // Without rank 0, nothing is known of the others.
+    // Without rank 0, nothing is known about the others.
     fs::rename(workspace.path("run/debug/rank_0.json"), workspace.path("run/debug/aside")).unwrap();
     let (look, _) = status(&workspace, &[]);
     assert_eq!(state(&look.unwrap()), "starting");

@@ -311,7 +311,7 @@ fn waiting_for_a_fifo_can_be_stopped() {
     let ended = workspace.end(child);
     assert_eq!(ended.code, Some(75), "{ended:?}");
     let said = said.all();
-    assert!(said.contains("stopped as asked while data was prepared"), "{said}");
+    assert!(said.contains("stopped on request while data was prepared"), "{said}");
     // The message names the actual kind of file.
     let ended = workspace.kiln(&[&arguments[..7], &["/dev/null"]].concat());
     assert_eq!(ended.code, Some(1), "{ended:?}");

@@ -24,7 +24,7 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     assert_refused(&ended, &["no checkpoint in run/checkpoints", "without --resume"]);
     let ended = workspace.kiln(&[&RUN[..], &["--set", "optim.lr=0.5"]].concat());
     let says = "run holds a run without a complete checkpoint, and this configuration differs";
-    assert_refused(&ended, &[says, "the command that started it starts it again", "--out"]);
+    assert_refused(&ended, &[says, "repeat the run's original command", "--out"]);
     assert!(!ended.stderr.contains("--resume"), "{ended:?}");
     assert_eq!(workspace.text("run/metrics.jsonl"), failed);
 
@@ -34,7 +34,7 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     assert_eq!(workspace.steps("run").len(), 4);
     assert_eq!(workspace.json("run/run.json")["id"], id);
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt4", "latest"]);
-    // Now there is something to lose.
+    // Now the folder has a checkpoint to lose.
     assert_refused(&workspace.kiln(&RUN), &["already holds a run", "--resume latest"]);
 }
 

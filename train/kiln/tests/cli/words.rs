@@ -33,7 +33,7 @@ fn output_that_nobody_gets_is_a_failure_where_it_is_the_purpose() {
         let ended = workspace.end(child);
         assert_eq!(ended.code, Some(1), "{arguments:?}: {ended:?}");
         assert!(ended.stderr.contains("standard output: No space left"), "{arguments:?}: {ended:?}");
-        // A reader that closes the pipe has read enough.
+        // A reader that closes the pipe early causes no error.
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
         let again = arguments.iter().map(|argument| match *argument {

@@ -95,7 +95,7 @@ fn a_configuration_error_that_no_log_takes_is_not_tried_again() {
     let ended = launched(&run, 3, &["--max-restarts", "2"], &["--set", "optim.lr=-1"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(!ended.stderr.contains("starting all ranks"), "{ended:?}");
-    assert!(ended.stderr.contains("it says: "), "{ended:?}");
+    assert!(ended.stderr.contains("its message: "), "{ended:?}");
     assert!(ended.stderr.contains("optim.lr"), "{ended:?}");
 }
 
@@ -107,7 +107,7 @@ fn the_rank_that_failed_is_named_though_no_log_took_a_line() {
     let said: Vec<_> = ended.stderr.lines().filter(|l| l.starts_with("kiln launch: ")).collect();
     let first = said.iter().find(|line| line.contains("failed first")).expect("a cause");
     assert!(first.starts_with("kiln launch: rank 1 (pid "), "{said:#?}");
-    let error = "kiln launch:   it says: fault drill in data loading of step 3";
+    let error = "kiln launch:   its message: fault drill in data loading of step 3";
     assert!(said.contains(&error), "{said:#?}");
     let lost: Vec<_> = said.iter().filter(|line| line.contains("could not")).collect();
     assert!(lost[0].contains("rank 0: its logs could not take "), "{said:#?}");

@@ -91,7 +91,7 @@ fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
         let twice = format!("run={}@data:3:0", run.signalling(pair));
         let ended = run.train_alone(RANKS, &["--fault", &twice]);
         assert_eq!(ended.code, Some(75), "{ended:?}");
-        assert!(ended.stdout.contains("stopped as asked: 3 of 8 steps"), "{ended:?}");
+        assert!(ended.stdout.contains("stopped on request: 3 of 8 steps"), "{ended:?}");
     }
     // A second request means that the user is in a hurry.
     let run = Run::new();
@@ -120,7 +120,7 @@ fn a_step_that_may_be_long_is_given_up_and_done_again_to_the_same_bits() {
         let resume: &[&str] = if life > 0 { &["--resume", "latest"] } else { &[] };
         let ended = run.launch(RANKS, &[], &[&["--fault", &fault], resume].concat());
         assert_eq!(ended.code, Some(75), "{ended:?}");
-        let said = format!("stopped as asked: {done} of 8 steps, checkpoint ");
+        let said = format!("stopped on request: {done} of 8 steps, checkpoint ");
         assert!(ended.stdout.contains(&said), "{ended:?}");
         assert_eq!(run.check_checkpoints().last().copied(), Some(done), "{ended:?}");
         assert_eq!(run.losses().len() as u64, done, "{ended:?}");
@@ -140,7 +140,7 @@ fn a_run_that_is_asked_to_stop_while_it_saves_begins_no_other_step() {
         let fault = format!("run={}@checkpoint:4:1", run.signalling("TERM"));
         let ended = run.train_alone(RANKS, &["--set", way, "--fault", &fault]);
         assert_eq!(ended.code, Some(75), "{ended:?}");
-        assert!(ended.stdout.contains("stopped as asked: 4 of 8 steps"), "{ended:?}");
+        assert!(ended.stdout.contains("stopped on request: 4 of 8 steps"), "{ended:?}");
         assert_eq!(run.check_checkpoints(), [2, 4]);
     }
 }
@@ -183,7 +183,7 @@ fn preparing_data_is_given_up_when_asked() {
     let ended = end_after(process, "data: training a tokenizer", "TERM");
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(75), ""), "{ended:?}");
     let last = ended.stdout.lines().last().unwrap_or_default();
-    assert!(last.starts_with("stopped as asked while data was prepared"), "{ended:?}");
+    assert!(last.starts_with("stopped on request while data was prepared"), "{ended:?}");
     assert!(!fs::exists(&data).expect("a folder"));
 
     // All ranks of a job wait for rank 0, which prepares the data.
@@ -194,7 +194,7 @@ fn preparing_data_is_given_up_when_asked() {
     let process = job.launcher(RANKS, &["--grace-s", "30"], &train).spawn().expect("kiln starts");
     let ended = end_after(process, "data: training a tokenizer", "TERM");
     assert_eq!(ended.code, Some(75), "{ended:?}");
-    assert!(ended.stdout.contains("stopped as asked while data was prepared"), "{ended:?}");
+    assert!(ended.stdout.contains("stopped on request while data was prepared"), "{ended:?}");
     assert!(!fs::exists(&data).expect("a folder"));
     assert_eq!(job.orphans(), Vec::<String>::new());
 }
@@ -224,7 +224,7 @@ fn waiting_for_ranks_that_do_not_come_is_given_up_when_asked() {
     signal("TERM", &process);
     let ended = end(process);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(75), ""), "{ended:?}");
-    assert!(ended.stdout.contains("stopped as asked before the ranks were connected"), "{ended:?}");
+    assert!(ended.stdout.contains("stopped on request before the ranks were connected"), "{ended:?}");
     assert!(!run.out().exists());
 }
 
@@ -265,7 +265,7 @@ fn a_rank_that_is_asked_to_stop_while_rank_0_prepares_data_stops_the_job() {
         let ended = end(launcher);
         assert_eq!(ended.code, Some(75), "rank {asked}: {ended:?}");
         for log in run.logs(RANKS, 0) {
-            assert!(log.contains("stopped as asked while data was prepared"), "{asked}: {log}");
+            assert!(log.contains("stopped on request while data was prepared"), "{asked}: {log}");
         }
         assert!(!data.exists());
         assert_eq!(run.orphans(), Vec::<String>::new());
@@ -296,7 +296,7 @@ fn a_rank_that_is_asked_to_stop_before_all_have_met_stops_the_job() {
         assert!(ended.stderr.contains("a rank was asked to stop before"), "{asked}: {ended:?}");
         assert!(!ended.stderr.contains("again, restart"), "rank {asked}: {ended:?}");
         for log in run.logs(RANKS, 0) {
-            assert!(log.contains("stopped as asked before the ranks were connected"), "{asked}: {log}");
+            assert!(log.contains("stopped on request before the ranks were connected"), "{asked}: {log}");
         }
         assert_eq!(run.orphans(), Vec::<String>::new());
     }

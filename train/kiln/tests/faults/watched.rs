@@ -202,7 +202,7 @@ fn a_page_with_control_saves_and_ends_a_run() {
     let ended = end(child, said);
     // As for every run that was asked to stop, it can be resumed.
     assert_eq!(ended.code, Some(75), "{ended:?}");
-    assert!(ended.stdout.contains("stopped as asked"), "{ended:?}");
+    assert!(ended.stdout.contains("stopped on request"), "{ended:?}");
     let answer = order("/api/stop");
     assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
     page.kill().expect("it goes on");

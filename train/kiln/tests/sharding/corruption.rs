@@ -126,7 +126,7 @@ fn every_damage_is_noticed(format: Format) {
     let whole = saved(folder.path(), format);
     let broken = folder.path().join("broken");
     for ranks in [1, 2, 3] {
-        load(&whole, ranks).expect("it loads as long as it is whole");
+        load(&whole, ranks).expect("it loads while it is complete");
     }
     let key = Key::new(20).fork(&format.to_string());
     for index in 0..DAMAGES {

@@ -73,7 +73,7 @@ fn train_until(
         Ok(())
     };
     match run.try_on_ranks(body) {
-        Ok(_) => panic!("{}: nobody failed", run.name()),
+        Ok(_) => panic!("{}: no rank failed", run.name()),
         Err(error) => error,
     }
 }
@@ -163,7 +163,7 @@ fn a_panic_inside_backward_ends_the_run_and_harms_no_later_one() {
             assert!(message.contains("the block broke"), "{message}");
         }
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("nobody failed"),
+        Ok(_) => panic!("no rank failed"),
     }
     assert_close("the next run", &run.train(), reference::standard(false));
 }

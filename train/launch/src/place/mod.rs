@@ -1,9 +1,8 @@
 //! The place of this process among the ranks of a job.
 //!
-//! Every launcher and scheduler describes the place of a process in its own variables. [`survey`] asks
-//! these sources in a fixed order. The first source with an answer wins, and an invalid answer is an error
-//! instead of a reason to ask the next source: a rank that wrongly believed to be alone would train by
-//! itself.
+//! Every launcher and scheduler describes the place of a process in its own variables. [`survey`] checks these sources
+//! in a fixed order. The first source with an answer wins, and an invalid answer is an error instead of a reason to
+//! check the next source: a rank that wrongly assumed it was alone would train by itself.
 //!
 //! Everything here is a function of a lookup, so that it can be tested without touching the process's
 //! environment; only [`find_here`] reads it.
@@ -34,7 +33,7 @@ pub use vars::{DEFAULT_PORT, JobSecret, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, S
 /// A function that reads the place of this process from flags and variables.
 type Read = fn(&Flags, &Vars) -> Result<Finding, EnvError>;
 
-/// The sources in the order in which they are asked, and the variables that each reads, without the secret.
+/// The sources in the order in which they are checked, and the variables that each reads, without the secret.
 const SOURCES: [(Source, &[&str], Read); 7] = [
     (Source::Flags, &[], Flags::read),
     (Source::Torchrun, ranks::TORCHRUN, |_, vars| ranks::read_torchrun(vars)),
@@ -50,7 +49,7 @@ const SOURCES: [(Source, &[&str], Read); 7] = [
 pub struct Considered {
     /// The source.
     pub source: Source,
-    /// Its variables that are set, with values shortened.
+    /// The source's variables that are set, with values shortened.
     pub found: Vec<(String, String)>,
     /// Reason why it was used or skipped.
     pub verdict: String,
@@ -87,7 +86,7 @@ pub fn environment(name: &str) -> Option<String> {
     value
 }
 
-/// Asks every source, and returns the answer of each, even if one of them is invalid.
+/// Checks every source, and returns the answer of each, even if one of them is invalid.
 pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Considered>) {
     // Flags may set the address where the ranks meet, whichever source provides the rest.
     let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));

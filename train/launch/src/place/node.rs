@@ -86,8 +86,8 @@ impl Node {
             (PerGpu::Needed(name), found) => {
                 let why = found.err().unwrap_or_else(|| "there is none".to_owned());
                 let problem = format!(
-                    "no GPU can be counted ({why}; `kiln doctor` says more); give a number, or `cpu` for one \
-                     per core"
+                    "cannot count GPUs ({why}; `kiln doctor` shows more); set a number, or `cpu` for one per \
+                     core"
                 );
                 return Err(EnvError::value(name, "gpu", problem));
             }
@@ -349,7 +349,7 @@ pub(super) fn read_pet(vars: &Vars) -> Result<Finding, EnvError> {
     /// Variables that describe the nodes of the job.
     const ABOUT_NODES: [&str; 5] =
         ["PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_STANDALONE"];
-    /// A variable of every other source that has not been asked yet.
+    /// A variable of each source that is checked after this one.
     const OTHERS: [&str; 5] =
         ["SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
     let set = |names: [&'static str; 5]| names.into_iter().find(|name| vars.has(name));

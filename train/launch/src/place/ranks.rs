@@ -65,7 +65,7 @@ impl Ranks {
             return Err(EnvError::contradiction(&[local_world_size, world_size], problem));
         }
         if local > rank.1 {
-            let problem = "a rank is at least its local rank";
+            let problem = "a rank cannot be less than its local rank";
             return Err(EnvError::contradiction(&[local_rank, rank], problem));
         }
         let node_rank = match (self.node_rank, rank.1 % size == local) {

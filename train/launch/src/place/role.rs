@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::vars::{JobSecret, Vars, is_name};
 
-/// The source of this process's place, in the order in which sources are asked.
+/// The source of this process's place, in the order in which sources are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Flags of the command line.
@@ -134,7 +134,7 @@ pub(super) enum Finding {
 /// if a scheduler started it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
-    /// Its name, which is the same for all of its processes and after a restart; `None` if it has none.
+    /// Name of the job, which is the same for all of its processes and after a restart; `None` if it has none.
     pub name: Option<String>,
     /// Number of restarts, after a failure or from a queue.
     pub restarts: u64,

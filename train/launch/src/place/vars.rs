@@ -82,7 +82,7 @@ impl Vars<'_> {
     pub(super) fn secret(&self) -> Result<Option<JobSecret>, EnvError> {
         match (self.0)(SECRET) {
             Some(secret) if secret.trim().is_empty() => {
-                Err(EnvError::value(SECRET, "", "empty; set a long random text, or unset it"))
+                Err(EnvError::value(SECRET, "", "empty; set a long random string, or unset it"))
             }
             Some(secret) if secret.len() > MAX_VALUE => {
                 Err(EnvError::value(SECRET, "…", "too long; 32 random characters are enough"))

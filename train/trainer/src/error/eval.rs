@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Reasons why an evaluation cannot be made.
+/// Reasons why an evaluation cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
     /// The model does not record which data it was trained on.
@@ -17,7 +17,7 @@ pub enum EvalError {
         .checkpoint.display(), .data.display()
     )]
     DataGone { checkpoint: PathBuf, data: PathBuf },
-    /// The relative path `data` of the model's training data leads nowhere.
+    /// The relative path `data` of the model's training data does not exist.
     #[error(
         "{} was trained on the data in {}, a relative path that exists neither below the current folder nor \
          below a folder that contains the model. Run the command where the training was started, or name a \
@@ -32,7 +32,7 @@ pub enum EvalError {
     )]
     OtherData { checkpoint: PathBuf, data: PathBuf },
     /// The data that the user named do not exist.
-    #[error("--data {}: there is no such folder; name one with prepared data", .data.display())]
+    #[error("--data {}: no such folder; name one with prepared data", .data.display())]
     DataMissing { data: PathBuf },
     /// The data were prepared with another tokenizer.
     #[error(

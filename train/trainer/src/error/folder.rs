@@ -26,7 +26,7 @@ pub enum FolderError {
     Occupied(PathBuf),
     /// The folder holds a run without a checkpoint, which this start does not restart for the given reason.
     #[error(
-        "{} holds a run without a complete checkpoint, {}: choose another folder with --out", .0.display(), .1
+        "{} holds a run without a complete checkpoint, {}, or choose another folder with --out", .0.display(), .1
     )]
     Unsaved(PathBuf, &'static str),
     /// The path `out` is a dangling `link`, or below one.
@@ -50,13 +50,13 @@ pub enum FolderError {
         .0.display()
     )]
     NotTheSame(PathBuf),
-    /// Another run is active in the folder; the text names its holder and the time since when.
+    /// Another run is active in the folder; the text names its holder, and since when.
     #[error(
         "{} is in use by {}: wait until it ends or stop it, or choose another folder with --out",
         .0.display(), .1
     )]
     Held(PathBuf, String),
-    /// The file `run.json` at this path cannot be understood; the text gives the reason and the remedy.
+    /// The file `run.json` at this path is invalid; the text gives the reason and the remedy.
     #[error("{} {}", .0.display(), .1)]
     Identity(PathBuf, String),
     /// A file of the run folder cannot be read or written.

@@ -27,8 +27,8 @@ use kiln_sys::words::{number_of, size};
 pub use eval::EvalError;
 pub use folder::FolderError;
 
-/// Consecutive steps without an update that end a run under `train.nonfinite = "skip"`: that many cannot be due
-/// to a bad batch.
+/// Number of consecutive skipped updates that ends a run under `train.nonfinite = "skip"`: a bad batch cannot cause
+/// that many.
 pub const MAX_SKIPPED: u64 = 10;
 
 /// The result of a part of a run.
@@ -95,16 +95,15 @@ pub enum TrainError {
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] kiln_collectives::mpi::MpiError),
-    /// The GPUs of ranks that are processes could not be connected: NCCL on this rank, with this GPU.
+    /// NCCL on this rank could not connect this GPU with those of the other ranks, which are processes.
     #[cfg(feature = "cuda")]
     #[error("rank {rank} cannot connect its GPU {index} with those of the other ranks: {source}")]
     Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },
     /// These ranks, which are processes, were started differently from rank 0.
     #[error(
-        "ranks {0:?} do not have the same configuration, arguments and build as rank 0: \
-         start every rank with the same command. If they belong to another job that uses the same port, \
-         give each job a port (MASTER_PORT), a name (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret \
-         (KILN_JOB_SECRET) of its own"
+        "ranks {0:?} do not have the same configuration, arguments and build as rank 0: start every rank \
+         with the same command. If they belong to another job that uses the same port, give each job its own \
+         port (MASTER_PORT), name (TORCHELASTIC_RUN_ID, --rdzv-id) or secret (KILN_JOB_SECRET)"
     )]
     OtherConfig(Vec<usize>),
     /// Rank 0, which makes the plan for all ranks, failed with this message; `usage` says whether the
@@ -159,7 +158,7 @@ pub enum TrainError {
     Exists(PathBuf),
     /// A stop was requested while this process waited for the others.
     #[error(
-        "stopped as asked before the ranks were connected: there was nothing to save yet; start it again"
+        "stopped on request before the ranks were connected: there was nothing to save yet; start it again"
     )]
     Stopped,
     /// A fault drill, not a real fault.

@@ -18,7 +18,7 @@ use kiln_config::device;
 use kiln_data::{Tokenizer, describe_json};
 use kiln_sys::files::{self, MAX_WHOLE};
 
-/// Target of a position that does not count.
+/// Target of a position that the loss ignores.
 const IGNORED: i32 = -1;
 
 /// A prompt, and the answer whose loss is computed.
@@ -135,9 +135,9 @@ impl TokenPair {
     }
 }
 
-/// Returns the losses of all pairs, in order, the same on every rank. The pairs are distributed over the ranks,
-/// one per pass; a rank that runs out computes a pair that does not count, so that all ranks make the same
-/// number of passes. Collective.
+/// Returns the losses of all pairs, in order, the same on every rank. The pairs are distributed over the ranks, one per
+/// pass; a rank without pairs left computes one whose result is ignored, so that all ranks make the same number of
+/// passes. Collective.
 pub fn answer_losses(
     model: &ShardedDecoder,
     device: &Device,

@@ -10,12 +10,12 @@ use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_config::device;
 use kiln_data::BatchSource;
 
-/// Target of a padding row, which does not count.
+/// Target of a padding row, which the loss ignores.
 const IGNORED: i32 = -1;
 
-/// Returns the mean loss in nats over the first `samples` sequences of `source` (all of them if 0), and the
-/// number of tokens. The sequences are distributed over the ranks; a rank that runs out computes rows that do
-/// not count, so that all ranks make the same number of passes. Collective.
+/// Returns the mean loss in nats over the first `samples` sequences of `source` (all of them if 0), and the number of
+/// tokens. The sequences are distributed over the ranks; a rank without sequences left computes rows that are ignored,
+/// so that all ranks make the same number of passes. Collective.
 pub fn evaluate(
     model: &ShardedDecoder,
     device: &Device,

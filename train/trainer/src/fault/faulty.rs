@@ -65,7 +65,7 @@ fn poisoned(buffer: &Buffer) -> Buffer {
     let width = buffer.dtype().size();
     let set = |bytes: &mut [u8]| bytes.iter_mut().take(width).for_each(|byte| *byte = 0xFF);
     buffer.changed(set).unwrap_or_else(|error| {
-        // The drill shows that nothing happened.
+        // The outcome of the drill shows that nothing happened.
         tracing::warn!("the fault drill could not write a NaN: {error}");
         buffer.clone()
     })

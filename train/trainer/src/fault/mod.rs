@@ -1,7 +1,7 @@
 //! Fire drills: deliberate faults at a chosen place of a run.
 //!
-//! `kiln train --fault KIND@PHASE:STEP:RANK` makes one rank fail once in one way. [`Faulty`] sits between the
-//! rank and its communicator; the run itself does not know whether it is there.
+//! `kiln train --fault KIND@PHASE:STEP:RANK` makes one rank fail once in one way. [`Faulty`] sits between the rank and
+//! its communicator; no other code depends on it.
 
 mod drill;
 mod faulty;

@@ -42,7 +42,7 @@ pub enum FaultKind {
     Scale(f64),
     /// It uses its own part of a sum over the ranks as the sum.
     Unreduced,
-    /// It uses the weights from the previous time of the same gather.
+    /// It uses the weights that the same gather returned the previous time.
     Stale,
     /// It runs a program, such as one that pulls a cable, and continues.
     Run(PathBuf),
@@ -52,7 +52,7 @@ pub enum FaultKind {
     Clock(f64),
 }
 
-/// Where in a run a rank fails: at the first collective of this phase.
+/// The phase of a run at whose first collective a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FaultPhase {
     /// Before the first step, which is step 0.

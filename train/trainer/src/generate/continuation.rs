@@ -26,7 +26,7 @@ pub struct Continuation<'a> {
     /// Number of ids at the front that come from the prompt, including the hidden ones.
     given: usize,
     cache: KeyValueCache,
-    /// Number of ids that the model has read, or that left its context unread.
+    /// Number of ids that the model has read, or that were dropped from its context unread.
     read: usize,
     /// Number of chosen tokens.
     chosen: usize,

@@ -14,7 +14,7 @@ const KEY: &[u8] = b"\"val_loss\"";
 pub struct BestLoss {
     /// Step after which the evaluation was made.
     pub step: u64,
-    /// Its loss.
+    /// Loss of the evaluation, in nats.
     pub val_loss: f64,
 }
 

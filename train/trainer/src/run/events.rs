@@ -93,7 +93,7 @@ impl Events {
         let event = Event { time: unix_time(), step, kind: kind.name().to_owned(), text: text.to_owned() };
         match serde_json::to_string(&event) {
             Ok(line) => lines.append(line),
-            Err(error) => tracing::warn!("cannot note an event: {error}"),
+            Err(error) => tracing::warn!("cannot record an event: {error}"),
         }
     }
 

@@ -150,8 +150,8 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
         Content::Unsaved(run) => {
             Lock::check_free(&out)?;
             let why = match run {
-                Some(_) => "and this configuration differs; repeat its original command to start it again",
-                None => "written by an older build, which did not record its configuration",
+                Some(_) => "and this configuration differs: repeat the run's original command",
+                None => "from an older build that did not record its configuration: remove it",
             };
             return Err(FolderError::Unsaved(out, why).into());
         }

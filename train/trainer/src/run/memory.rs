@@ -25,7 +25,7 @@ const GPU: &str = "the GPU";
 const ALLOWANCE: f64 = 0.98;
 const GPU_ALLOWANCE: f64 = 0.85;
 
-/// Warnings from a check that the run may continue after.
+/// Warnings of a check, none of which prevents the run.
 pub type Warnings = Vec<String>;
 
 /// A run to be checked. Only `config` changes when alternatives are tried.
@@ -225,7 +225,7 @@ fn compare(
     }
     if at_least <= memory.total && config.device.memory_fraction.is_none() {
         let why = match at_least <= memory.free {
-            true => "That is close: it may be killed",
+            true => "That is close: the run may be killed",
             false => "Other programs use the rest. If it is not freed soon, the run may be killed",
         };
         return Ok(Some(format!(
@@ -298,10 +298,10 @@ fn helps(run: &Run<'_>, config: &Config, needed: u64, memory: u64) -> String {
         tell(change, *bytes);
     }
     let more = match run.on_gpu {
-        true => "  more ranks, of which each takes its share, or a smaller model\n",
-        false => "  more machines, whose ranks take their shares, or a smaller model\n",
+        true => "  more ranks, each with its share, or a smaller model\n",
+        false => "  more machines, whose ranks take a share, or a smaller model\n",
     };
-    let all = if memory > 0 && !enough { "  all that can be set is not enough:\n" } else { "" };
+    let all = if memory > 0 && !enough { "  no combination of settings is enough:\n" } else { "" };
     format!("{all}{helps}{more}")
 }
 

@@ -46,7 +46,7 @@ pub struct Moment {
 /// Observes the steps of one rank. Every rank of a run has the same observers, which are called at the same
 /// places in the same order: an observer may communicate, if it does so on all ranks.
 pub trait Observer: Send {
-    /// Returns whether this observer wants to see the step; otherwise it is not called for it.
+    /// Returns whether to call this observer for the step.
     fn is_observing(&self, step: u64) -> bool;
 
     /// Returns whether this rank shows the passes of the step to the observer, through [`Observer::on_batch`]
@@ -73,7 +73,7 @@ pub trait Observer: Send {
     /// communicate.
     fn on_step_begin(&mut self, _engine: &Engine, _step: u64) {}
 
-    /// Called when the work of a step is done but its outcome is not known yet. Called on the same terms as
+    /// Called when the work of a step is done but its outcome is not known yet. Called under the same conditions as
     /// [`Observer::on_step_begin`].
     fn on_step_end(&mut self, _engine: &Engine, _step: u64) {}
 
@@ -312,8 +312,8 @@ impl Observers {
         self.with(|state| state.observers.iter_mut().for_each(|observer| observer.on_step_end(engine, step)));
     }
 
-    /// Notifies the observers of a new micro-batch at `at`. Returns the probe for its passes if an observer
-    /// wants to see them.
+    /// Notifies the observers of a new micro-batch at `at`. Returns the probe for its passes if an observer looks into
+    /// the step.
     pub fn on_batch(&self, engine: &Arc<Engine>, at: Moment, batch: &MicroBatch) -> Result<Option<Probe>> {
         let is_shown = self.with(|state| {
             if state.shown(at.step).next().is_none() {

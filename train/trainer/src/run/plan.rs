@@ -149,7 +149,10 @@ pub(super) fn make(
             print_line(&difference);
         }
         if !draft.changed.is_empty() {
-            print_line(&format!("at another position in the data, as allowed: {}", draft.changed.join(", ")));
+            print_line(&format!(
+                "reading the data at another position, as allowed: {}",
+                draft.changed.join(", ")
+            ));
         }
     }
     let ranks = config.train.ranks;
@@ -229,7 +232,7 @@ fn accumulate_of(before: &Config) -> Accumulate {
 /// that the run keeps its bits, else the strategy's default.
 fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accumulate {
     let before = resume.map(|checkpoint| {
-        // An unreadable configuration is of a build without this key.
+        // An unreadable configuration comes from a build without this key.
         let before = config::load(&checkpoint.folder().join("config.toml"), &[]);
         before.map_or(Accumulate::Unsharded, |before| accumulate_of(&before))
     });
@@ -274,8 +277,8 @@ impl Draft {
         let source = open_source(resume.as_ref(), config)?;
         let layers = options.registry.layers();
         let weights = source.as_ref().map(|source| source.model_of(layers));
-        // Checked before hours of work on data, with what is known of the model by then: the smallest
-        // vocabulary decides, and the suggestions assume the expected one.
+        // Checked before hours of work on data, although the vocabulary is not known yet: the smallest possible one
+        // decides, and the suggestions assume the expected one.
         let known = |vocab_size| {
             let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
             model.ok().filter(|model| model.validate().is_ok())

@@ -125,7 +125,7 @@ pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunO
     let _output = output::never_block();
     let config = with_ranks(config, options)?;
     match &options.place {
-        None => Err(TrainError::usage("a world was given, but no place in it")),
+        None => Err(TrainError::usage("train_joined needs RunOptions::place, this rank's place")),
         Some(place) => {
             let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
             run_process(&world, config, options, &device, place, StartTimes::default(), &stock_loop)

@@ -76,8 +76,8 @@ impl World {
         }
     }
 
-    /// Leaves the others without waiting for them, after this rank has failed and has told them: they may hang,
-    /// and this process must report its error.
+    /// Leaves the others without waiting for them, after this rank has failed and has notified them: they may hang, and
+    /// this process must report its error.
     pub fn give_up(&self) {
         #[cfg(feature = "mpi")]
         if let Some(mpi) = &self.mpi {

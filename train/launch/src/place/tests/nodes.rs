@@ -91,7 +91,7 @@ fn flags_override_the_environment() {
     let standalone = NodeFlags { standalone: true, ..NodeFlags::default() };
     let found = launched(&standalone, &lookup).unwrap();
     assert_eq!((found.nodes, found.node_rank, found.master.port), (1, 0, 0));
-    // Inside a rank of something else, a launcher without flags starts a separate job.
+    // Inside a rank of another launcher's job, a launcher without flags starts a separate job.
     let inside = Env::new("RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 MASTER_ADDR=b SLURM_NODEID=7");
     let found = launched(&NodeFlags::default(), &|name| inside.0.get(name).cloned()).unwrap();
     assert_eq!((found.nodes, found.node_rank, found.master.port), (1, 0, 0));
@@ -176,8 +176,8 @@ fn ranks_per_gpu() {
         assert_eq!(node.map(|node| node.nproc_per_node), Ok(expected), "{word}");
     }
     let error = ranks(per("gpu"), none()).map_err(|error| error.to_string());
-    let says = "PET_NPROC_PER_NODE=gpu: no GPU can be counted (there is no driver; `kiln doctor` says \
-                more); give a number, or `cpu` for one per core";
+    let says = "PET_NPROC_PER_NODE=gpu: cannot count GPUs (there is no driver; `kiln doctor` shows \
+                more); set a number, or `cpu` for one per core";
     assert_eq!(error, Err(says.to_owned()));
     assert!(ranks(per("gpu"), Ok(0)).is_err());
     assert_eq!(per("auto").per_gpu, Some(PerGpu::IfAny));

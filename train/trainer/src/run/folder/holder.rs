@@ -201,6 +201,6 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             assert_eq!(Holder::read(&path), None, "{text}");
         }
-        assert!(Holder::describe(&path, || ()).contains("has not said"));
+        assert!(Holder::describe(&path, || ()).contains("unidentified"));
     }
 }

@@ -67,9 +67,9 @@ enum Attempt {
 enum Rival {
     /// There is no holder any more.
     Gone,
-    /// It is alive.
+    /// The holder is alive.
     Alive,
-    /// It may be alive on another machine, whose locks are invisible here.
+    /// The holder may be alive on another machine, whose locks are invisible here.
     Unknown,
 }
 

@@ -28,7 +28,7 @@ const TAIL: u64 = 256 * 1024;
 /// The state of a run folder.
 #[derive(Debug)]
 pub enum Standing {
-    /// It holds no run, for this reason.
+    /// The folder holds no run, for this reason.
     NoRun(String),
     /// A process holds it.
     Held(Option<ProcessId>),

@@ -53,7 +53,7 @@ pub(super) struct Conclusion {
     pub(super) best: Option<BestLoss>,
     /// The checkpoint of the step with the lowest validation loss, if it exists and is not the last one.
     pub(super) best_checkpoint: Option<PathBuf>,
-    /// The most bytes that a rank held; the planned bytes, with the layers that the plan does not know.
+    /// The most bytes that a rank held; the planned bytes, with the layers that the plan does not describe.
     pub(super) peak_bytes: Option<u64>,
     pub(super) planned: Option<(u64, BTreeSet<&'static str>)>,
     /// Command-line name of the program that has the model's parts; `None` if it has no commands.

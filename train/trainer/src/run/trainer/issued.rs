@@ -1,4 +1,4 @@
-//! A step in progress, and the clocks that tell when it ended.
+//! A step in progress, and the clock readings that determine when it ended.
 
 use std::time::{Duration, Instant};
 

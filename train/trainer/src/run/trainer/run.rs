@@ -267,8 +267,8 @@ impl Trainer<'_> {
         }
     }
 
-    /// Returns the planned peak of a rank in bytes, and the layers that the plan does not know; `None` if the
-    /// plan cannot be compared with the counted bytes.
+    /// Returns the planned peak of a rank in bytes, and the layers that the plan does not describe; `None` if the plan
+    /// cannot be compared with the counted bytes.
     fn planned(&self) -> Option<(u64, BTreeSet<&'static str>)> {
         let Plan { config, model, optimizer, registry, device: resolved, .. } = self.plan;
         let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain()).ok()?;

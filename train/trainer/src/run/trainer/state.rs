@@ -305,7 +305,7 @@ impl<'a> Trainer<'a> {
         let path = metrics_of_run(&self.plan.out);
         let steps = self.plan.config.train.steps;
         match &self.plan.claim {
-            // The folder stays unchanged, or it would say that the run has fewer steps than it has.
+            // The folder stays unchanged: its configuration must not have fewer steps than the run has done.
             Some(_) if self.state.step > steps => print_line(&format!(
                 "nothing to train: the run has done {} steps, and train.steps is {steps}; its folder is \
                  unchanged. To continue, raise train.steps; to go back, name an earlier checkpoint with \

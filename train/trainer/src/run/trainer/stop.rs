@@ -53,7 +53,7 @@ impl Trainer<'_> {
                 None => "continue with --resume latest".to_owned(),
             };
             print_line(&format!(
-                "stopped as asked: {} of {}, checkpoint {}; {resume}",
+                "stopped on request: {} of {}, checkpoint {}; {resume}",
                 self.state.step,
                 number_of(self.plan.config.train.steps, "step"),
                 checkpoint.display()
