@@ -123,8 +123,7 @@ impl<'a> Parser<'a> {
     }
 
     fn next(&mut self) -> Parsed<&'a str> {
-        let token =
-            self.tokens.get(self.at).ok_or_else(|| ParseError::new(self.line(), "unexpected end"))?;
+        let token = self.tokens.get(self.at).ok_or_else(|| ParseError::new(self.line(), "unexpected end"))?;
         self.at += 1;
         Ok(token.text)
     }
