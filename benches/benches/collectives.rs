@@ -11,7 +11,7 @@ use kiln_collectives::{Buffer, Communicator, DType, Label, LocalGroup, Phase};
 const RANKS: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Time of `iterations` collectives on rank 0, all ranks taking part.
+/// Returns the time of `iterations` collectives of all ranks, on rank 0.
 fn time(iterations: u64, call: impl Fn(&dyn Communicator) + Sync) -> Duration {
     let elapsed = std::thread::scope(|scope| {
         let ranks: Vec<_> = LocalGroup::new(RANKS)

@@ -1,9 +1,9 @@
-//! Every fused operation beside its plain-burn reference, forward and backward, at the shapes of
+//! Times every fused operation and its plain-burn reference, forward and backward, at the shapes of
 //! preset 10m with 4 sequences of 256 tokens.
 //!
 //!     cargo bench -p kiln-benches --bench ops --config 'profile.bench.package.burn-flex.opt-level=3'
 //!
-//! The last argument is for the references: builds are without it, as `Cargo.toml` says. It builds burn once more.
+//! The last argument optimises the references, which `Cargo.toml` does not. It rebuilds burn.
 
 use std::hint::black_box;
 
@@ -34,7 +34,7 @@ fn both<const D: usize>(criterion: &mut Criterion, group: &str, variants: [Varia
     group.finish();
 }
 
-/// A fresh leaf with the values of `tensor`, which stay where they are.
+/// Returns a new leaf that shares the values of `tensor`.
 fn leaf<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     tensor.clone().autodiff().require_grad()
 }

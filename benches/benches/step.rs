@@ -1,6 +1,6 @@
-//! A whole optimizer step of preset 10m, and its update alone: the norm of the gradient, clipping and AdamW
-//! over all parameters. `kiln bench strategies` compares the strategies in one alternating run; this one is
-//! for finding out what a change does to a step.
+//! Times a whole optimizer step of preset 10m, and its update alone: the norm of the gradient, clipping and
+//! AdamW over all parameters. Use it to measure the effect of a change on a step; `kiln bench strategies`
+//! compares the strategies in one alternating run.
 //!
 //!     cargo bench -p kiln-benches --bench step
 
@@ -57,7 +57,7 @@ fn update(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The time of `count` updates, without that of the gradients that they need.
+/// Returns the time of `count` updates, without the gradients that they need.
 fn updates(world: Arc<dyn Communicator>, count: u64) -> Result<Duration, TrainError> {
     let device = Device::flex();
     let mut config = default_config();

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Times Kiln's collectives against another system's, in turns within one run.
+"""Time Kiln's collectives and another system's, alternating within one run.
 
     benches/peers/collectives.py gloo      Kiln's processes against PyTorch's gloo
     benches/peers/collectives.py memcpy    Kiln's threads against plain copies of as many bytes
 
 Both systems stay up throughout. A pair is one sample of Kiln and one of the other; the ratio of a
 pair is the other's time over Kiln's, so more is better, and the table has the median over pairs.
-The run passes if every line reaches the bar. A line is also void if the system whose turn it was
-not took more than a little processor time meanwhile.
+The run passes if every line reaches the bar and the system that is not being timed stays almost idle.
 """
 
 import argparse
@@ -28,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 KILN = ROOT / "target/release/collectives_peer"
 PYTHON = ROOT / "target/peers/bin/python"
 SIZES = [1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
-# Share of one core that a system may use while the other is timed.
+# Maximum share of one core that a system may use while the other is timed.
 IDLE_LIMIT = 0.05
 
 
@@ -45,7 +44,7 @@ class System:
         self.name = name
         self.processes = []
         for rank, command in enumerate(commands):
-            # Only rank 0 has anything to read, and only it answers.
+            # Only rank 0 reads commands and answers.
             pipe = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
             environment = dict(os.environ, OMP_NUM_THREADS="1")
             self.processes.append(
@@ -54,7 +53,7 @@ class System:
         self.command = " ".join(shlex.quote(str(word)) for word in commands[0])
 
     def seconds(self, op, size, iterations):
-        """Seconds per iteration, from the slowest rank."""
+        """Returns the seconds per iteration of the slowest rank."""
         rank0 = self.processes[0]
         try:
             rank0.stdin.write(f"{op} {size} {iterations}\n")
@@ -70,17 +69,17 @@ class System:
         return answer["seconds_per_iteration"]
 
     def processor_seconds(self):
-        """Processor time that all processes have used so far."""
+        """Returns the processor time that all processes have used so far."""
         ticks = 0
         for process in self.processes:
             stat = pathlib.Path(f"/proc/{process.pid}/stat").read_text()
-            # The name may hold spaces; times are fields 14 and 15, counted from 1.
+            # The name may contain spaces; times are fields 14 and 15, counted from 1.
             fields = stat.rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def stop(self):
-        """Ends input, which ends the ranks; those that stay are told to leave."""
+        """Closes the input, which ends the ranks, and terminates those that do not end."""
         try:
             self.processes[0].stdin.close()
         except BrokenPipeError:
@@ -112,12 +111,12 @@ def gloo(python, ranks):
 
 
 def iterations_for(size):
-    """Enough for a sample of a few milliseconds at least, and the same for both systems."""
+    """Returns the number of iterations: enough for samples of a few milliseconds, the same for both systems."""
     return max(4, min(300, (96 << 20) // size))
 
 
 class Idleness:
-    """Processor time used out of turn, by system."""
+    """Processor time that each system used while the other was timed."""
 
     def __init__(self):
         self.used = {}
@@ -171,7 +170,7 @@ def time_text(seconds):
 
 
 def measure(arguments, ranks, idleness):
-    """The lines of one world size."""
+    """Measures the lines of one world size."""
     ours = kiln(arguments.kiln, arguments.backend, ranks)
     theirs = ours if arguments.peer == "memcpy" else gloo(arguments.python, ranks)
     ops = ["all_gather"] if arguments.peer == "memcpy" else ["all_gather", "reduce_scatter"]
@@ -183,7 +182,7 @@ def measure(arguments, ranks, idleness):
                 iterations = iterations_for(size)
                 turns = [(ours, theirs, op), (theirs, ours, their_op)]
                 samples = ([], [])
-                # The first pair makes the buffers and checks the results; it does not count.
+                # The first pair allocates the buffers and checks the results. It is not counted.
                 for pair in range(-1, arguments.pairs):
                     for times, (system, other, name) in zip(samples, turns):
                         count = iterations if pair >= 0 else 1
@@ -233,7 +232,7 @@ def peer_version(arguments):
 
 
 def summary(arguments, lines, idleness):
-    """Closing sentences, and whether the run passed."""
+    """Returns the closing sentences, and True if the run passed."""
     missed = [line for line in lines if line.ratio < arguments.at_least]
     busy = {name: share for name, share in idleness.shares().items() if share > IDLE_LIMIT}
     sentences = [
@@ -266,7 +265,7 @@ def report(arguments, lines, sentences):
     {command}
 
 f32; `tensor` is the full tensor: output of all-gather, input of reduce-scatter. Times are medians \
-of {arguments.pairs} samples per system, taken in turns; a sample is the time per iteration of the \
+of {arguments.pairs} alternating samples per system; a sample is the time per iteration of the \
 slowest rank. GB/s is the full tensor over that time. `ratio` is the median over the pairs of \
 {peer}'s time ÷ Kiln's.
 
@@ -300,7 +299,7 @@ def parse():
         "--backend",
         choices=["tcp", "sockets", "local"],
         help="Kiln's backend (default tcp; sockets is tcp between ranks that do not read each "
-        "other's memory; memcpy takes local only)",
+        "other's memory; memcpy supports local only)",
     )
     add(
         "--kiln",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads what Kiln has written with the package of TensorBoard: see tensorboard.sh beside it."""
+"""Reads Kiln's event files with the package of TensorBoard: see tensorboard.sh in this folder."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing import event_accumulator, plugin_event
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.util import tensor_util
 
-# The names of torchtitan, and what a value of metrics.jsonl is multiplied with.
+# The names of torchtitan, and the factor for the value in metrics.jsonl.
 TAGS = {
     "loss": ("loss_metrics/global_avg_loss", 1),
     "tokens_per_s": ("throughput(tps)", 1),
@@ -80,7 +80,7 @@ def lines_of(out):
 
 
 def expected_scalars(out):
-    """What metrics.jsonl has, as TensorBoard should: step, f32 value and time by tag."""
+    """Returns the expected contents, from metrics.jsonl: step, f32 value and time by tag."""
     curves = {}
     for line in lines_of(out):
         numbers = {
@@ -117,13 +117,13 @@ def compare_scalars(what, found, expected):
 
 
 def read(folder):
-    """The folder, as the accumulator of TensorBoard's interface in Python reads it."""
+    """Returns the folder's contents as read by the accumulator of TensorBoard's Python interface."""
     events = event_accumulator.EventAccumulator(str(folder), EVERYTHING, purge_orphaned_data=True)
     return events.Reload()
 
 
 def check_scalars(what, out, folder):
-    """The same with both accumulators that TensorBoard has."""
+    """Returns the folder's contents as read by each of TensorBoard's two accumulators."""
     expected, events = expected_scalars(out), read(folder)
     found = {tag: [(e.step, e.value, e.wall_time) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     compare_scalars(f"{what}, EventAccumulator", found, expected)
@@ -137,7 +137,7 @@ def check_scalars(what, out, folder):
 
 
 def check_texts(out, folder):
-    """The texts of samples.jsonl, the prompts of a step in their order."""
+    """Returns the texts of samples.jsonl, the prompts of a step in their order."""
     samples, expected, found = [json.loads(line) for line in (out / "samples.jsonl").open()], {}, {}
     for sample in samples:
         of_step = [other for other in samples if other["step"] == sample["step"]]
@@ -173,7 +173,7 @@ def check_settings(out, folder):
 
 
 def weights_of(checkpoint, scratch):
-    """Names and values of a checkpoint."""
+    """Returns the names and values of a checkpoint."""
     kiln("convert", "--checkpoint", checkpoint, "--out", scratch)
     weights = {}
     for file in scratch.rglob("*.safetensors"):
@@ -216,7 +216,7 @@ def check_histograms(out, folder, steps, checkpoint=None):
             check(math.isclose(found.sum, values.sum(), rel_tol=1e-9, abs_tol=1e-9), f"{module}: sum")
             check(math.isclose(found.sum_squares, (values**2).sum(), rel_tol=1e-9), f"{module}: squares")
             for before, limit, count in zip(found.bucket_limit, found.bucket_limit[1:], found.bucket[1:]):
-                # A limit belongs to the bucket that is further from 0.
+                # A limit belongs to the bucket further from 0.
                 inside = values >= before if before > 0 else values > before
                 inside &= values <= limit if limit < 0 else values < limit
                 check(count == inside.sum(), f"{module}: {count} values from {before} to {limit}, not {inside.sum()}")
@@ -224,7 +224,7 @@ def check_histograms(out, folder, steps, checkpoint=None):
 
 
 def check_server(logdir, runs):
-    """What the server tells the browser, with either of its loaders."""
+    """Checks the server's answers to the browser, with each of its loaders."""
     for loader in ("false", "true"):
         command = [sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--port", "0", "--load_fast", loader]
         command += ["--samples_per_plugin", "scalars=100000,text=1000,histograms=1000"]
@@ -296,12 +296,12 @@ def main():
     check_texts(out, folder)
     check_histograms(out, folder, [10, 20, 30, 40], out / "checkpoints/fsdp_cpt40")
 
-    print("goes on to step 60")
+    print("resumed to step 60")
     kiln(*train_arguments(out, 60, "--resume", "latest"))
     check_scalars("resumed", out, folder)
     check_histograms(out, folder, [10, 20, 30, 40, 50, 60])
 
-    print("goes on from step 20 to step 50, without evaluations, which were there")
+    print("resumed from step 20 to step 50, without the evaluations of the first run")
     more = ["--resume", out / "checkpoints/fsdp_cpt20", "--set", "eval.every=0", "--set", "optim.lr=1e-3"]
     kiln(*train_arguments(out, 50, *more))
     check(not any("val_loss" in line and line["step"] == 40 for line in lines_of(out)), "step 40 was not cut")
@@ -309,7 +309,7 @@ def main():
     check_texts(out, folder)
     check_histograms(out, folder, [10, 20, 30, 40, 50])
 
-    print("killed, and started again")
+    print("killed and restarted")
     killed = ROOT / "killed"
     run = subprocess.Popen([KILN, *map(str, train_arguments(killed, 100000))], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120

@@ -26,13 +26,13 @@ OPS = ("all_gather", "reduce_scatter")
 
 
 def value(rank, index):
-    """What the input of `rank` holds at `index` (a tensor of indices): small integers, so that
-    sums are exact whatever their order."""
+    """Returns the input of `rank` at `index` (a tensor of indices): small integers, so that sums are
+    exact in any order."""
     return ((index * 31 + rank * 7) % 1021).to(torch.float32)
 
 
 class Exercise:
-    """One operation with buffers that stay from iteration to iteration, as a trainer's do."""
+    """One operation with buffers that are reused in every iteration, as in a trainer."""
 
     def __init__(self, op, size, rank, ranks):
         if size == 0 or size % (4 * ranks):
@@ -60,7 +60,7 @@ class Exercise:
 
 
 def next_line(rank):
-    """The next command, the same on every rank; empty at the end of input."""
+    """Returns the next command, the same on every rank; empty at the end of input."""
     message = torch.full((COMMAND_LENGTH,), ord(" "), dtype=torch.uint8)
     if rank == 0:
         line = sys.stdin.readline().encode("ascii", "ignore")[:COMMAND_LENGTH]
@@ -70,7 +70,7 @@ def next_line(rank):
 
 
 def seconds(exercise, iterations):
-    """Time of the slowest rank from a barrier on. One iteration before it is not counted."""
+    """Returns the time of the slowest rank from a barrier on. One iteration before it is not counted."""
     exercise.run()
     dist.barrier()
     start = time.perf_counter()
@@ -88,7 +88,7 @@ def answer(line, exercises, rank, ranks):
         if op not in OPS or iterations < 1 or len(words) != 3:
             raise ValueError
     except (IndexError, ValueError):
-        return {"error": f"`{line}` is no command; send `OP BYTES ITERATIONS`"}
+        return {"error": f"`{line}` is not a command; send `OP BYTES ITERATIONS`"}
     try:
         if (op, size) not in exercises:
             exercises[op, size] = Exercise(op, size, rank, ranks)
@@ -109,13 +109,13 @@ def main():
     )
     parser.add_argument("--ranks", type=int, required=True, help="number of ranks in the world")
     parser.add_argument("--rank", type=int, required=True, help="number of this rank, from 0")
-    parser.add_argument("--host", default="127.0.0.1", help="where rank 0 keeps the store")
+    parser.add_argument("--host", default="127.0.0.1", help="address of rank 0's store")
     parser.add_argument("--port", type=int, required=True, help="port of the store")
     arguments = parser.parse_args()
     rank, ranks = arguments.rank, arguments.ranks
 
     torch.set_num_threads(1)
-    # Without this, gloo binds to whatever address the host name resolves to.
+    # By default, gloo binds to the address to which the host name resolves.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo",

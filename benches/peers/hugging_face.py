@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares Kiln with transformers on the same weights, on the way in and on the way out.
+"""Compare Kiln with transformers on the same weights, imported and exported.
 
     benches/peers/hugging_face.py                   every case, with a table
     benches/peers/hugging_face.py llama_gqa qwen3   these cases only
@@ -29,7 +29,7 @@ TOKENS = [7, 3, 3, 38, 0, 21, 14, 9, 39, 1, 30, 12]
 
 
 def in_peer_environment():
-    """Goes on in the interpreter that has transformers."""
+    """Restarts in the interpreter that has transformers."""
     python = os.environ.get("PEER_PYTHON", str(PYTHON))
     if os.environ.get("KILN_PEER") == python:
         return
@@ -47,7 +47,7 @@ LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    # Short, so that the few positions of a test see the difference.
+    # Short, so that it affects the few positions of a test.
     "original_max_position_embeddings": 16,
 }
 
@@ -56,7 +56,7 @@ EXPERTS = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12)
 
 
 class Case:
-    """A model of transformers: its architecture, what differs from the common sizes, its files."""
+    """A model of transformers: its architecture, its settings other than the common ones, its files."""
 
     def __init__(self, model_type, dtype="float32", shard="5GB", old=False, **keys):
         self.model_type, self.dtype, self.shard, self.old = model_type, dtype, shard, old
@@ -131,7 +131,7 @@ def make(name, case, folder):
         eos_token_id=2,
     )
     config = transformers.AutoConfig.for_model(case.model_type, **{**sizes, **case.keys})
-    # A seed of its own for each case, the same in every process.
+    # A different seed for each case, the same in every process.
     torch.manual_seed(sum(name.encode()))
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -146,7 +146,7 @@ def make(name, case, folder):
 
 
 def make_old(folder, rope):
-    """Makes the files look as those of transformers before version 5."""
+    """Rewrites the files as transformers before version 5 would have written them."""
     import safetensors.torch
     import torch
 
@@ -161,7 +161,7 @@ def make_old(folder, rope):
     path.write_text(json.dumps(config, indent=2) + "\n")
     path = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
-    # Tied weights twice, and the buffers that old versions saved.
+    # Adds the copies of tied weights and the buffers that old versions saved.
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     for layer in range(config["num_hidden_layers"]):
         tensors[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = torch.rand(2)
@@ -169,7 +169,7 @@ def make_old(folder, rope):
 
 
 def transformers_logits(folder):
-    """Logits `[seq, vocab]` in f32, and what transformers says about the weights it found."""
+    """Returns logits `[seq, vocab]` in f32, and transformers' report on the weights it found."""
     import torch
     import transformers
 
@@ -183,7 +183,7 @@ def transformers_logits(folder):
 
 
 def tensors_of(folder):
-    """All weights by name; copies of a tied head and buffers are none."""
+    """Returns all weights by name, without buffers and copies of a tied head."""
     import safetensors.torch
 
     tensors = {}
@@ -215,7 +215,7 @@ def run(kiln, *words):
 
 
 def compare(name, case, kiln, work):
-    """One row of the table: differences of logits on the way in and out, bits, names."""
+    """Returns one row of the table: differences of logits after import and export, bits, names."""
     import numpy
     import torch
 
@@ -241,7 +241,7 @@ def compare(name, case, kiln, work):
 
 
 def table(cases, kiln):
-    """Prints a row per case; whether all are as they should be."""
+    """Prints a row per case. Returns True if all cases pass."""
     passed = True
     row = "{:<20} {:>12} {:>12} {:>9} {:>9}  {}"
     print(row.format("case", "kiln reads", "kiln writes", "bits", "names", "result"))
@@ -253,7 +253,7 @@ def table(cases, kiln):
                 passed = False
                 print(row.format(name, "-", "-", "-", "-", "FAIL"), f"\n{error}", flush=True)
                 continue
-            # Not-a-number compares as false.
+            # NaN fails the comparison.
             fine = inward <= TOLERANCE and outward <= TOLERANCE and bits and not left
             passed &= fine
             cells = [f"{inward:.1e}", f"{outward:.1e}"]
@@ -263,7 +263,7 @@ def table(cases, kiln):
 
 
 def write_fixtures(cases, folder):
-    """Models with the logits that transformers computes of them, for tests without Python."""
+    """Writes models and their logits by transformers, for tests without Python."""
     for name, case in cases.items():
         place = folder / name
         shutil.rmtree(place, ignore_errors=True)
@@ -285,7 +285,7 @@ def main():
     arguments = parser.parse_args()
     unknown = [name for name in arguments.cases if name not in CASES]
     if unknown:
-        parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+        parser.error(f"unknown cases: {', '.join(unknown)}; choose from {', '.join(CASES)}")
     if not arguments.fixtures and not arguments.kiln.exists():
         parser.error(f"{arguments.kiln} is missing; build it with\ncargo build --release")
     in_peer_environment()

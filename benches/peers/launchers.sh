@@ -1,12 +1,12 @@
 #!/bin/sh
-# Trains the same tiny model in one process, under torchrun (both ways to meet) and under mpirun, and
-# checks that the losses agree and that `kiln doctor` names who told it its place.
+# Trains the same tiny model in one process, under torchrun (with both kinds of rendezvous) and under mpirun, and
+# checks that the losses agree and that `kiln doctor` names the launcher.
 #
 #     benches/peers/launchers.sh [STEPS]
 #
 # STEPS is the number of training steps (default 6).
 # KILN names the binary (default target/release/kiln), PEER_PYTHON an interpreter with PyTorch
-# (default target/peers/bin/python, which setup.sh makes). Needs mpirun of Open MPI.
+# (default target/peers/bin/python, installed by setup.sh). Needs mpirun of Open MPI.
 # Exits with 1 if a check fails, and with 2 if something needed is missing.
 set -u
 
@@ -30,9 +30,9 @@ steps=${1:-6}
 kiln=$(realpath "${KILN:-target/release/kiln}")
 python=${PEER_PYTHON:-target/peers/bin/python}
 failures=0
-# Without this, torchrun sets it itself, and says so at length.
+# If unset, torchrun sets it and prints a long warning.
 export OMP_NUM_THREADS=1
-# torchrun may have the ranks meet at this machine's name, which need not be a loopback address.
+# torchrun may use this machine's name for the rendezvous, which need not be a loopback address.
 KILN_JOB_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export KILN_JOB_SECRET
 
@@ -58,7 +58,7 @@ failed() {
     echo "FAILED  $1"
     failures=$((failures + 1))
     if [ -f "$2" ]; then
-        # Without torchrun's own warnings; its summary of a failure follows what the rank said.
+        # Hides torchrun's own warnings. Its summary of a failure follows the output of the rank.
         grep -v '^[WE][0-9]' "$2" | head -n 15 | sed 's/^/        /'
     fi
 }
@@ -80,8 +80,8 @@ launch() {
             --master-addr 127.0.0.1 --master-port "$(free_port)" "$@"
         ;;
     mpirun)
-        # mpirun tells ranks nothing about where to meet. It refuses root and too few cores unless
-        # told otherwise; a test is welcome to both.
+        # mpirun provides no rendezvous address. By default it refuses to run as root or with too few
+        # cores, both of which are fine for a test.
         OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
             mpirun -n 2 --oversubscribe \
             -x MASTER_ADDR=127.0.0.1 -x "MASTER_PORT=$(free_port)" "$@"
@@ -89,7 +89,7 @@ launch() {
     esac
 }
 
-# Trains into run folder $1, by launcher $2 (none if empty) and with further arguments.
+# Trains into run folder $1, with launcher $2 (none if empty) and further arguments.
 train() {
     folder=$1
     by=$2
@@ -104,8 +104,8 @@ train() {
     fi >"$work/$folder.log" 2>&1
 }
 
-# Succeeds if the losses of both runs are the same to 1e-6, step by step. Ranks that do not know of
-# each other reach the same losses too, but each of them reports every step.
+# Succeeds if the losses of both runs agree to 1e-6, step by step. Unconnected ranks would reach the same losses,
+# but each of them would report every step.
 same_losses() {
     "$python" - "$work/$1/metrics.jsonl" "$work/$2/metrics.jsonl" "$work/$2.log" "$steps" <<'PYTHON'
 import json
@@ -150,7 +150,7 @@ for launcher in torchrun-standalone torchrun-static mpirun; do
         passed "$launcher: losses equal those of one process"
     fi
 
-    # The source that the doctor takes stands on a line with the word `taken`.
+    # The source that the doctor uses is on a line with the word `taken`.
     doctor="$work/$launcher-doctor.log"
     if launch "$launcher" "$kiln" doctor >"$doctor" 2>&1 && grep -q "$source.*taken" "$doctor"; then
         passed "$launcher: kiln doctor names $source"

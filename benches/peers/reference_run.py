@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the same model in Kiln and in PyTorch and compares the losses step by step.
+"""Train the same model in Kiln and in PyTorch and compare the losses step by step.
 
     benches/peers/reference_run.py                      the run that the tests know
     benches/peers/reference_run.py --preset 10m         a larger model, the same data
@@ -68,14 +68,14 @@ def train(kiln, config, out, settings):
 
 
 def curve_of(out):
-    """Losses and gradient norms of a run, by its metrics."""
+    """Returns the losses and gradient norms in a run's metrics."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     return [step["loss"] for step in steps], [step["grad_norm"] for step in steps]
 
 
 def read_weights(folder):
-    """The weights of a full checkpoint, f32, by name."""
+    """Returns the weights of a full checkpoint, f32, by name."""
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     weights = {}
     for name in sorted(set(index["weight_map"].values())):
@@ -93,7 +93,7 @@ def read_weights(folder):
 
 
 def initial_weights(kiln, config, out, settings):
-    """Kiln's initial weights: those of a checkpoint after a step that changed nothing."""
+    """Returns Kiln's initial weights, from a checkpoint after a step that changed nothing."""
     still = ["train.steps=1", "optim.lr=0", "optim.weight_decay=0", "optim.warmup_steps=0"]
     if any(setting.replace('"', "") == "optim.kind=muon" for setting in settings):
         still.append("optim.muon.lr=0")
@@ -103,7 +103,7 @@ def initial_weights(kiln, config, out, settings):
     return read_weights(checkpoints / (checkpoints / "latest").read_text().strip())
 
 
-# Kiln's data, read again.
+# Kiln's data, in the same order.
 
 
 def mix(value):
@@ -115,8 +115,8 @@ def mix(value):
 
 
 def sample_at(position, samples, shuffle, seed):
-    """The sample at a position of the run, as train/data/src/order.rs has it: a Feistel network
-    walked until it is back among the samples."""
+    """Returns the sample at a position of the run, as train/data/src/order.rs does: a Feistel network,
+    applied until its result is the index of a sample."""
     epoch, sample = divmod(position, samples)
     if not shuffle:
         return sample
@@ -134,7 +134,7 @@ def sample_at(position, samples, shuffle, seed):
 
 
 class Data:
-    """The training tokens, in batches `[global_batch, seq_len]` of inputs and targets."""
+    """The training tokens as batches `[global_batch, seq_len]` of inputs and targets."""
 
     def __init__(self, folder, config):
         self.info = json.loads((folder / "data.json").read_text())
@@ -147,7 +147,7 @@ class Data:
         self.samples = (len(self.tokens) - 1) // self.seq_len
 
     def batch(self, step):
-        """The batch of a step, counted from 0."""
+        """Returns the batch of a step, counted from 0."""
         positions = range(step * self.rows, (step + 1) * self.rows)
         order = [sample_at(at, self.samples, self.shuffle, self.seed) for at in positions]
         length = self.seq_len
@@ -160,8 +160,8 @@ class Data:
 
 
 class Decoder(torch.nn.Module):
-    """A Llama-style decoder. Matrices are `[d_in, d_out]`, as Kiln keeps them, unless those of blocks are to
-    be `transposed`, as torch.nn.Linear keeps them: Muon's learning rate goes by their shape."""
+    """A Llama-style decoder. Matrices are `[d_in, d_out]`, as in Kiln. Those of blocks may be `transposed`, as in
+    torch.nn.Linear: Muon's learning rate depends on their shape."""
 
     def __init__(self, model, weights, transposed):
         super().__init__()
@@ -169,7 +169,7 @@ class Decoder(torch.nn.Module):
         if transposed:
             weights = {name: v.T.contiguous() if is_matrix(name, v) else v for name, v in weights.items()}
         self.head_dim = model.get("head_dim", model["d_model"] // model["heads"])
-        # ParameterDict takes no dots. Until version 4 of the format, names had the arm of an enum.
+        # ParameterDict does not accept dots. Until version 4 of the format, names contained the variant of an enum.
         names = {name: name.replace(".SwiGlu", "").replace(".", "/") for name in weights}
         self.weights = torch.nn.ParameterDict(
             {names[name]: torch.nn.Parameter(value) for name, value in weights.items()}
@@ -184,7 +184,7 @@ class Decoder(torch.nn.Module):
         return x * scale * self.weight(*path)
 
     def rotate(self, x):
-        """Turns `[batch, heads, seq, head_dim]` by position: halves are the two coordinates."""
+        """Rotates `[batch, heads, seq, head_dim]` by position: halves are the two coordinates."""
         half = self.head_dim // 2
         exponents = torch.arange(half, dtype=torch.float64) / half
         frequencies = self.model["rope_theta"] ** -exponents
@@ -215,7 +215,7 @@ class Decoder(torch.nn.Module):
         return (gate * up) @ self.weight("layers", layer, "ffn", "down_proj")
 
     def experts(self, x, layer):
-        """The output of a layer of experts, and the router's logits."""
+        """Returns the output of a layer of experts, and the router's logits."""
         moe = self.model["moe"]
         tokens = x.flatten(0, 1)
         logits = tokens @ self.weight("layers", layer, "ffn", "router")
@@ -235,7 +235,7 @@ class Decoder(torch.nn.Module):
         return y.view_as(x), logits
 
     def forward(self, tokens):
-        """Logits, and the balance loss of experts with its weight."""
+        """Returns logits, and the weighted balance loss of experts."""
         x = self.weight("embed_tokens")[tokens]
         moe, balance = self.model.get("moe"), []
         for layer in range(self.model["layers"]):
@@ -249,7 +249,7 @@ class Decoder(torch.nn.Module):
             balance.append(logits)
         x = self.norm(x, "norm")
         if balance:
-            # As transformers: of all layers together; or of each layer, and the mean.
+            # Over all layers together, as in transformers; or the mean of the layers' losses.
             together = moe.get("router_aux_loss_over") == "all_layers"
             parts = [tuple(balance)] if together else [(logits,) for logits in balance]
             losses = [balance_loss(part, moe["experts"], moe["experts_per_token"]) for part in parts]
@@ -268,7 +268,7 @@ def balance_loss(*arguments):
 
 
 def learning_rate(optim, step, steps):
-    """The rate of a step, counted from 1, as train/config/src/schedule.rs has it."""
+    """Returns the rate of a step, counted from 1, as train/config/src/schedule.rs does."""
     peak, warmup = optim["lr"], optim["warmup_steps"]
     if step <= warmup:
         return peak * step / warmup
@@ -284,12 +284,12 @@ def learning_rate(optim, step, steps):
 
 
 def is_matrix(name, weight):
-    """Whether it is a matrix of a block."""
+    """Returns True for a matrix of a block."""
     return name.startswith("layers") and weight.dim() == 2
 
 
 def optimizers_of(optim, model):
-    """The optimizers of the run, each with the section of its learning rate."""
+    """Returns the optimizers of the run, each with the section of its learning rate."""
     is_muon = optim.get("kind") == "muon"
     named = [(name.removeprefix("weights."), p) for name, p in model.named_parameters()]
     of_blocks = [p for name, p in named if is_muon and is_matrix(name, p)]
@@ -321,7 +321,7 @@ def optimizers_of(optim, model):
 
 
 def compute_muon_in(dtype):
-    """Lets the iterations of torch.optim.Muon compute in this dtype instead of bf16."""
+    """Makes the iterations of torch.optim.Muon compute in this dtype instead of bf16."""
 
     class Torch(types.ModuleType):
         bfloat16 = dtype
@@ -333,7 +333,7 @@ def compute_muon_in(dtype):
 
 
 def train_torch(config, weights, data, dtype):
-    """Losses and gradient norms of the same run in PyTorch."""
+    """Returns the losses and gradient norms of the same run in PyTorch."""
     optim, steps = config["optim"], config["train"]["steps"]
     weights = {name: value.to(dtype) for name, value in weights.items()}
     model = Decoder(config["model"], weights, transposed=optim.get("kind") == "muon")
@@ -365,7 +365,7 @@ def train_torch(config, weights, data, dtype):
 
 
 def with_preset(config, preset, folder):
-    """A copy of the configuration whose model is a preset."""
+    """Writes a copy of the configuration whose model is a preset."""
     lines, section = [], None
     for line in config.read_text().splitlines():
         if line.startswith("["):
@@ -381,7 +381,7 @@ def with_preset(config, preset, folder):
 
 
 def check_comparable(config):
-    """Ends the program if the configuration asks for what PyTorch's side here does not do."""
+    """Exits with an error if the configuration uses a feature that PyTorch's side here lacks."""
     model, unknown = config["model"], []
     unknown += [key for key in ("dropout", "qk_norm", "feed_forward_bias", "window", "block", "logit_softcap") if model.get(key)]
     unknown += ["rope_scaling"] if "rope_scaling" in model else []
@@ -391,13 +391,13 @@ def check_comparable(config):
     if any(value != "f32" for value in config["precision"].values()):
         sys.exit("precision is not f32; the comparison is in f32")
     if config["optim"].get("kind", "adamw") not in ("adamw", "muon") or config["optim"].get("groups"):
-        sys.exit("optim: PyTorch's side here knows adamw and muon, without groups")
+        sys.exit("optim: PyTorch's side here supports only adamw and muon, without groups")
     if config["train"].get("z_loss") or config.get("loss", {}).get("kind", "cross_entropy") != "cross_entropy":
-        sys.exit("loss: PyTorch's side here knows the cross-entropy alone")
+        sys.exit("loss: PyTorch's side here supports only cross-entropy")
     if config["train"].get("freeze"):
         sys.exit("train.freeze: PyTorch's side here trains all parameters")
     if config["log"]["every"] != 1:
-        sys.exit("log.every must be 1, so that all losses are there to compare")
+        sys.exit("log.every must be 1, so that all losses can be compared")
 
 
 def differences(ours, theirs):
@@ -410,13 +410,13 @@ def main():
     )
     parser.add_argument("--kiln", type=pathlib.Path, default=KILN, help="the program to compare")
     parser.add_argument("--config", type=pathlib.Path, default=CONFIG, help="the run to compare")
-    parser.add_argument("--preset", help="take this preset as the model")
+    parser.add_argument("--preset", help="use this preset as the model")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as for kiln train"
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default 1)")
     parser.add_argument(
-        "--float64", action="store_true", help="let PyTorch compute in f64, to see who drifts"
+        "--float64", action="store_true", help="let PyTorch compute in f64, to see which side drifts"
     )
     parser.add_argument("--bf16", action="store_true", help="leave PyTorch's Muon computing in bf16")
     parser.add_argument("--record", type=pathlib.Path, help="write PyTorch's curve here, as JSON")
@@ -460,7 +460,7 @@ def main():
     print(f"largest difference of a norm: {norm:.1e}")
     if arguments.record:
         recorded = {
-            # What the curve depends on; a run with other values must not be held against it.
+            # Settings on which the curve depends. Tests compare only runs with the same values.
             "config": {
                 "model": resolved["model"],
                 "data": {key: resolved["data"][key] for key in ("seq_len", "shuffle")},

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Installs what the peers need into target/peers: PyTorch, which brings gloo and torchrun, numpy, and
+# Installs the peers' packages into target/peers: PyTorch, which includes gloo and torchrun, numpy, and
 # transformers.
 #
 #     benches/peers/setup.sh
 #
-# PYTHON names the interpreter to start from (default python3, 3.10 or newer).
+# PYTHON is the interpreter of the environment (default python3, 3.10 or newer).
 set -eu
 
 case "${1:-}" in

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs configs/slurm on a real Slurm, and checks what becomes of jobs that are asked to stop, preempted,
+# Runs configs/slurm on a real Slurm, and checks the state of jobs after they are signalled to stop, preempted,
 # cancelled and killed.
 #
 #     benches/peers/slurm.sh
 #
-# The cluster is made for it and ends with it: two nodes, each a network and a host name of its own on this
-# machine, with all files in a temporary folder. About two minutes.
+# Creates a temporary cluster: two nodes on this machine, each with a separate network and host name, and all files in
+# a temporary folder. Takes about two minutes.
 # KILN names the binary (default target/release/kiln). Needs root, and Debian's slurm-wlm, munge and iproute2,
-# which it installs where apt-get is.
+# which it installs if apt-get exists.
 # Exits with 1 if a check fails, and with 2 if something needed is missing.
 set -euo pipefail
 
@@ -20,7 +20,7 @@ missing() {
     exit 2
 }
 
-# --- Outside: what is needed, and the namespaces, with which every process ends. ---
+# --- Outside: requirements, and the namespaces, whose end ends every process. ---
 
 if [[ ${1:-} != --inside ]]; then
     case "${1:-}" in
@@ -76,7 +76,7 @@ mkdir -p "$work"/{munge,state,log,jobs}
 munged --force --key-file="$work/munge/key" --socket="$work/munge/socket" --pid-file="$work/munge/pid" \
     --log-file="$work/munge/log" --seed-file="$work/munge/seed"
 
-# A requeued job waits until its former credential has expired: not for the two minutes that are usual.
+# A requeued job waits until its previous credential has expired, by default two minutes.
 cat >"$work/slurm.conf" <<CONF
 ClusterName=kiln
 SlurmctldHost=kiln-a
@@ -119,7 +119,7 @@ sinfo --Node --partition low --noheader --format '%N %T' | grep -q kiln-b ||
 results=$work/results
 passed() { echo "ok      $1" | tee -a "$results"; }
 
-# A check that failed, and what the job said.
+# Reports a failed check, with the output of the job.
 failed() {
     {
         echo "FAILED  $1: $2"
@@ -127,7 +127,7 @@ failed() {
     } | tee -a "$results"
 }
 
-# A fault drill: does what ACT says, and lets its rank go on when a signal has come to both.
+# A fault drill: runs ACT, and lets its rank continue when a signal has reached both ranks.
 cat >"$work/hold.sh" <<'HOLD'
 #!/usr/bin/env bash
 trap 'told=1' TERM USR1
@@ -156,7 +156,7 @@ submit() {
         ${SBATCH:-} "$repository/configs/slurm/$recipe.sbatch" "${arguments[@]}" --out run "$@"
 }
 
-# Waits for the end of job $1; prints its state and how often it was requeued.
+# Waits for the end of job $1; prints its state and the number of times it was requeued.
 outcome() {
     local job
     for _ in {1..1200}; do
@@ -170,8 +170,8 @@ outcome() {
     echo "no end after four minutes: $(squeue --noheader --jobs "$1" --format '%T %r')"
 }
 
-# Runs recipe $2 as job $1, which must end as $3 says; with $4, one of its logs must contain that. Unless
-# CURVE is none, its losses must be those of threads, bit for bit.
+# Runs recipe $2 as job $1, which must end in state $3; if $4 is given, one of its logs must contain it. Unless
+# CURVE is `none`, its losses must equal those of a run with threads, bit for bit.
 check() {
     local name=$1 recipe=$2 expected=$3 says=$4 id found
     shift 4
@@ -182,7 +182,7 @@ check() {
     elif ! grep -rqF --include "*.log" -e "$says" "$work/jobs/$name"; then
         failed "$name" "no log says '$says'"
     elif [[ ${CURVE:-} != none ]] && ! diff <(losses "$work/reference") <(losses "$work/jobs/$name/run"); then
-        failed "$name" "its losses are not those of threads"
+        failed "$name" "its losses differ from those of threads"
     else
         passed "$name"
     fi
@@ -206,10 +206,10 @@ for recipe in train launch; do
         ACT="scancel $flags \$SLURM_JOB_ID" check "$recipe: scancel $flags" $recipe "COMPLETED 1" \
             "stopped on request: 5 of 8 steps" "${drill[@]}" &
     done
-    # At SIGTERM, srun kills what it has started: the job goes on from the checkpoint before.
+    # At SIGTERM, srun kills its tasks: the job resumes from the previous checkpoint.
     ACT="scancel --signal=TERM --full \$SLURM_JOB_ID" check "$recipe: scancel --signal=TERM --full" $recipe \
         "COMPLETED 1" "resuming from run/checkpoints/fsdp_cpt3" "${drill[@]}" &
-    # Slurm itself signals, some time before the job's time is up.
+    # Slurm itself sends the signal, some time before the job's time limit.
     SBATCH="--time=1 --signal=USR1@50" ACT= check "$recipe: the end of its time" $recipe "COMPLETED 1" \
         "stopped on request: 5 of 8 steps" "${drill[@]}" &
     CURVE=none ACT="scancel \$SLURM_JOB_ID" check "$recipe: cancelled" $recipe "CANCELLED 0" \

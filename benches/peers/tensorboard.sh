@@ -1,12 +1,12 @@
 #!/bin/sh
-# Compares what Kiln writes for TensorBoard with what TensorBoard reads.
+# Checks that TensorBoard reads the values that Kiln wrote.
 #
 #     benches/peers/tensorboard.sh
 #
-# Makes an environment with both in target/tensorboard, trains tiny runs there, goes on with them from the last
+# Creates an environment with TensorBoard in target/tensorboard and trains tiny runs there. Resumes them from the last
 # checkpoint, from an earlier one and after a kill, and compares every value with metrics.jsonl, and histograms with
-# the weights of checkpoints. Ends with PASS or FAIL. KILN names the binary (default target/release/kiln, which
-# `cargo build --release` makes), PYTHON the interpreter to start from (default python3, 3.11 or newer).
+# the weights of checkpoints. Ends with PASS or FAIL. KILN names the binary (default target/release/kiln, from
+# `cargo build --release`), PYTHON the interpreter of the environment (default python3, 3.11 or newer).
 set -eu
 
 case "${1:-}" in

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times training steps of Kiln's models in PyTorch and prints one JSON line.
+"""Time training steps of Kiln's models in PyTorch and print one JSON line.
 
     benches/peers/torch_fsdp.py --preset 10m --threads 2
     benches/peers/torch_fsdp.py --preset 10m --mode fsdp --ranks 2
@@ -8,15 +8,15 @@
     benches/peers/torch_fsdp.py --count
 
 The decoder is Kiln's (RMSNorm, RoPE, SwiGLU, grouped-query attention through SDPA), with random weights
-on random tokens; AdamW is PyTorch's fused one, and the gradient's norm is clipped to 1. One process
-trains as it is (`single`), several through FSDP2 (`fsdp` frees the weights of a block after forward,
-`shard_grad_op` keeps them until backward) or DDP (`ddp`). Gradients of micro-batches add up as
---accumulate says, by default as in Kiln: FSDP2 reduces each (its default), DDP once per step. With --dtype bf16 computation is in bf16 and
-weights, moments and reductions are in f32: a mixed-precision policy under FSDP2, else autocast.
+on random tokens; AdamW is PyTorch's fused one, and the gradient's norm is clipped to 1. A single process
+trains without sharding (`single`), several through FSDP2 (`fsdp` frees the weights of a block after forward,
+`shard_grad_op` keeps them until backward) or DDP (`ddp`). --accumulate sets how gradients of micro-batches are
+reduced, by default as in Kiln: FSDP2 reduces each (its default), DDP once per step. With --dtype bf16, computation is
+in bf16, and weights, moments and reductions are in f32: a mixed-precision policy under FSDP2, else autocast.
 
-A step is timed from zeroing the gradients until the device has done everything; of several ranks, the
-slowest counts. `tokens_per_s` is over the median of the steps after --warmup. With --kernels, single
-operations are timed instead, at the preset's shapes. Needs PyTorch: benches/peers/setup.sh.
+A step is timed on the slowest rank, from zeroing the gradients until the device is idle. `tokens_per_s` is
+computed from the median of the steps after --warmup. With --kernels, times single operations instead, at the
+preset's shapes. Needs PyTorch: benches/peers/setup.sh.
 """
 
 import argparse
@@ -39,19 +39,19 @@ PRESETS = {
     "7b": (32000, 4096, 32, 32, 32, 11008, False),
 }
 MODES = ["single", "fsdp", "shard_grad_op", "ddp"]
-# Seconds that a rank may take until it reports.
+# Timeout in seconds for the report of a rank.
 PATIENCE = 3600
 
 
 def process_age():
-    """Seconds since this process was started, as the system counts them (in hundredths)."""
+    """Returns the seconds since this process was started, as recorded by the system (in hundredths)."""
     fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def peak_rss():
-    """The most bytes of memory that this process has had."""
+    """Returns the peak memory of this process in bytes."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -64,28 +64,28 @@ def parse():
     )
     add = parser.add_argument
     add("--preset", choices=PRESETS, default="10m", help="shape of the model (default 10m)")
-    add("--layers", type=int, help="another number of blocks than the preset's")
-    add("--mode", choices=MODES, default="single", help="how it is trained (default single)")
+    add("--layers", type=int, help="number of blocks (default: the preset's)")
+    add("--mode", choices=MODES, default="single", help="kind of parallelism (default single)")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="where (default cpu)")
-    add("--dtype", choices=["f32", "bf16"], default="f32", help="of computation (default f32)")
+    add("--dtype", choices=["f32", "bf16"], default="f32", help="dtype of computation (default f32)")
     add("--compile", action="store_true", help="compile the blocks and the loss")
-    add("--recompute", action="store_true", help="keep the input of a block only")
+    add("--recompute", action="store_true", help="recompute the activations of blocks in backward")
     add("--batch", type=int, default=4, help="sequences per step, over all ranks (default 4)")
-    add("--micro-batch", type=int, help="sequences per pass of a rank (default all of a step)")
+    add("--micro-batch", type=int, help="sequences per pass of a rank (default: its sequences of a step)")
     add(
         "--accumulate",
         choices=["sharded", "unsharded"],
         help="reduce gradients in every micro-batch or once per step (default sharded under FSDP2)",
     )
     add("--seq", type=int, default=256, help="tokens per sequence (default 256)")
-    add("--steps", type=int, default=10, help="steps that are timed (default 10)")
-    add("--warmup", type=int, default=2, help="steps before them, at least 1 (default 2)")
+    add("--steps", type=int, default=10, help="timed steps (default 10)")
+    add("--warmup", type=int, default=2, help="steps before the timed ones, at least 1 (default 2)")
     add("--ranks", type=int, default=1, help="processes (default 1)")
     add("--threads", type=int, help="threads of each process (default cores / ranks)")
     add("--kernels", action="store_true", help="time single operations instead of steps")
     add("--quick", action="store_true", help="with --kernels: time few calls")
     add("--count", action="store_true", help="print the number of parameters of every preset")
-    # What the first process tells the others.
+    # Passed by the first process to the others.
     add("--rank", type=int, help=argparse.SUPPRESS)
     add("--store", help=argparse.SUPPRESS)
     add("--age", type=float, help=argparse.SUPPRESS)
@@ -97,7 +97,7 @@ def parse():
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     if arguments.mode == "single" and arguments.ranks > 1:
-        parser.error("--mode single is one process; leave --ranks out, or choose another mode")
+        parser.error("--mode single is one process; omit --ranks, or choose another mode")
     if arguments.batch % arguments.ranks:
         parser.error(f"--batch {arguments.batch} cannot be shared by {arguments.ranks} ranks")
     per_rank = arguments.batch // arguments.ranks
@@ -110,8 +110,8 @@ def parse():
     return arguments
 
 
-# Several processes: the first starts the others and prints what rank 0 hands it. It does not load
-# PyTorch itself, so that starting it counts once.
+# Several processes: the first starts the ranks and prints the report of rank 0. It does not load PyTorch
+# itself, so that its start counts only once.
 
 
 def start_ranks(arguments):
@@ -149,12 +149,12 @@ def load_torch():
         from torch import nn
     except ModuleNotFoundError as error:
         sys.exit(f"{error}; run benches/peers/setup.sh, or use a Python that has PyTorch")
-    # Ranks drawing other initial weights than one process would is all the same here.
+    # Ranks may draw other initial weights than a single process; that does not matter here.
     warnings.filterwarnings("ignore", message="DTensor random operators")
 
 
 def build_classes():
-    """The decoder. Classes are made here, since they need PyTorch."""
+    """Returns the decoder. Its classes are defined here because they need PyTorch."""
     global Decoder, Block
 
     class Norm(nn.Module):
@@ -204,7 +204,7 @@ def build_classes():
             return x + self.ffn(self.ffn_norm(x))
 
     class Decoder(nn.Module):
-        """`[batch, seq]` tokens to logits `[batch, seq, vocab]`."""
+        """Maps `[batch, seq]` tokens to logits `[batch, seq, vocab]`."""
 
         def __init__(self, shape):
             super().__init__()
@@ -213,12 +213,12 @@ def build_classes():
             self.embed = nn.Embedding(vocab, d)
             self.layers = nn.ModuleList(Block(d, heads, kv_heads, ff) for _ in range(layers))
             self.norm = Norm(d)
-            # A tied head reads the embedding itself: one parameter, in one place.
+            # A tied head uses the embedding itself, which is a single parameter.
             self.lm_head = None if tied else nn.Linear(d, vocab, bias=False)
             self.turns = None
 
         def prepare(self, seq, device):
-            """Fills the weights, and the tables of angles."""
+            """Initialises the weights and the tables of angles."""
             for parameter in self.parameters():
                 if parameter.dim() > 1:
                     nn.init.normal_(parameter, std=0.02)
@@ -237,7 +237,7 @@ def build_classes():
 
 
 def angles(seq, head_dim, device):
-    """Cosines and sines `[seq, head_dim / 2]`."""
+    """Returns cosines and sines `[seq, head_dim / 2]`."""
     half = head_dim // 2
     exponents = torch.arange(half, dtype=torch.float64) / half
     table = torch.arange(seq, dtype=torch.float64)[:, None] * 10000.0**-exponents
@@ -245,7 +245,7 @@ def angles(seq, head_dim, device):
 
 
 def rotate(x, turns):
-    """Turns `[batch, heads, seq, head_dim]` by position: halves are the two coordinates."""
+    """Rotates `[batch, heads, seq, head_dim]` by position: halves are the two coordinates."""
     cos, sin = (table.to(x.dtype) for table in turns)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -267,7 +267,7 @@ def shape_of(arguments):
 
 
 def count():
-    """Parameters of every preset, without their values."""
+    """Returns the number of parameters of every preset, without allocating them."""
     counts = {}
     for name, shape in PRESETS.items():
         with torch.device("meta"):
@@ -276,14 +276,14 @@ def count():
 
 
 def model_flops_per_token(model, shape, seq):
-    """As `ModelConfig::flops_per_token` of Kiln."""
+    """Returns the same as Kiln's `ModelConfig::flops_per_token`."""
     vocab, d, layers, *_, tied = shape
     multiplying = model - (0 if tied else vocab * d)
     return 6.0 * multiplying + 12.0 * layers * d * seq
 
 
 def wrapped(model, arguments):
-    """The model as its mode has it, with the weights filled."""
+    """Returns the model, wrapped for its mode, with initialised weights."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     device = torch.device(arguments.device)
@@ -303,7 +303,7 @@ def wrapped(model, arguments):
         reshard = arguments.mode == "fsdp"
         for layer in model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-        # The root keeps its weights until backward, which needs them at once; so does Kiln.
+        # The root keeps its weights until backward, which needs them immediately, as in Kiln.
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     model.to_empty(device=device)
     torch.manual_seed(0)
@@ -324,10 +324,10 @@ def versions(arguments):
 
 
 def join(arguments):
-    """Meets the other ranks through a file, so that no port has to be free."""
+    """Connects to the other ranks through a file, so that no free port is needed."""
     if arguments.mode == "single":
         return None
-    # Without this, gloo asks what the host's name stands for, which not every machine knows.
+    # By default, gloo resolves the host's name, which fails on some machines.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     folder = None if arguments.store else tempfile.TemporaryDirectory()
     path = arguments.store or str(pathlib.Path(folder.name, "store"))
@@ -340,7 +340,7 @@ def join(arguments):
 
 
 def train(arguments, age):
-    """One rank's part. Returns what rank 0 has to say."""
+    """Runs one rank. Returns rank 0's report."""
     rank, ranks = arguments.rank or 0, arguments.ranks
     cuda = arguments.device == "cuda"
     if cuda:
@@ -397,7 +397,7 @@ def train(arguments, age):
         seconds.append(time.perf_counter() - start)
         if index == 0:
             first = age()
-        # Outside of what is timed.
+        # Not timed.
         losses.append(loss)
     losses = [float(losses[0]), float(losses[-1])]
 
@@ -450,7 +450,7 @@ def train(arguments, age):
 
 
 def seconds_per_call(call, cuda, quick):
-    """Median over samples; on a GPU by its own clock."""
+    """Returns the median time over samples; on a GPU, by its own clock."""
     for _ in range(2 if quick else 5):
         call()
     calls, samples = (2, 3) if quick else (20, 7)
@@ -473,7 +473,7 @@ def seconds_per_call(call, cuda, quick):
 
 
 def kernels(arguments):
-    """Seconds per call of what Kiln has kernels for, under the names of `kiln-bench gpu`."""
+    """Returns the seconds per call of the operations of `kiln-bench gpu`, by their names there."""
     cuda = arguments.device == "cuda"
     device = torch.device(arguments.device)
     dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32
@@ -516,7 +516,7 @@ def kernels(arguments):
     both("dropout", lambda: F.dropout(x, 0.1), [x])
     k, v = normal(arguments.batch, kv_heads, seq, width), normal(arguments.batch, kv_heads, seq, width)
     both("attention", lambda: attend(q, k, v), [q, k, v])
-    # Weights as `nn.Linear` keeps them, `[d_out, d_in]`.
+    # Weights in the layout of `nn.Linear`, `[d_out, d_in]`.
     weight = normal(ff, d)
     both("linear", lambda: F.linear(x, weight), [x, weight])
     head = normal(vocab, d)
@@ -534,7 +534,7 @@ def kernels(arguments):
     block = 2 * d * d + 2 * d * kv_heads * width + 3 * d * ff + 2 * d
     flat = torch.randn(block, device=device)
     times["cast"] = seconds_per_call(lambda: flat.to(torch.bfloat16), cuda, arguments.quick)
-    # Norm, clipping and AdamW on as many parameters as a model of one block has.
+    # Norm, clipping and AdamW on the parameters of a model of one block.
     with torch.device("meta"):
         one = Decoder([vocab, d, 1, heads, kv_heads, ff, tied])
     weights = [nn.Parameter(torch.randn(p.shape, device=device)) for p in one.parameters()]
@@ -566,7 +566,7 @@ def main():
     several = arguments.ranks > 1 and not (arguments.kernels or arguments.count)
     if several and arguments.rank is None:
         return start_ranks(arguments)
-    # A rank that another process has started is as old as that one.
+    # The start of a rank is that of the process that started it.
     before = arguments.age or 0.0
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     load_torch()
@@ -581,7 +581,7 @@ def main():
     report = train(arguments, lambda: before + process_age())
     if not arguments.rank:
         print(json.dumps(report), flush=True)
-    # Now and then PyTorch aborts a process of several ranks while its threads are taken down.
+    # PyTorch sometimes aborts while it tears down the threads of a process of several ranks.
     os._exit(0)
 
 

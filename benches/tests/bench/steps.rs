@@ -185,7 +185,7 @@ fn the_peer_takes_turns() {
     workspace.write("peer.sh", "echo broken\n");
     let ended = workspace.kiln(&all);
     assert_eq!(ended.code, Some(1));
-    assert!(ended.stdout.contains("says something else than JSON"), "{ended:?}");
+    assert!(ended.stdout.contains("did not print JSON"), "{ended:?}");
 }
 
 #[test]

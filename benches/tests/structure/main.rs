@@ -120,7 +120,7 @@ fn the_list_of_a_step_is_read() {
 
 /// Uses the lists of all steps of `.ci/run` in the file that `KILN_TESTS_LISTED` names.
 #[test]
-#[ignore = "needs lists of what the steps run: .ci/run"]
+#[ignore = "needs the lists of tests that the steps run: .ci/run"]
 fn every_test_is_in_a_step() {
     let file = std::env::var("KILN_TESTS_LISTED").expect("KILN_TESTS_LISTED names the file");
     let listed = every_test::listed(&fs::read_to_string(file).unwrap());

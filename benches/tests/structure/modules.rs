@@ -91,7 +91,7 @@ impl Crate {
     }
 }
 
-/// Which file or module uses which, and by what names.
+/// The uses of files or modules by others, with the names that are used.
 type Edges = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 fn add(edges: &mut Edges, from: String, to: String, item: &str) {

@@ -11,10 +11,10 @@ usage: collectives_peer --backend local --ranks N
              sockets: the same, and it does not read other ranks' memory
   --ranks    number of ranks in the world
   --rank     number of this rank, from 0
-  --host     where rank 0 listens (default 127.0.0.1)
+  --host     address on which rank 0 listens (default 127.0.0.1)
   --port     port of rank 0
   --job      name that all ranks of one world share
-  --seal     what protects the traffic between ranks (default off)";
+  --seal     protection of the traffic between ranks (default off)";
 
 /// The transport between the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Arguments {
                         "local" => Backend::Local,
                         "tcp" => Backend::Tcp,
                         "sockets" => Backend::Sockets,
-                        other => return Err(format!("there is no backend `{other}`")),
+                        other => return Err(format!("unknown backend `{other}`")),
                     });
                 }
                 "--ranks" => ranks = Some(number(&option, &value()?)?),
@@ -62,23 +62,23 @@ impl Arguments {
                 "--host" => host = value()?,
                 "--job" => job = Some(value()?),
                 "--seal" => seal = value()?.parse()?,
-                _ => return Err(format!("there is no option `{option}`")),
+                _ => return Err(format!("unknown option `{option}`")),
             }
         }
-        let backend = backend.ok_or("say which --backend to use")?;
-        let ranks = ranks.ok_or("say how many --ranks there are")?;
+        let backend = backend.ok_or("--backend is required")?;
+        let ranks = ranks.ok_or("--ranks is required")?;
         if ranks == 0 {
             return Err("--ranks must be at least 1".into());
         }
         let (rank, port) = match backend {
             Backend::Local => (0, 0),
             Backend::Tcp | Backend::Sockets => (
-                rank.ok_or("say which --rank this process is")?,
-                port.ok_or("say on which --port rank 0 listens")?,
+                rank.ok_or("--rank, the number of this process, is required")?,
+                port.ok_or("--port, on which rank 0 listens, is required")?,
             ),
         };
         if rank >= ranks {
-            return Err(format!("--rank {rank} is not one of {ranks}"));
+            return Err(format!("--rank {rank} must be less than --ranks {ranks}"));
         }
         Ok(Some(Arguments { backend, ranks, rank, host, port, job, seal }))
     }

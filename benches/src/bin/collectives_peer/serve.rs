@@ -26,7 +26,7 @@ impl FromStr for Command {
     type Err = String;
 
     fn from_str(line: &str) -> Result<Command, String> {
-        let usage = || format!("`{}` is no command; send `OP BYTES ITERATIONS`", line.trim());
+        let usage = || format!("`{}` is not a command; send `OP BYTES ITERATIONS`", line.trim());
         let mut words = line.split_whitespace();
         let (Some(op), Some(bytes), Some(iterations), None) =
             (words.next(), words.next(), words.next(), words.next())

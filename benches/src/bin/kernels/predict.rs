@@ -36,7 +36,7 @@ type Times = BTreeMap<String, Time>;
 
 /// Prints the prediction for the steps in `folders`, two for each preset.
 pub fn run(folders: &[PathBuf], gpu: &str, tools: &Tools, python: &Path) -> Result<(), String> {
-    let sheet = DataSheet::named(gpu).ok_or(format!("{gpu} has no data sheet here"))?;
+    let sheet = DataSheet::named(gpu).ok_or(format!("no data sheet for {gpu}"))?;
     let gpu = Gpu::new(sheet.peak_flops(Precision::Bf16), sheet.bandwidth * 1e9);
     let mut attention = BTreeMap::new();
     let mut summary = String::new();
@@ -44,13 +44,13 @@ pub fn run(folders: &[PathBuf], gpu: &str, tools: &Tools, python: &Path) -> Resu
     for pair in folders.chunks(2) {
         let [fewer, more] = pair else { return Err("two folders are needed for each preset".to_owned()) };
         let preset = fewer.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
-        let model = ModelConfig::preset(&preset).ok_or(format!("{preset} is no preset"))?;
+        let model = ModelConfig::preset(&preset).ok_or(format!("unknown preset {preset}"))?;
         let step = Step::new(fewer, more, &gpu, tools, python, sheet, &mut attention)?;
         let (text, row) = step.text(&preset, model.layers as f64, sheet.peak_flops(Precision::Bf16));
         tables.push_str(&text);
         summary.push_str(&row);
     }
-    println!("# Predicted for {}: nobody has run it\n", sheet.name);
+    println!("# Predicted for {}: not measured\n", sheet.name);
     println!(
         "Nothing here was measured on a GPU. *At least*: every launch at the rates of the data sheet, and products of \
          matrices by NVIDIA's matmul heuristics, without a limit of power. *Expected*: products at {} of the \
@@ -196,7 +196,7 @@ fn time(
         return Ok(None);
     }
     let name = call.field("kernel");
-    let kernel = kernels.get(name).ok_or(format!("{name} was launched, and its PTX is not there"))?;
+    let kernel = kernels.get(name).ok_or(format!("{name} was launched, but its PTX is missing"))?;
     let time = gpu.time(call, kernel, shape);
     if let Some(row) = time.row {
         attention.insert(format!("{} {}", kernel.name, shape.head_width()), row);

@@ -83,7 +83,7 @@ impl Trace {
         };
         let updates: Vec<_> = (0..calls.len()).filter(|at| is(*at, UPDATE)).collect();
         let [_, .., before, last] = updates[..] else {
-            return Err(format!("{} steps in a trace, and three are needed", updates.len()));
+            return Err(format!("{} steps in a trace, but three are needed", updates.len()));
         };
         let end = |from: usize, to: usize| (from..to).rev().find(|at| is(*at, UPDATES)).unwrap_or(from);
         Ok(calls[end(before, last) + 1..=end(last, calls.len())].to_vec())

@@ -40,10 +40,10 @@ pub struct CheckpointArgs {
     /// Ranks, as threads of this process.
     #[arg(long)]
     ranks: usize,
-    /// Rounds; what is compared alternates, and medians are shown.
+    /// Rounds, in each of which all operations alternate; medians are shown.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Folder on the disk to measure; what is written there is removed again.
+    /// Folder on the disk to measure; files written there are removed again.
     #[arg(long)]
     folder: PathBuf,
     /// Print JSON instead of text.

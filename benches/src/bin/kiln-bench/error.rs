@@ -21,13 +21,13 @@ pub enum BenchError {
     )]
     NoWgpu,
     /// The device lacks a number format.
-    #[error("--dtype {dtype}: this device cannot compute in it; leave --dtype out, or say f32")]
+    #[error("--dtype {dtype}: this device does not support it; omit --dtype, or use f32")]
     NoDType {
         /// The format.
         dtype: &'static str,
     },
     /// `--only` names no row.
-    #[error("--only {wanted}: nothing is called so; there are {}", .rows.join(", "))]
+    #[error("--only {wanted}: unknown row; choose from {}", .rows.join(", "))]
     NoRow {
         /// The requested name.
         wanted: String,
@@ -35,12 +35,10 @@ pub enum BenchError {
         rows: Vec<String>,
     },
     /// PyTorch does not run on this device.
-    #[error("--peer runs PyTorch on the same device, and PyTorch knows no wgpu; use --device cuda")]
+    #[error("--peer runs PyTorch, which does not support wgpu; use --device cuda")]
     NoPeer,
     /// The peer's script does not exist.
-    #[error(
-        "--peer-script {script}: there is no such file; run kiln-bench from the root of a clone, or name it"
-    )]
+    #[error("--peer-script {script}: no such file; run kiln-bench from the root of a clone, or set its path")]
     NoScript {
         /// The path of the script.
         script: String,

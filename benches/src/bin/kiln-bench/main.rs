@@ -41,7 +41,7 @@ enum Command {
     Checkpoint(CheckpointArgs),
     /// Time training steps on made-up tokens.
     Step(StepArgs),
-    /// Time every kernel and whole steps on a GPU, beside PyTorch if it is there.
+    /// Time every kernel and whole steps on a GPU, next to PyTorch's if requested.
     Gpu(Box<GpuArgs>),
 }
 

@@ -27,10 +27,10 @@ pub struct StepArgs {
     /// Ranks, as threads of this process [default: train.ranks of the configuration].
     #[arg(long)]
     ranks: Option<usize>,
-    /// Steps that are timed.
+    /// Timed steps.
     #[arg(long, default_value_t = 10)]
     steps: usize,
-    /// Steps before them.
+    /// Steps before the timed ones.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
     /// Print one line of JSON instead of text.

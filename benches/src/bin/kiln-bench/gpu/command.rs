@@ -23,14 +23,14 @@ use crate::step::{checked, counted};
 /// The arguments of `kiln-bench gpu`.
 #[derive(Args, Clone, Debug)]
 pub struct GpuArgs {
-    /// Where: an NVIDIA GPU, or to try the command out, any GPU through wgpu, or the CPU.
+    /// Device to measure: an NVIDIA GPU or, to try the command, any GPU through wgpu, or the CPU.
     #[arg(long, value_enum, default_value_t = DeviceName::Cuda)]
     device: DeviceName,
-    /// Measure what is called so, "kernels", "steps", or what starts so if NAME ends in *; may be given
-    /// several times [default: everything].
+    /// Measure only the row NAME, the group "kernels" or "steps", or rows that start with NAME if it ends
+    /// in *; may be given several times [default: everything].
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Small shapes and few calls: to see that everything runs.
+    /// Use small shapes and few calls, to check that everything runs.
     #[arg(long)]
     quick: bool,
     /// Dtype of the steps and of the large shapes [default: bf16 on NVIDIA GPUs, else f32].
@@ -42,22 +42,22 @@ pub struct GpuArgs {
     /// Change one value of the configuration; may be given several times.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "config")]
     overrides: Vec<String>,
-    /// A Python with PyTorch, which measures the same by turns.
+    /// Python with PyTorch, which runs the same measurements, alternating with Kiln.
     #[arg(long, value_name = "PYTHON")]
     peer: Option<PathBuf>,
     /// Let PyTorch compute operation by operation, without `torch.compile`.
     #[arg(long, requires = "peer")]
     peer_eager: bool,
-    /// The script that the peer runs.
+    /// Script that the peer runs.
     #[arg(long, default_value = "benches/peers/torch_fsdp.py", value_name = "FILE")]
     peer_script: PathBuf,
-    /// How many times Kiln and the peer take turns at a row of steps.
+    /// Number of times that Kiln and the peer alternate at a row of steps.
     #[arg(long, default_value_t = 1)]
     pairs: usize,
-    /// Steps that are timed [default: 10, or 2 if it is to be quick].
+    /// Timed steps [default: 10, or 2 with --quick].
     #[arg(long)]
     steps: Option<usize>,
-    /// What benches/predict.sh has printed, to stand beside the steps that are measured.
+    /// Output of benches/predict.sh, to be shown next to the measured steps.
     #[arg(long, value_name = "FILE")]
     predicted: Option<PathBuf>,
     /// Fail unless every row of steps is at least as fast as the peer's, and holds no more memory.
@@ -83,7 +83,7 @@ fn precision_of(name: &str) -> Precision {
 const KERNELS: &str = "kernels";
 const STEPS: &str = "steps";
 
-/// Returns true if `wanted`, a value of `--only`, names the row `name` of a group.
+/// Returns true if `wanted`, a value of `--only`, selects the row `name` of a group.
 fn is_called(name: &str, group: &str, wanted: &str) -> bool {
     let starts_so = |start: &str| name.starts_with(start);
     wanted == name || wanted == group || wanted.strip_suffix('*').is_some_and(starts_so)

@@ -52,7 +52,7 @@ impl Peer {
         words.extend(quick.then(|| "--quick".to_owned()));
         let report = self.run(words)?;
         serde_json::from_value(report["kernels"].clone())
-            .map_err(|error| self.failed(format!("says something else than expected: {error}")))
+            .map_err(|error| self.failed(format!("printed unexpected output: {error}")))
     }
 
     /// Returns its report on the steps of `config`; `None` if the model is not an unchanged preset.
@@ -61,7 +61,7 @@ impl Peer {
         let report = self.run(words)?;
         match report["tokens_per_s"].is_number() {
             true => Ok(Some(report)),
-            false => Err(self.failed("says something else than expected".to_owned())),
+            false => Err(self.failed("printed unexpected output".to_owned())),
         }
     }
 
@@ -84,8 +84,7 @@ impl Peer {
         // One line of JSON; libraries may print something before it.
         let text = String::from_utf8_lossy(&output.stdout);
         let line = text.lines().last().unwrap_or_default();
-        serde_json::from_str(line)
-            .map_err(|error| self.failed(format!("says something else than JSON: {error}")))
+        serde_json::from_str(line).map_err(|error| self.failed(format!("did not print JSON: {error}")))
     }
 }
 

@@ -77,7 +77,7 @@ fn parse(text: &str) -> Result<Vec<PredictedStep>, String> {
         .take_while(|cells| !cells.is_empty())
         .map(|cells| {
             let row = cells.join(" | ");
-            step(cells).ok_or(format!("this row of its table is not understood: {row}"))
+            step(cells).ok_or(format!("this row of its table is invalid: {row}"))
         })
         .collect()
 }
@@ -108,7 +108,7 @@ mod tests {
 
     use super::parse;
 
-    const TABLE: &str = "# Predicted for h100: nobody has run it\n\nText.\n\n\
+    const TABLE: &str = "# Predicted for h100: not measured\n\nText.\n\n\
         | preset | tokens | launches | at least, ms | MFU, at most | more | expected, ms | expected MFU |\n\
         |---|---|---|---|---|---|---|---|\n\
         | 300m | 16384 | 1327 | 71.9 | 47.9 % | x | 86.7 | 39.7 % |\n\

@@ -246,12 +246,9 @@ impl GpuTable {
         if !self.steps.is_empty() {
             text += "\nwhole steps\n\n";
             text += &markdown(HEAD, self.steps.iter().map(StepPair::line).collect());
-            text += "\nhost ms: until the host had queued a step, which waits for a GPU that is 1,000 launches behind\n";
+            text += "\nhost ms: time to queue a step; the host waits if the GPU is 1,000 launches behind\n";
             if let Some(step) = self.steps.iter().find_map(|row| row.predicted.as_ref()) {
-                text += &format!(
-                    "predicted for {}, before anybody ran it, with its number of launches\n",
-                    step.gpu
-                );
+                text += &format!("predicted for {}, with the predicted number of launches\n", step.gpu);
             }
         }
         for failure in &self.failures {
@@ -351,7 +348,7 @@ mod tests {
         assert_eq!((&*with[5], &*with[6]), ("4.0", "4.0"));
         let mut table = GpuTable::new("a GPU".to_owned());
         table.steps = vec![row];
-        assert!(table.to_text().contains("predicted for h100, before anybody ran it"), "{}", table.to_text());
+        assert!(table.to_text().contains("predicted for h100, with"), "{}", table.to_text());
     }
 
     /// Returns the failures that are added to a table without failures.
