@@ -57,8 +57,8 @@ pub use kiln_train::{
 };
 pub use serde;
 
-/// Sets the global allocator that counts the memory of each rank and keeps it from step to step. Without it, a program
-/// trains as well, but reports no memory.
+/// Sets the global allocator that counts the memory of each rank and keeps it from step to step. A program without it
+/// also trains, but reports no memory.
 #[macro_export]
 macro_rules! allocator {
     () => {

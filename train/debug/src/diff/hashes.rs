@@ -126,7 +126,7 @@ impl Compared {
     }
 }
 
-/// Describes how two tensors of one name differ. The second value is compared with the tolerance.
+/// Describes how two tensors of one name differ, and returns the size of the difference, to compare with the tolerance.
 fn differ(step: u64, a: &Entry, b: &Entry, scale: f64) -> (Difference, f64) {
     let at = TensorPlace {
         step: Some(step),
@@ -137,30 +137,32 @@ fn differ(step: u64, a: &Entry, b: &Entry, scale: f64) -> (Difference, f64) {
     let over = |scale: f64| if scale > 0.0 { a.distance(b) / scale } else { 0.0 };
     let (own, size) = (over(a.norm.max(b.norm)), over(scale));
     let (relative, size, note) = match () {
-        () if a.phase == StepPhase::Data => (None, f64::INFINITY, Some("other token ids".to_owned())),
-        () if a.count != b.count => {
-            (None, f64::INFINITY, Some(format!("{} elements, and {} in the second", a.count, b.count)))
-        }
+        () if a.phase == StepPhase::Data => (None, f64::INFINITY, Some("different token ids".to_owned())),
+        () if a.count != b.count => (
+            None,
+            f64::INFINITY,
+            Some(format!("{} elements in the first, {} in the second", a.count, b.count)),
+        ),
         () if a.non_finite != b.non_finite => {
             let note =
-                format!("{} elements that are not finite, and {} in the second", a.non_finite, b.non_finite);
+                format!("{} non-finite elements in the first, {} in the second", a.non_finite, b.non_finite);
             (None, f64::INFINITY, Some(note))
         }
         () if a.non_finite > 0 && (!a.phase.may_mask() || a.sketch == b.sketch) => {
-            let note = format!("{} elements of each are not finite", a.non_finite);
+            let note = format!("both have {} non-finite elements", a.non_finite);
             (None, f64::INFINITY, Some(note))
         }
         () if a.dtype != b.dtype => {
-            (Some(own), size, Some(format!("{}, and {} in the second", a.dtype, b.dtype)))
+            (Some(own), size, Some(format!("{} in the first, {} in the second", a.dtype, b.dtype)))
         }
         () if a.count == 1 => {
             let value = |entry: &Entry| entry.sketch[0];
-            (Some(own), size, Some(format!("{}, and {} in the second", value(a), value(b))))
+            (Some(own), size, Some(format!("{} in the first, {} in the second", value(a), value(b))))
         }
         () => (Some(own), size, None),
     };
     let ranks: Vec<_> = a.ranks_apart(b).iter().map(usize::to_string).collect();
-    let of_ranks = (!ranks.is_empty()).then(|| format!("on rank {} alone", ranks.join(", ")));
+    let of_ranks = (!ranks.is_empty()).then(|| format!("only on rank {}", ranks.join(", ")));
     let notes: Vec<_> = note.into_iter().chain(of_ranks).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
     (Difference { at, relative, note }, size)

@@ -291,7 +291,7 @@ fn silence(owner: &Owner, error: &io::Error) -> Answer {
         ProcessState::Stopped => Answer::Stopped,
         ProcessState::Stuck => Answer::Silent("it waits in the kernel, for example for a disk".to_owned()),
         ProcessState::Running if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            Answer::Silent("it did not answer in time".to_owned())
+            Answer::Silent("the request timed out".to_owned())
         }
         ProcessState::Running => Answer::Silent(error.to_string()),
     }
