@@ -137,7 +137,7 @@ pub(crate) fn examine(ranks: usize, processes: usize, findings: &mut Findings) -
     if cores < all {
         // Either mpirun or srun has bound each rank, or a container binds all ranks.
         let all = number_of(all, "core");
-        lines.push(format!("{cores} of {all} for this process, its own or shared by {of_ranks}"));
+        lines.push(format!("{cores} of {all} for this process, exclusively or shared by {of_ranks}"));
     } else {
         let (threads, cores_here) = ((cores / ranks.max(1)).max(1), number_of(cores, "core"));
         lines.push(format!("{cores_here} for this process; {threads} for each of {of_ranks}"));

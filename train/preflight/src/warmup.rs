@@ -315,8 +315,8 @@ impl Measurement {
             .map_err(TrainError::io("keep measured algorithms in", folder))?;
         let gained = match (gains.get(gains.len() / 2), gains.last()) {
             (Some(median), Some(most)) => format!(
-                "{} faster than with cuBLASLt's first choice, {median:.2} times as fast in the median of these, \
-                 {most:.2} at most",
+                "{} faster than cuBLASLt's first choice, by a median factor of {median:.2} and at most \
+                 {most:.2}",
                 gains.len()
             ),
             _ => "cuBLASLt's first choice is the fastest for all".to_owned(),
@@ -361,7 +361,7 @@ fn unpack(archive: &Path) -> Result<()> {
     let kernels = number_of(kernels, "kernel");
     say(&format!("unpacked {kernels}, {new} of them new, from {}", archive.display()));
     if products > 0 {
-        say(&format!("algorithms for {} are in it as well", number_of(products, "matrix product")));
+        say(&format!("it also contains algorithms for {}", number_of(products, "matrix product")));
     }
     Ok(())
 }

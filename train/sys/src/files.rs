@@ -113,7 +113,7 @@ fn blobs_of(folder: &Path) -> Option<PathBuf> {
     is_cache.then(|| repository.join("blobs"))
 }
 
-/// Returns true if `name` is a name directly inside a folder, and of nothing elsewhere.
+/// Returns true if `name` names a direct entry of a folder, and cannot refer to anything outside it.
 pub fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     let first = parts.next();

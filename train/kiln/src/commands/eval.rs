@@ -225,7 +225,7 @@ impl Work {
         Ok(DeviceFlag::select(&request, place)?)
     }
 
-    /// Ensures that no wrong kernel of `device` is used. Collective if there is a `world`.
+    /// Checks the kernels of `device`, and replaces faulty ones. Collective if there is a `world`.
     fn settle_kernels(
         &self,
         device: &ResolvedDevice,

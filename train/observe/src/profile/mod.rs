@@ -123,7 +123,7 @@ pub struct Peak {
     pub module: Option<String>,
 }
 
-/// Number of parts of a step; of each, the moment with most bytes is kept.
+/// Number of parts of a step; the moment with the most bytes is kept from each.
 const PARTS: f64 = 600.0;
 
 impl Profile {

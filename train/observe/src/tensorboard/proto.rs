@@ -34,7 +34,7 @@ pub(super) struct SessionLog {
     pub(super) status: i32,
 }
 
-/// [`SessionLog::status`]: makes events of this step and later ones that were read before void.
+/// [`SessionLog::status`]: voids earlier events of this step and later ones.
 pub(super) const START: i32 = 1;
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -40,9 +40,9 @@ static DRAWING: Mutex<()> = Mutex::new(());
 pub(super) struct Screen {
     terminal: DefaultTerminal,
     signals: Signals,
-    /// Signals that have come and were not handled yet.
+    /// Signals that have arrived but are not handled yet.
     pending: Vec<i32>,
-    /// Keys that have come and were not handled yet.
+    /// Keys that have arrived but are not handled yet.
     keys: VecDeque<KeyEvent>,
 }
 
@@ -118,7 +118,7 @@ impl Screen {
         Ok(self.keys.pop_front().map_or(Wake::Nothing, Wake::Key))
     }
 
-    /// Waits for keys. A terminal that is gone is the signal SIGHUP.
+    /// Waits for keys. A closed terminal counts as the signal SIGHUP.
     fn read_keys(&mut self, patience: Duration) -> io::Result<()> {
         let stdin = io::stdin();
         let mut polled = [PollFd::new(&stdin, PollFlags::IN)];

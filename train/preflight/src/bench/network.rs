@@ -237,8 +237,8 @@ fn to_text(ladders: &[Ladder]) -> String {
             );
         }
     }
-    text += "sent: bytes of one rank; time: that of the slowest rank, the median of its calls; fit: how far the \
-             line is off";
+    text += "sent: bytes of one rank; time: median of the calls on the slowest rank; fit: deviation of the line \
+             from the time";
     text
 }
 

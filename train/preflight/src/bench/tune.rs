@@ -202,7 +202,7 @@ impl TuneArgs {
         };
         refused().err().unwrap_or_else(|| {
             TrainError::usage(format!(
-                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` shows what each needs",
+                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` shows the needs of each",
                 self.config.display()
             ))
         })
@@ -335,7 +335,7 @@ impl TuneReport {
                 if way.configured { "  as configured" } else { "" },
             );
         }
-        text + "\nrelative: tok/s over those of the first line in the same round, the median of the rounds\n"
+        text + "\nrelative: tok/s divided by that of the first line in the same round, median of the rounds\n"
     }
 
     /// Describes the written configuration.

@@ -153,7 +153,7 @@ impl CheckArgs {
         let examined =
             panic::catch_unwind(AssertUnwindSafe(|| model::examine(&setup, &sources, &data, findings)));
         let trained = examined.unwrap_or_else(|panic| {
-            let text = format!("a part of this program panics: {}", panic_message(&*panic));
+            let text = format!("a part of this program panicked: {}", panic_message(&*panic));
             findings.failed(Stage::Model, "model", TrainError::Crash(text));
             None
         });

@@ -42,11 +42,7 @@ fn describe(out: &Path, waiting: &[Waiting], world_size: usize, now: f64) -> Loo
     }
     if !missing.is_empty() {
         let are = if missing.len() == 1 { "is" } else { "are" };
-        let seen = if host.is_some() {
-            ""
-        } else {
-            ", as far as is known here: only rank 0 sees arrivals"
-        };
+        let seen = if host.is_some() { "" } else { ", as far as is known here: only rank 0 sees arrivals" };
         parts.push(format!("{} {are} missing{seen}", ranks_of(&missing)));
     }
     parts.push(format!("the wait has lasted {waited:.0} s; comm.join_timeout_s ends it in {left:.0} s"));
@@ -54,10 +50,7 @@ fn describe(out: &Path, waiting: &[Waiting], world_size: usize, now: f64) -> Loo
         let silent = match (come(rank), of(rank)) {
             (Some(address), _) => format!("has arrived, from {address}"),
             (None, Some(Waiting { process, .. })) => {
-                format!(
-                    "runs on {} as process {}, but has not reached rank 0",
-                    process.host, process.pid
-                )
+                format!("runs on {} as process {}, but has not reached rank 0", process.host, process.pid)
             }
             (None, None) => "has not arrived".to_owned(),
         };
@@ -116,10 +109,6 @@ mod tests {
         assert!(silent[3].ends_with("but has not reached rank 0"), "{silent:?}");
         let look = describe(Path::new("run"), &[rank(3, &[])], 5, 1031.0);
         assert_eq!(look.state, State::Suspicion);
-        assert!(
-            look.text.contains("ranks 0-2, 4 are missing, as far as is known here"),
-            "{}",
-            look.text
-        );
+        assert!(look.text.contains("ranks 0-2, 4 are missing, as far as is known here"), "{}", look.text);
     }
 }
