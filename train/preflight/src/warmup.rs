@@ -66,7 +66,7 @@ const STEPS: u64 = 2;
 const STAGES: u64 = STEPS + 2;
 
 impl WarmupArgs {
-    /// Compiles, or starts the ranks of a node; returns the exit code.
+    /// Compiles as a rank, or starts the ranks of a node. Returns the exit code.
     pub fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -83,7 +83,7 @@ impl WarmupArgs {
             let (config, model, selected) = prepare(asked, self.ranks, registry, place.as_ref())?;
             let before = selected.kernels().ok_or_else(|| {
                 TrainError::usage(format!(
-                    "kernels are compiled and kept for NVIDIA GPUs, and this configuration computes on another \
+                    "only kernels for NVIDIA GPUs can be compiled and kept, but this configuration computes on another \
                      device: {}",
                     selected.name()
                 ))

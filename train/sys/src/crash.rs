@@ -148,7 +148,7 @@ fn print_and_keep(what: &dyn fmt::Display, refused: Option<usize>) -> Option<Mut
     report
 }
 
-/// Sends a line, and for people the place of further information: `folder`.
+/// Sends a line to the launcher and to standard error, where the folder of the crash report follows.
 fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
     // First to the launcher, which always reads. It compares the lives of a job, whose folders differ, so
     // it gets no folder.
@@ -156,7 +156,7 @@ fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
         let _ = rustix::io::write(pipe, line.ended_by(0));
     }
     if let Some(folder) = folder {
-        line.push(b"; what is known of it: ");
+        line.push(b"; crash report: ");
         line.push(folder);
     }
     // After the lines that another thread is writing, if possible.
@@ -327,7 +327,7 @@ pub(super) fn keep_panics() {
             keep(&format!("a panic{place}: {text}"), |folder| {
                 before(panic);
                 if let Some(folder) = folder {
-                    complain(&format!("what is known of this panic: {}", folder.display()));
+                    complain(&format!("crash report: {}", folder.display()));
                 }
             });
         }));

@@ -119,9 +119,9 @@ fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
 #[derive(Debug)]
 pub struct StagingFolder {
     path: PathBuf,
-    /// Locked while someone works in the folder, where folders can be locked.
+    /// Locked while a process works in the folder, if the file system can lock folders.
     _lock: File,
-    /// True if the folder is no longer there, so that its name may belong to someone else.
+    /// True if the folder is no longer there, so that another process may use its name.
     is_gone: bool,
 }
 

@@ -73,7 +73,7 @@ pub fn of_all_threads() -> Vec<ThreadStack> {
     let ask = |id| {
         let name = fs::read_to_string(format!("/proc/self/task/{id}/comm")).unwrap_or_default();
         let calls = match signal {
-            Ok(_) if Instant::now() >= end => Err("no time was left for it"),
+            Ok(_) if Instant::now() >= end => Err("the time for call stacks was over"),
             Ok(signal) => ask(id, signal),
             Err(why) => Err(why),
         };

@@ -15,7 +15,7 @@ use super::summary::ACTIVITIES;
 use super::watched::WatchedRun;
 use crate::run::{Metrics, Run, Series};
 
-/// Fraction (1/n) of a run's logged steps, at its start, that speeds exclude; at least one step.
+/// Speeds exclude the first 1/n of a run's logged steps as the warm-up, and at least one step.
 const WARM_UP: usize = 10;
 
 /// Maximum size of the known files; longer files were not written by a run.
@@ -40,7 +40,7 @@ struct Answer {
     is_spread: bool,
     /// Other keys in which the runs differ, if they are spread differently: losses may then differ.
     other_keys: Vec<String>,
-    /// Properties in which the runs differ, so that speeds and bits need not agree.
+    /// Properties in which the runs differ, so that speeds and bits may differ.
     differences: Vec<&'static str>,
 }
 

@@ -37,7 +37,7 @@ const POINTS: (usize, usize) = (800, 5000);
 /// Maximum number of runs or keys in a request.
 const MOST_NAMED: usize = 64;
 
-/// Headers of every answer. Only the page itself may run, and no other page may frame it or learn its
+/// Headers of every answer. Only the page's own script may run, and no other page may frame the page or learn its
 /// address.
 const HEADERS: [(&str, &str); 6] = [
     ("x-content-type-options", "nosniff"),

@@ -27,10 +27,10 @@ use signal_hook::low_level::emulate_default_handler;
 /// The signals that are handled: those that end the program, that stop and continue it, and the terminal's new size.
 const SIGNALS: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGCONT, SIGWINCH];
 
-/// A pause after input without keys.
+/// Pause after input that contains no keys.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Set while the terminal is in raw mode and on its second screen.
+/// Set while the terminal is in raw mode and shows its alternate screen.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// Held while something is drawn: other threads that panic must not restore the terminal in the middle of it.

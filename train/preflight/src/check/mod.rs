@@ -53,7 +53,7 @@ const SAVE_NEEDS: [(Stage, &str); 3] =
     [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
 
 impl CheckArgs {
-    /// Runs the checks, or starts the ranks of a node. Returns the exit code.
+    /// Runs the checks as a rank, or starts the ranks of a node. Returns the exit code.
     ///
     /// # Errors
     ///

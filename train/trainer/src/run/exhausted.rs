@@ -46,8 +46,7 @@ pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
 fn told(text: &str) {
     let helps = HELPS.get().map_or("", String::as_str);
     keep(text, |folder| {
-        let known =
-            folder.map_or_else(String::new, |folder| format!("what is known of it: {}\n", folder.display()));
+        let known = folder.map_or_else(String::new, |folder| format!("crash report: {}\n", folder.display()));
         complain(&format!("error: {text}\n{known}What would help:\n{helps}more: kiln explain out-of-memory"));
     });
     launcher::tell(Word::Failure, text.lines().next().unwrap_or(text));
