@@ -194,7 +194,7 @@ fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
         (Some(name), None) => format!("bf16 products use {name}"),
         (Some(name), Some(choice)) => format!("bf16 products use {name} ({choice})"),
         (None, None) => {
-            "this processor has no instructions for bf16 products: they are computed in f32".to_owned()
+            "this processor has no instructions for bf16 products, so they are computed in f32".to_owned()
         }
         (None, Some(choice)) => format!(
             "bf16 products are computed in f32: {choice} names no instructions that this \

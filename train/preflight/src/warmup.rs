@@ -37,11 +37,11 @@ pub struct WarmupArgs {
     /// Configuration file of the run whose kernels are compiled.
     #[arg(required_unless_present_any = ["pack", "unpack"])]
     config: Option<PathBuf>,
-    /// Ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts
+    /// Number of ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts
     /// them as processes.
     #[arg(long)]
     ranks: Option<usize>,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
     /// Also measure the algorithms that cuBLASLt offers for each matrix product, and keep the fastest for later

@@ -191,9 +191,9 @@ pub(super) fn report_signals() {
     }
 }
 
-/// Everything here may be called at any moment: it writes to preallocated memory, and calls `mkdir`, `open`,
-/// `write`, `close`, `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. Only after everything else has
-/// been written does it unwind the stack.
+/// This handler may interrupt any code: it writes to preallocated memory, and calls `mkdir`, `open`, `write`, `close`,
+/// `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. Only after everything else has been written does it unwind
+/// the stack.
 extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if !BEGUN.swap(true, Ordering::Relaxed) {
         // SAFETY: the system gives a handler with SA_SIGINFO valid structures.
@@ -243,8 +243,8 @@ fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, 
     }
 }
 
-/// Ends this process because `signal` has requested that a second time, and reports what is not saved. Like
-/// everything here, it may be called at any moment.
+/// Ends this process because `signal` has requested that a second time, and reports which steps are not saved. May be
+/// called at any moment, also in a signal handler.
 pub(super) fn end_at_once(signal: c_int) -> ! {
     if !BEGUN.swap(true, Ordering::Relaxed)
         && let Ok(mut texts) = TEXTS.try_lock()

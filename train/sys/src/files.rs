@@ -162,7 +162,7 @@ mod tests {
         ] {
             assert!(of(errno).contains(word), "{errno}: {}", of(errno));
         }
-        // Neither space nor permission would turn a folder into a file.
+        // More space or permissions do not help if the path is a folder.
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(advice(&open(folder.path()).unwrap_err()), "check the path");
         assert_eq!(advice(&too_long(4)), "check the path");

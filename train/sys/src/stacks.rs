@@ -137,7 +137,7 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     Ok(calls)
 }
 
-/// Everything here may be called at any moment: it writes atomics, and unwinding reads tables of the program.
+/// This handler may interrupt any code: it writes atomics, and unwinding reads tables of the program.
 extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the address of this thread's own error number.
     let errno = unsafe { *libc::__errno_location() };

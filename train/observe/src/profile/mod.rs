@@ -71,7 +71,7 @@ pub struct Profile {
     pub seconds: f64,
     /// All holders of memory.
     pub holders: Vec<Holder>,
-    /// Moments, in order. Among moments close to each other, the one with most bytes.
+    /// Moments, in order. Of moments close to each other, only the one with the most bytes is kept.
     pub samples: Vec<Sample>,
     /// The activities of the rank.
     pub bands: Vec<Band>,
@@ -248,7 +248,7 @@ impl Display for Profile {
 ///
 /// # Errors
 ///
-/// Those of the file system.
+/// Returns the errors of the file system.
 pub fn save(profiles: &[Profile], folder: &Path) -> io::Result<PathBuf> {
     let mut text = String::new();
     let step = profiles.first().map_or(0, |profile| profile.step);

@@ -1,7 +1,7 @@
-//! The TensorBoard messages that are written: those of `tensorflow/core/util/event.proto`,
-//! `tensorflow/core/framework/{summary,tensor,tensor_shape}.proto`,
-//! `tensorflow/tsl/protobuf/histogram.proto`, `tensorboard/plugins/hparams/plugin_data.proto` and
-//! `google/protobuf/struct.proto`, with the fields that are needed here.
+//! The TensorBoard messages that Kiln writes, from `tensorflow/core/util/event.proto`,
+//! `tensorflow/core/framework/{summary,tensor,tensor_shape}.proto`, `tensorflow/tsl/protobuf/histogram.proto`,
+//! `tensorboard/plugins/hparams/plugin_data.proto` and `google/protobuf/struct.proto`, with the fields that are needed
+//! here.
 
 use std::collections::BTreeMap;
 

@@ -24,7 +24,7 @@ use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SI
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-/// The signals that are handled: those that end the program, that stop and continue it, and the terminal's new size.
+/// The handled signals: they end, stop or continue the program, or report a new size of the terminal.
 const SIGNALS: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGCONT, SIGWINCH];
 
 /// Pause after input that contains no keys.
@@ -70,7 +70,7 @@ impl Screen {
         let signals = Signals::new(SIGNALS.iter().filter(|signal| is_handled(signal)))?;
         let (earlier, owner) = (panic::take_hook(), thread::current().id());
         panic::set_hook(Box::new(move |panic| {
-            // The message belongs on the shell's screen. The owner may hold the lock itself.
+            // Restores the shell's screen, on which the message is then printed. The owner may hold the lock itself.
             let drawing = (thread::current().id() != owner).then(hold);
             restore();
             drop(drawing);

@@ -38,7 +38,7 @@ const CALLS: usize = 9;
 /// Arguments of `kiln bench network`.
 #[derive(Args)]
 pub struct NetworkArgs {
-    /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
+    /// Number of ranks, as threads of this process; not needed under a launcher, which starts them as processes.
     #[arg(long)]
     ranks: Option<usize>,
     /// Configuration whose [comm] and [device] to use.

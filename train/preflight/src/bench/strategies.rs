@@ -31,7 +31,7 @@ pub struct StrategiesArgs {
     /// The earlier spelling of CONFIG.
     #[arg(long = "config", value_name = "CONFIG", hide = true, conflicts_with = "config")]
     config_flag: Option<PathBuf>,
-    /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
+    /// Number of ranks, as threads of this process; not needed under a launcher, which starts them as processes.
     #[arg(long)]
     ranks: Option<usize>,
     /// Steps measured per strategy and round.

@@ -51,8 +51,8 @@ pub struct TuneArgs {
     /// Overwrite that file.
     #[arg(long)]
     force: bool,
-    /// Ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts them
-    /// as processes.
+    /// Number of ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts
+    /// them as processes.
     #[arg(long)]
     ranks: Option<usize>,
     /// Maximum number of ways to try: that of the configuration, and those that the plan expects to be fastest.
@@ -67,7 +67,7 @@ pub struct TuneArgs {
     /// Percent of the free memory that the largest micro-batches leave free.
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MARGIN)]
     margin: f64,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
     /// Print JSON instead of a table.
