@@ -90,7 +90,7 @@ impl Report {
     pub fn write(&self, place: &Path, flag: &'static str) -> Result<(), ReportError> {
         check_place(place, flag)?;
         let io = |source: io::Error| match source.kind() {
-            // Created since it was checked.
+            // The folder was created after it was checked.
             ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
                 ReportError::Exists { path: place.to_owned(), flag }
             }

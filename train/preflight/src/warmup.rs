@@ -274,7 +274,6 @@ fn with_vocabulary(mut config: Config) -> Result<Config> {
 /// A measurement of the algorithms of matrix products, in progress in this process.
 #[cfg(feature = "cuda")]
 struct Measurement {
-    /// Folder for the results.
     folder: PathBuf,
 }
 

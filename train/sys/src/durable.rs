@@ -29,7 +29,7 @@ pub fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Separates the name of a file or folder from the process that is writing it.
+/// In the name of a temporary file or folder, separates the final name from the id of the writing process.
 const BESIDE: &str = ".kiln-";
 
 /// Replaces a file as a whole: a reader sees the old content or the new, never a part. No other file is

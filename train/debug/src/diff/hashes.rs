@@ -109,8 +109,7 @@ impl Compared {
             let is_noise = mine.phase == StepPhase::Update && noise.contains(&(&*mine.unit, parameter));
             let had = (self.judge.first.is_some(), self.judge.parted.is_some());
             let relative = if is_noise { 0.0 } else { size };
-            // Sums in f32, such as gradients and norms, have no elements that can round the other way in
-            // bf16.
+            // Sums in f32, such as gradients and norms, have no bf16 elements that could round the other way.
             let count = if is_of_half(mine) { mine.count } else { u64::MAX };
             let size = Size { relative, count, is_known: self.known.contains(&mine.phase) };
             self.judge.other(difference, size);

@@ -217,7 +217,6 @@ impl Work {
         })
     }
 
-    /// Selects the device for one of `ranks` ranks.
     fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&RankEnv>) -> Result<ResolvedDevice> {
         let Work { layers, source, strategy, shard_size, .. } = self;
         let parameters = Decoder::count_parameters(layers, source.model())?;

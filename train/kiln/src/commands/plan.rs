@@ -143,7 +143,6 @@ impl PlanArgs {
 }
 
 impl PlanArgs {
-    /// Returns the target of the plan.
     fn target(&self, config: &Config) -> Result<Target> {
         let ranks = config.train.ranks;
         let (flops, bandwidth) = (self.flops.map(|tflops| tflops * 1e12), self.bandwidth.map(|gb| gb * 1e9));

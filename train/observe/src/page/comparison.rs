@@ -18,7 +18,7 @@ use crate::run::{Metrics, Run, Series};
 /// Speeds exclude the first 1/n of a run's logged steps as the warm-up, and at least one step.
 const WARM_UP: usize = 10;
 
-/// Maximum size of the known files; longer files were not written by a run.
+/// Maximum size of a file that a run writes, except manifests.
 const MOST: u64 = 1 << 20;
 /// Maximum size of a manifest, which names every weight of a model.
 const MOST_MANIFEST: u64 = 64 << 20;

@@ -192,7 +192,6 @@ impl Profile {
 /// Maximum number of modules that the text names for an owner.
 const MODULES: usize = 6;
 
-/// Converts bytes to MiB.
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }

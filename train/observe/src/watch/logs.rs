@@ -107,7 +107,7 @@ impl Name {
 
     fn line(self, bytes: &[u8]) -> LogLine {
         let text = String::from_utf8_lossy(bytes);
-        // Of a progress bar, the last state stays visible.
+        // A progress bar rewrites its line: only its last state is shown.
         let text = text.trim_end().rsplit('\r').next().unwrap_or_default();
         let text: String = text.chars().take(MOST_CHARACTERS).collect();
         LogLine { rank: self.rank, is_error: self.is_error, text: text.into() }

@@ -209,7 +209,6 @@ fn fit(points: &[Point]) -> [f64; 2] {
     [latency, 1.0 / slope]
 }
 
-/// Returns the table as text.
 fn to_text(ladders: &[Ladder]) -> String {
     let mut text = String::new();
     for Ladder { link, points } in ladders {

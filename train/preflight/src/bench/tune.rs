@@ -293,13 +293,11 @@ fn difference(config: &Config, way: &Way) -> (Vec<String>, Vec<&'static str>) {
 }
 
 impl TuneReport {
-    /// Returns the report as JSON.
     fn to_json(&self) -> String {
         // Serializing numbers and strings cannot fail.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// Returns the table as text.
     fn to_text(&self) -> String {
         let mut text = format!(
             "{:.2}M parameters, {}, {} x {} per step; MB of a rank\n\n  {:<21} {:<9} {:<7} {:>5} {:>11} {:>11} \

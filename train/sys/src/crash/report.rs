@@ -289,13 +289,11 @@ impl Report {
         writeln!(text, "\nversion  {}", facts().version)
     }
 
-    /// Appends `text` to the text of the crash.
     fn append_text(&mut self) {
         write_file(&mut self.folder, TEXT, OFlags::APPEND, self.text.bytes());
     }
 }
 
-/// Writes to the file `name` of a folder.
 fn write_file(folder: &mut Text<PATH>, name: &str, how: OFlags, bytes: &[u8]) {
     let end = folder.len;
     folder.push(b"/");
