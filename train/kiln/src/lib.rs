@@ -26,9 +26,9 @@
 //!
 //! `examples/own-crate` is a crate outside of the repository. The map of the code is `ARCHITECTURE.md`.
 //!
-//! Independent products are crates in folders next to `src`, and modules here: [`data`], [`checkpoint`],
-//! [`place`]. None of these crates depends on this one. A custom binary that does not call [`cli::main`] calls
-//! [`process::start`] first.
+//! Independently usable parts are separate crates, re-exported here as modules: [`data`], [`checkpoint`], [`place`].
+//! None of these crates depends on this one. A custom binary that does not call [`cli::main`] calls [`process::start`]
+//! first.
 
 pub mod cli;
 mod commands;

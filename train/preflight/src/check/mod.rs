@@ -166,8 +166,8 @@ impl CheckArgs {
         (Some(setup), trained)
     }
 
-    /// Compares this process with the others, and returns the findings of all ranks. Returns `None` if the ranks
-    /// lose each other.
+    /// Compares this process with the others, and returns the findings of all ranks. Returns `None` if the connection
+    /// between the ranks is lost.
     fn compare(
         &self,
         setup: &Setup,

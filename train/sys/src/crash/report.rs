@@ -172,7 +172,7 @@ impl Report {
         if let Some(position) = &self.position
             && write_batch(&mut self.text, position.rank, position.progress().seen()).is_ok()
         {
-            // A later panic may come in a later micro-batch.
+            // A later panic may occur in a later micro-batch, so this file is replaced.
             write_file(&mut self.folder, BATCH, OFlags::TRUNC, self.text.bytes());
         }
         true
