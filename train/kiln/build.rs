@@ -1,14 +1,14 @@
-//! Asks git which commit this is, for `kiln --version`, and has the program linked for a fixed address.
+//! Embeds the git commit, for `kiln --version`, and links the program at a fixed address.
 //!
-//! It asks git again when what the program is made of has changed, and the crate is compiled anew in any case: a
-//! commit alone compiles nothing. So a program says "modified" if it was built before its changes were
-//! committed, as it was.
+//! It runs again only if one of the [`SOURCES`] has changed, which recompiles the crate anyway: a commit alone
+//! recompiles nothing. So a program that was built from uncommitted changes says "modified" even after they are
+//! committed.
 
 use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// What the program is made of, in the root of the repository.
+/// Sources of the program, relative to the root of the repository.
 const SOURCES: [&str; 13] = [
     "Cargo.lock",
     "Cargo.toml",
@@ -25,7 +25,7 @@ const SOURCES: [&str; 13] = [
     "train/sys",
 ];
 
-/// For builds outside a repository: what to say.
+/// Environment variable with the commit, for builds outside a repository.
 const VARIABLE: &str = "KILN_COMMIT";
 
 fn main() {
@@ -33,13 +33,13 @@ fn main() {
     println!("cargo::rerun-if-env-changed={VARIABLE}");
     let target = |of: &str| env::var(format!("CARGO_CFG_TARGET_{of}")).unwrap_or_default();
     if target("OS") == "linux" && target("ENV") == "gnu" {
-        // Code without optimisation calls by tables, which the loader would fill in at every start for an address that
-        // it chooses: two fifths of the time of a short command.
+        // At an address that the loader chooses, unoptimised code calls through tables that the loader fills in at
+        // every start: two fifths of the time of a short command.
         println!("cargo::rustc-link-arg-bin=kiln=-no-pie");
     }
     let crate_folder = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
     let root = Path::new(&crate_folder).join("../..");
-    // A path that is not there would make Cargo compile this crate every time.
+    // A missing path would make Cargo compile this crate every time.
     for path in SOURCES.iter().map(|source| root.join(source)).filter(|path| path.exists()) {
         println!("cargo::rerun-if-changed={}", path.display());
     }
@@ -48,8 +48,8 @@ fn main() {
     println!("cargo::rustc-env={VARIABLE}={}", commit.trim());
 }
 
-/// The commit of the repository at `root`, and whether its sources differ. `None` in a tarball, which may lie
-/// within somebody else's repository, and without git.
+/// The commit of the repository at `root`, marked as modified if its sources differ. `None` without git, and in an
+/// unpacked tarball, even inside another repository.
 fn commit(root: &Path) -> Option<String> {
     let top = git(root, &["rev-parse", "--show-toplevel"])?;
     if Path::new(top.trim_end()).canonicalize().ok()? != root.canonicalize().ok()? {
@@ -61,7 +61,7 @@ fn commit(root: &Path) -> Option<String> {
     Some(format!("{}{modified}", commit.trim_end()))
 }
 
-/// What git says; it locks nothing, since others may be at work in the repository.
+/// Returns the output of git, which takes no locks, because other git commands may be running.
 fn git(root: &Path, arguments: &[&str]) -> Option<String> {
     let mut git = Command::new("git");
     let output = git.arg("--no-optional-locks").arg("-C").arg(root).args(arguments).output().ok()?;

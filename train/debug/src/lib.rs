@@ -1,10 +1,10 @@
 //! Debugging of runs: breakpoints, hashes, traces, replay, and the first difference of two runs.
 //!
 //! [`DebugTools`] joins these to a run through the trainer's [`Tools`]. Each process of a run answers requests at its
-//! socket (`server.rs`, `report.rs`), which costs nothing while there are none. Requests, replies and the client are
-//! in `kiln_observe::ask`: a new kind of request is a variant of `Request` there and an arm of `serve` in
-//! `server.rs`. `prompt/` has breakpoints and the commands of the prompt, which `kiln attach` shows.
-//! `hash/` writes the hashes for `kiln diff` (`diff/`), and `shapes.rs` logs shapes.
+//! socket (`server.rs`, `report.rs`), which costs nothing without clients. Requests, replies and the client are in
+//! `kiln_observe::ask`: a new kind of request is a variant of `Request` there and an arm of `serve` in `server.rs`.
+//! `prompt/` has breakpoints and the commands of the prompt, which `kiln attach` shows. `hash/` writes the hashes for
+//! `kiln diff` (`diff/`), and `shapes.rs` logs shapes.
 
 pub mod diff;
 pub mod error;

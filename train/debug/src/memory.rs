@@ -22,7 +22,7 @@ pub struct MemoryProfiler {
     profile: Option<Profile>,
     /// A description of the peak once it is known; on rank 0 only.
     words: Option<String>,
-    /// Set once the step has begun, or once a warning said that it will not come.
+    /// Set once the step has begun, or once a warning reported that the run will not take it.
     is_told: bool,
 }
 

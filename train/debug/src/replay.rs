@@ -171,8 +171,7 @@ fn alone(mut config: Config) -> Config {
     config
 }
 
-/// Returns the loss and norm of `step`, after which the run ends without a trace; `None` if it was stopped
-/// before.
+/// Trains up to `step` and returns its loss and norm, without saving anything; `None` if the run was stopped before.
 fn take(config: Config, options: &RunOptions, step: u64) -> Result<Option<Numbers>> {
     let numbers = Mutex::new(None);
     train_with(config, options, |mut trainer: Trainer<'_>| {

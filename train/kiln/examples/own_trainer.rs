@@ -38,7 +38,7 @@ fn train_until_it_stalls(mut trainer: Trainer<'_>) -> LoopResult {
         if !trainer.step().is_multiple_of(every) {
             continue;
         }
-        // None: the run was asked to stop, so the next step returns false.
+        // `None`: a stop was requested, so the next step returns false.
         let Some(loss) = trainer.evaluate()? else { continue };
         if loss < best {
             (best, stalled) = (loss, 0);

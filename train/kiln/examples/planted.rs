@@ -137,7 +137,7 @@ fn gain(width: usize, first: f32, device: &Device) -> Param<Tensor<1>> {
 
 impl Layer for FeedForward {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
-        // The added term has the value 0, but a gradient if it is a planted mistake.
+        // The added term is 0, but has a gradient if the mistake is planted.
         let stray = if self.index == 1 && is_planted("backward") { 0.01 } else { 0.0 };
         let twice = if self.index == 0 && is_planted("gradient") { 2.0 } else { 1.0 };
         let gain = self.gain.val();

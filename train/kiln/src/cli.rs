@@ -153,7 +153,7 @@ fn command_line() -> clap::Command {
 }
 
 impl Command {
-    /// Returns whether the output only reports progress, so that nobody needs to read it.
+    /// Returns whether the output only reports progress, so that the command need not wait for a reader.
     fn is_run(&self) -> bool {
         matches!(self, Command::Train(_) | Command::Launch(_))
     }
@@ -187,7 +187,7 @@ enum BenchCommand {
 /// process as [`process::start`] does, except for the allocator, which the binary sets.
 pub fn main(program: impl Into<Program>) -> ExitCode {
     let program = program.into();
-    // Crash reports, which `begin` sets up, name it.
+    // Sets the version for crash reports, which `begin` sets up.
     version();
     let begun = process::begin();
     process::has_commands();
@@ -199,7 +199,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Ok(cli) => cli.command,
         Err(error) => return ExitCode::from(tell_usage(&error)),
     };
-    // Runs do not wait for readers of their output; other commands exist to be read.
+    // A run does not wait for a reader of its output; the output of other commands is their purpose.
     let is_run = command.is_run();
     let _output = command.never_blocks().then(output::never_block);
     if let Err(error) = begun {
@@ -324,7 +324,7 @@ fn unknown_flag(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// Runs work on files, with all cores.
+/// Runs `work`, which reads or writes files, on all cores.
 fn on_files<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     process::in_pool(work).map_err(TrainError::threads("threads that read files"))?
 }

@@ -20,7 +20,7 @@ pub type Result<T, E = CommandError> = std::result::Result<T, E>;
 /// An error of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// A run failed, or something that a run consists of.
+    /// A run failed, or a part of it, such as its data or a checkpoint.
     #[error(transparent)]
     Train(#[from] TrainError),
     /// A debugging command failed.

@@ -26,9 +26,9 @@
 //!
 //! `examples/own-crate` is a crate outside of the repository. The map of the code is `ARCHITECTURE.md`.
 //!
-//! Independent products are crates in folders next to `src`, and modules here: [`data`], [`checkpoint`],
-//! [`place`]. None of these crates depends on this one. A custom binary that does not call [`cli::main`] calls
-//! [`process::start`] first.
+//! Independently usable parts are separate crates, re-exported here as modules: [`data`], [`checkpoint`], [`place`].
+//! None of these crates depends on this one. A custom binary that does not call [`cli::main`] calls [`process::start`]
+//! first.
 
 pub mod cli;
 mod commands;
@@ -57,8 +57,8 @@ pub use kiln_train::{
 };
 pub use serde;
 
-/// Sets the global allocator that counts the memory of each rank and keeps it from step to step. Without it, a program
-/// trains as well, but reports no memory.
+/// Sets the global allocator that counts the memory of each rank and keeps it from step to step. A program without it
+/// also trains, but reports no memory.
 #[macro_export]
 macro_rules! allocator {
     () => {

@@ -12,7 +12,7 @@ pub use kiln_train::run::*;
 pub use crate::commands::tools::RunTools;
 use crate::version::version;
 
-/// `options` with the tools of this program, unless they have tools.
+/// Returns `options` with the tools of this program, unless `options` already has tools.
 fn with_tools(options: &RunOptions) -> RunOptions {
     version();
     // Before the options are cloned: a second handle of the flag means that the caller stops its runs itself.

@@ -188,7 +188,7 @@ impl Ends {
         print(&format!("rank {} (pid {}) {first}: {}", cause.rank, cause.pid, cause.describe()));
         cause.print_reasons();
         if let Some(folder) = &cause.crash {
-            print(&format!("  details: {}", folder.display()));
+            print(&format!("  crash report: {}", folder.display()));
         }
         cause.print_last_lines();
         for end in others {

@@ -216,7 +216,6 @@ pub struct Drawing {
 }
 
 impl Drawing {
-    /// Draws `plots` in `layout`.
     fn new(title: &str, description: &str, plots: Vec<Plot>, layout: Layout) -> Self {
         let theme = Theme {
             background: hex(GROUND),
@@ -321,7 +320,6 @@ fn label(text: &str, most: usize) -> String {
     shown.chain((!is_whole).then_some('…')).collect()
 }
 
-/// Returns the colour of a series.
 fn colour(series: usize) -> u32 {
     COLOURS[series % COLOURS.len()]
 }

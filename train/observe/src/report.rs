@@ -90,7 +90,7 @@ impl Report {
     pub fn write(&self, place: &Path, flag: &'static str) -> Result<(), ReportError> {
         check_place(place, flag)?;
         let io = |source: io::Error| match source.kind() {
-            // Created since it was checked.
+            // The folder was created after it was checked.
             ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
                 ReportError::Exists { path: place.to_owned(), flag }
             }
@@ -126,8 +126,8 @@ pub fn check_place(place: &Path, flag: &'static str) -> Result<(), ReportError> 
     }
 }
 
-/// A metric that a report shows in a file of its own: the name of the file without its extension, the key, the title,
-/// the unit, the axis, and true if the moving average is drawn over the values.
+/// A metric with a separate file in a report: the name of the file without its extension, the key, the title, the unit,
+/// the axis, and true if the moving average is drawn over the values.
 type FileOfMetric = (&'static str, &'static str, &'static str, &'static str, fn(&str) -> Axis, bool);
 
 const CURVES: [FileOfMetric; 6] = [

@@ -195,7 +195,7 @@ fn gaps_are_named() {
         ("c", "recorded up to step 2 of 9"),
         ("c", "not finite at 1 logged step"),
         ("c", "No validation loss is recorded"),
-        ("c", "the time of a step went is not recorded"),
+        ("c", "No breakdown of step times is recorded"),
         ("c", "restarts are unknown"),
         ("c", "lines are in metrics-superseded.jsonl, superseded-1/metrics.jsonl"),
         ("d", "run.json has version 7"),

@@ -137,7 +137,7 @@ pub(crate) fn examine(ranks: usize, processes: usize, findings: &mut Findings) -
     if cores < all {
         // Either mpirun or srun has bound each rank, or a container binds all ranks.
         let all = number_of(all, "core");
-        lines.push(format!("{cores} of {all} for this process, its own or shared by {of_ranks}"));
+        lines.push(format!("{cores} of {all} for this process, exclusively or shared by {of_ranks}"));
     } else {
         let (threads, cores_here) = ((cores / ranks.max(1)).max(1), number_of(cores, "core"));
         lines.push(format!("{cores_here} for this process; {threads} for each of {of_ranks}"));
@@ -191,13 +191,13 @@ pub(crate) fn examine_gpus(findings: &mut Findings) {
 fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
     let choice = choice.map(|choice| format!("{}={}", ops::BF16_CHOICE, choice.display()));
     match (instructions, choice) {
-        (Some(name), None) => format!("products of bf16 by {name}"),
-        (Some(name), Some(choice)) => format!("products of bf16 by {name} ({choice})"),
+        (Some(name), None) => format!("bf16 products use {name}"),
+        (Some(name), Some(choice)) => format!("bf16 products use {name} ({choice})"),
         (None, None) => {
-            "this processor has no instructions for products of bf16: they are computed in f32".to_owned()
+            "this processor has no instructions for bf16 products, so they are computed in f32".to_owned()
         }
         (None, Some(choice)) => format!(
-            "products of bf16 are computed in f32: {choice} names no instructions that this \
+            "bf16 products are computed in f32: {choice} names no instructions that this \
              processor has; unset it to let Kiln choose"
         ),
     }
@@ -340,9 +340,9 @@ mod tests {
 
     #[test]
     fn bf16_variable_is_named() {
-        assert_eq!(bf16(Some("AMX"), None), "products of bf16 by AMX");
+        assert_eq!(bf16(Some("AMX"), None), "bf16 products use AMX");
         let chosen = bf16(Some("AVX512-BF16"), Some(OsStr::new("avx512")));
-        assert_eq!(chosen, "products of bf16 by AVX512-BF16 (KILN_BF16=avx512)");
+        assert_eq!(chosen, "bf16 products use AVX512-BF16 (KILN_BF16=avx512)");
         let mistyped = bf16(None, Some(OsStr::new("axm")));
         assert!(mistyped.contains("KILN_BF16=axm names no instructions"), "{mistyped}");
         assert!(!bf16(None, None).contains("KILN_BF16"));

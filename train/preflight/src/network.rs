@@ -21,7 +21,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// Maximum number of addresses of a name to try.
 const ADDRESSES: usize = 3;
 
-/// Adds findings about the master as seen from here. `is_here` says whether it is this machine.
+/// Adds findings about the master as seen from here. `is_here`: whether the master is this machine.
 pub(crate) fn examine(master: &Master, is_here: bool, findings: &mut Findings) {
     let addresses = match resolve(master) {
         Ok(addresses) => addresses,
@@ -92,8 +92,8 @@ fn bindable(addresses: &[SocketAddr], master: &Master) -> Result<String, String>
             }
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 problem = format!(
-                    "another process listens on {address} already: this job if it is running; choose another \
-                     MASTER_PORT otherwise"
+                    "another process already listens on {address}; choose another MASTER_PORT, unless the process belongs \
+                     to this job"
                 );
             }
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
@@ -138,8 +138,8 @@ fn reachable(addresses: &[SocketAddr]) -> Result<String, String> {
             Ok(_) => return Ok(format!("a process listens on {address}")),
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 return Ok(format!(
-                    "the machine of {address} answers, but no process listens there yet; that is right before rank \
-                     0 has started"
+                    "the machine of {address} answers, but no process listens there yet; this is expected before \
+                     rank 0 has started"
                 ));
             }
             Err(error) => {

@@ -19,7 +19,7 @@ use kiln_train::run::{Resume, RunOptions, Summary};
 pub enum Smoke {
     /// Batch, length of sequences, and steps.
     Batch,
-    /// The model as well: two narrow blocks with the same layers.
+    /// Also the model: two narrow blocks with the same layers.
     Width,
 }
 
@@ -102,8 +102,8 @@ pub(crate) fn forget_absent(config: &mut Config, decoder: &Decoder) {
     config.optim.groups.retain(|group| check_groups(std::slice::from_ref(group), &shapes).is_ok());
 }
 
-/// Trains, evaluates, saves and generates as `config` says, shrunk; then resumes from the middle checkpoint,
-/// which must lead to the same losses. `train` trains a configuration. All files are written below `folder`.
+/// Trains, evaluates, saves and generates with `config`, shrunk, and then resumes from the middle checkpoint, which
+/// must reproduce the losses. `train` trains a configuration. All files are written below `folder`.
 pub fn run(
     mut config: Config,
     shrink: Smoke,

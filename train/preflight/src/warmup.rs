@@ -37,11 +37,11 @@ pub struct WarmupArgs {
     /// Configuration file of the run whose kernels are compiled.
     #[arg(required_unless_present_any = ["pack", "unpack"])]
     config: Option<PathBuf>,
-    /// Ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts
+    /// Number of ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts
     /// them as processes.
     #[arg(long)]
     ranks: Option<usize>,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
     /// Also measure the algorithms that cuBLASLt offers for each matrix product, and keep the fastest for later
@@ -66,7 +66,7 @@ const STEPS: u64 = 2;
 const STAGES: u64 = STEPS + 2;
 
 impl WarmupArgs {
-    /// Compiles, or starts the ranks of a node; returns the exit code.
+    /// Compiles as a rank, or starts the ranks of a node. Returns the exit code.
     pub fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -83,7 +83,7 @@ impl WarmupArgs {
             let (config, model, selected) = prepare(asked, self.ranks, registry, place.as_ref())?;
             let before = selected.kernels().ok_or_else(|| {
                 TrainError::usage(format!(
-                    "kernels are compiled and kept for NVIDIA GPUs, and this configuration computes on another \
+                    "only kernels for NVIDIA GPUs can be compiled and kept, but this configuration computes on another \
                      device: {}",
                     selected.name()
                 ))
@@ -274,7 +274,6 @@ fn with_vocabulary(mut config: Config) -> Result<Config> {
 /// A measurement of the algorithms of matrix products, in progress in this process.
 #[cfg(feature = "cuda")]
 struct Measurement {
-    /// Folder for the results.
     folder: PathBuf,
 }
 
@@ -315,8 +314,8 @@ impl Measurement {
             .map_err(TrainError::io("keep measured algorithms in", folder))?;
         let gained = match (gains.get(gains.len() / 2), gains.last()) {
             (Some(median), Some(most)) => format!(
-                "{} faster than with cuBLASLt's first choice, {median:.2} times as fast in the median of these, \
-                 {most:.2} at most",
+                "{} faster than cuBLASLt's first choice, by a median factor of {median:.2} and at most \
+                 {most:.2}",
                 gains.len()
             ),
             _ => "cuBLASLt's first choice is the fastest for all".to_owned(),
@@ -361,7 +360,7 @@ fn unpack(archive: &Path) -> Result<()> {
     let kernels = number_of(kernels, "kernel");
     print_line(&format!("unpacked {kernels}, {new} of them new, from {}", archive.display()));
     if products > 0 {
-        print_line(&format!("algorithms for {} are in it as well", number_of(products, "matrix product")));
+        print_line(&format!("it also contains algorithms for {}", number_of(products, "matrix product")));
     }
     Ok(())
 }

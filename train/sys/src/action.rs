@@ -1,4 +1,4 @@
-//! Actions of the process on signals, as the system keeps them.
+//! Signal actions of this process.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -12,7 +12,7 @@ pub(super) fn action_of(signal: c_int) -> Option<libc::sigaction> {
     (status == 0).then_some(action)
 }
 
-/// Makes `handler` handle `signal`. Returns true if that worked.
+/// Installs `handler` for `signal`. Returns true on success.
 ///
 /// # Safety
 ///

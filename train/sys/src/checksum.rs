@@ -6,9 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
-/// CRC-64/NVME. Every flipped bit, and every damage within 64 bits, changes it. The checksum of a whole
-/// follows from those of its parts, so that ranks that read a part each can check the whole together without
-/// any of them reading everything.
+/// CRC-64/NVME. Every flipped bit, and every damage within 64 bits, changes it. The checksum of a file follows from the
+/// checksums of its parts, so ranks that each read a part can check the whole file together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Checksum(u64);

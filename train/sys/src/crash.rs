@@ -148,7 +148,7 @@ fn print_and_keep(what: &dyn fmt::Display, refused: Option<usize>) -> Option<Mut
     report
 }
 
-/// Sends a line, and for people the place of further information: `folder`.
+/// Sends a line to the launcher and to standard error, where the folder of the crash report follows.
 fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
     // First to the launcher, which always reads. It compares the lives of a job, whose folders differ, so
     // it gets no folder.
@@ -156,7 +156,7 @@ fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
         let _ = rustix::io::write(pipe, line.ended_by(0));
     }
     if let Some(folder) = folder {
-        line.push(b"; details: ");
+        line.push(b"; crash report: ");
         line.push(folder);
     }
     // After the lines that another thread is writing, if possible.
@@ -191,9 +191,9 @@ pub(super) fn report_signals() {
     }
 }
 
-/// Everything here may be called at any moment: it writes to preallocated memory, and calls `mkdir`, `open`,
-/// `write`, `close`, `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. Only after everything else has
-/// been written does it unwind the stack.
+/// This handler may interrupt any code: it writes to preallocated memory, and calls `mkdir`, `open`, `write`, `close`,
+/// `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. Only after everything else has been written does it unwind
+/// the stack.
 extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if !BEGUN.swap(true, Ordering::Relaxed) {
         // SAFETY: the system gives a handler with SA_SIGINFO valid structures.
@@ -243,8 +243,8 @@ fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, 
     }
 }
 
-/// Ends this process because `signal` has requested that a second time, and reports what is not saved. Like
-/// everything here, it may be called at any moment.
+/// Ends this process because `signal` has requested that a second time, and reports which steps are not saved. May be
+/// called at any moment, also in a signal handler.
 pub(super) fn end_at_once(signal: c_int) -> ! {
     if !BEGUN.swap(true, Ordering::Relaxed)
         && let Ok(mut texts) = TEXTS.try_lock()
@@ -327,7 +327,7 @@ pub(super) fn keep_panics() {
             keep(&format!("a panic{place}: {text}"), |folder| {
                 before(panic);
                 if let Some(folder) = folder {
-                    eprint_line(&format!("what is known of this panic: {}", folder.display()));
+                    eprint_line(&format!("crash report: {}", folder.display()));
                 }
             });
         }));

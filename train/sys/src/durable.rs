@@ -29,7 +29,7 @@ pub fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Separates the name of a file or folder from the process that is writing it.
+/// In the name of a temporary file or folder, separates the final name from the id of the writing process.
 const BESIDE: &str = ".kiln-";
 
 /// Replaces a file as a whole: a reader sees the old content or the new, never a part. No other file is
@@ -119,9 +119,9 @@ fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
 #[derive(Debug)]
 pub struct StagingFolder {
     path: PathBuf,
-    /// Locked while someone works in the folder, where folders can be locked.
+    /// Locked while a process works in the folder, if the file system can lock folders.
     _lock: File,
-    /// True if the folder is no longer there, so that its name may belong to someone else.
+    /// True if the folder is no longer there, so that another process may use its name.
     is_gone: bool,
 }
 

@@ -113,7 +113,7 @@ fn blobs_of(folder: &Path) -> Option<PathBuf> {
     is_cache.then(|| repository.join("blobs"))
 }
 
-/// Returns true if `name` is a name directly inside a folder, and of nothing elsewhere.
+/// Returns true if `name` names a direct entry of a folder, and cannot refer to anything outside it.
 pub fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     let first = parts.next();
@@ -162,7 +162,7 @@ mod tests {
         ] {
             assert!(of(errno).contains(word), "{errno}: {}", of(errno));
         }
-        // Neither space nor permission would turn a folder into a file.
+        // More space or permissions do not help if the path is a folder.
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(advice(&open(folder.path()).unwrap_err()), "check the path");
         assert_eq!(advice(&too_long(4)), "check the path");

@@ -1,6 +1,6 @@
-//! The connection between a process and the `kiln launch` that has started it. The process ends with its
-//! launcher, and reports why it ends through a separate pipe, whatever happens to its log. Memory that both
-//! share has the position of the rank, for ends that a process cannot report, such as SIGKILL.
+//! The connection between a process and the `kiln launch` that has started it. The process ends with its launcher, and
+//! reports why it ends through a separate pipe, whatever happens to its log. The position of the rank is in memory that
+//! both share, for ends that a process cannot report, such as SIGKILL.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! The leaf crate for processes and files, which all other crates under `train/` may use.
 //!
-//! Processes: [`begin`] sets up output that never blocks, stop signals, a visible log, crash reports, and an end
-//! together with the launcher. The binary `kiln` calls it first.
+//! Processes: [`begin`] sets up output that never blocks, stop signals, a visible log and crash reports, and lets this
+//! process end with its launcher. The binary `kiln` calls it first.
 //!
 //! Files, for data, checkpoints and run folders alike:
 //!

@@ -64,7 +64,7 @@ impl Records {
         let Ok((file, identity, length)) = open_to_append(&self.path) else { return false };
         let (path, noun) = (self.path.display(), self.noun);
         tracing::warn!(
-            "{path} was removed or replaced while the run wrote to it; its next {noun}s go to the file that is there now"
+            "{path} was removed or replaced while the run wrote to it; its next {noun}s go to the new file at this path"
         );
         (self.file, self.identity, self.length, self.is_torn) = (file, identity, length, false);
         true

@@ -77,7 +77,7 @@ impl Array {
         let expected = shape.iter().try_fold(width, |bytes: usize, size| bytes.checked_mul(*size));
         let there = file.metadata()?.len().saturating_sub(file.stream_position()?);
         if expected.map(|bytes| bytes as u64) != Some(there) {
-            return Err(wrong("it does not have as many values as its shape says"));
+            return Err(wrong("the number of its values does not match its shape"));
         }
         Ok(Array { file, shape, width, bytes: there })
     }
@@ -165,7 +165,7 @@ mod tests {
         let mut content = fs::read(&path).unwrap();
         content.pop();
         fs::write(&path, &content).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("as many values"));
+        assert!(read(&path).unwrap_err().to_string().contains("does not match its shape"));
         fs::write(&path, "no array").unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("not a .npy file"));
     }

@@ -143,8 +143,8 @@ pub fn finish() -> bool {
     !STDOUT.has_lost()
 }
 
-/// Makes panics be reported in the words of Rust's own hook, but written like any other line: a rank that
-/// panics must not wait for a reader either.
+/// Reports panics with the text of Rust's own hook, but written like any other line: a rank that panics must not wait
+/// for a reader either.
 pub fn report_panics() {
     panic::set_hook(Box::new(|panic| {
         let thread = thread::current();

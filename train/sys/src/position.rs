@@ -51,8 +51,7 @@ impl Position {
         self.progress().step.load(Ordering::Relaxed)
     }
 
-    /// Returns the activity besides communication, such as `"forward"`. Waits for no lock and allocates
-    /// nothing.
+    /// Returns the activity other than communication, such as `"forward"`. Waits for no lock and allocates nothing.
     pub(super) fn phase(&self) -> &'static str {
         self.view.recorder().activity_now().unwrap_or("unknown")
     }
@@ -88,7 +87,7 @@ pub struct Whereabouts {
     pub step: u64,
     /// The last step saved in a complete checkpoint; 0 if nothing was saved.
     pub saved: u64,
-    /// The most bytes that it has held, of the memory that it computes with; 0 before the first step.
+    /// Peak bytes of the memory that the rank computes with; 0 before the first step.
     pub peak_bytes: u64,
     /// The last step whose outcome is known, if any.
     pub settled: Option<StepOutcome>,
@@ -155,7 +154,7 @@ impl RankPosition {
         *settled = Some(StepOutcome { step_s: outcome.step_s.max(longest), ..outcome });
     }
 
-    /// Records the most bytes that the rank has held, of the memory that it computes with.
+    /// Records the peak bytes of the memory that the rank computes with.
     pub fn has_held(&self, bytes: u64) {
         self.0.peak_bytes.store(bytes, Ordering::Relaxed);
     }

@@ -18,8 +18,8 @@ use super::{crash, launcher};
 /// signal to the process and then to its group, and a closing terminal sends SIGHUP, as its shell does.
 const SAME_REQUEST: Duration = Duration::from_secs(1);
 
-/// Signals that announce the end of a job and only ask to save: SIGUSR1 by custom, SIGUSR2 from submitit, and SIGXCPU
-/// from the kernel and from schedulers that limit CPU time.
+/// Signals that announce the end of a job and only ask to save: SIGUSR1 by convention, SIGUSR2 from submitit, and
+/// SIGXCPU from the kernel and from schedulers that limit CPU time.
 pub const PREEMPTIONS: [c_int; 3] = [SIGUSR1, SIGUSR2, SIGXCPU];
 
 /// The flag of [`stop_on_signals`].

@@ -73,7 +73,7 @@ pub fn of_all_threads() -> Vec<ThreadStack> {
     let ask = |id| {
         let name = fs::read_to_string(format!("/proc/self/task/{id}/comm")).unwrap_or_default();
         let calls = match signal {
-            Ok(_) if Instant::now() >= end => Err("no time was left for it"),
+            Ok(_) if Instant::now() >= end => Err("the time for call stacks was over"),
             Ok(signal) => ask(id, signal),
             Err(why) => Err(why),
         };
@@ -137,7 +137,7 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     Ok(calls)
 }
 
-/// Everything here may be called at any moment: it writes atomics, and unwinding reads tables of the program.
+/// This handler may interrupt any code: it writes atomics, and unwinding reads tables of the program.
 extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the address of this thread's own error number.
     let errno = unsafe { *libc::__errno_location() };

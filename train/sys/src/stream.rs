@@ -1,8 +1,7 @@
 //! Large files, written once from their start to their end, bypassing the system's cache.
 //!
-//! The contents of a checkpoint are not read again soon. Written directly, they take no memory of the cache,
-//! and almost no processor time, which belongs to the concurrent steps; on a fast disk, they are also written
-//! sooner.
+//! The contents of a checkpoint are not read again soon. Direct writes take no cache memory, and almost no processor
+//! time from concurrent training steps; on a fast disk, they also finish sooner.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// The threads of [`in_pool`].
 static POOL: Mutex<Option<&'static ThreadPool>> = Mutex::new(None);
 
 /// Runs `work`, such as reading many files, on one thread per core: its parallel parts use them. The threads are

@@ -140,13 +140,13 @@ fn steps_of(a: &Subject, b: &Subject) -> u64 {
 impl Bisection<'_> {
     /// Finds all smallest sets of keys that each make a difference on their own.
     fn culprits(&mut self, keys: &[KeyDifference]) -> Result<Vec<Culprit>> {
-        eprint_line(&format!("the good configuration: {}", number_of(self.steps, "step")));
+        eprint_line(&format!("training the good configuration for {}", number_of(self.steps, "step")));
         self.known = trial::run(&self.good, self.registry, self.steps, None)?;
         let mut left: Vec<&KeyDifference> = keys.iter().collect();
         let mut culprits = Vec::new();
         let mut outcome = self.attempt(&left)?;
         if !outcome.differs() {
-            // Only the order of sums can make a difference then.
+            // Then only the order of sums can differ, which changes single bits.
             self.is_strict = true;
             outcome = self.attempt(&left)?;
         }
@@ -242,22 +242,24 @@ fn text(culprits: &[Culprit], keys: &[KeyDifference], steps: u64, builds: Option
     for Culprit { keys, outcome } in culprits {
         let names: Vec<_> = keys.iter().map(KeyDifference::describe).collect();
         match &names[..] {
-            [name] => lines.push(format!("the key that makes the difference: {name}")),
-            names => lines.push(format!("keys that make the difference together: {}", names.join(", "))),
+            [name] => lines.push(format!("key responsible for the difference: {name}")),
+            names => lines.push(format!("keys responsible only together: {}", names.join(", "))),
         }
         lines.push(format!("  with it, the good configuration {}", outcome.describe()));
     }
     let others = keys.len() - culprits.iter().map(|culprit| culprit.keys.len()).sum::<usize>();
     let steps = number_of(steps, "step");
     match (culprits.is_empty(), keys.len()) {
-        (true, 0) => lines.push("the configurations are the same: no key can make a difference".to_owned()),
-        (true, _) => lines.push(format!("no key makes a difference in {steps}; keys that differ: {others}")),
+        (true, 0) => lines.push("the configurations are the same, so no key can be responsible".to_owned()),
+        (true, _) => {
+            lines.push(format!("no key changes the result within {steps}; differing keys: {others}"))
+        }
         (false, _) => {
-            lines.push(format!("other keys that differ, and make no difference in {steps}: {others}"))
+            lines.push(format!("other differing keys, which change nothing within {steps}: {others}"))
         }
     }
     if let Some(builds) = builds {
-        lines.push(format!("the runs used different builds, which bisect cannot try: {builds}"));
+        lines.push(format!("the runs used different builds, which bisect cannot test: {builds}"));
     }
     lines.join("\n")
 }

@@ -11,7 +11,7 @@ use crate::hash::StepPhase;
 use kiln_checkpoint::Checkpoint;
 use kiln_sys::files;
 
-/// Longer files do not come from a run.
+/// Maximum file size in bytes; longer files do not come from a run.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Recorded facts about a run, apart from its configuration.
@@ -19,7 +19,7 @@ const MAX_BYTES: u64 = 1 << 20;
 pub struct Facts {
     /// Version, commit and features of the program.
     pub build: Option<String>,
-    /// The device that it was computed on.
+    /// The device that the run computed on.
     pub device: Option<String>,
     /// SHA-256 of the training data.
     data: Option<String>,
@@ -38,13 +38,13 @@ impl Facts {
 
     fn read(path: &Path) -> Option<Self> {
         let json: Json = serde_json::from_slice(&files::read(path, MAX_BYTES).ok()?).ok()?;
-        // Older builds did not record it.
+        // Older builds did not record these keys.
         let said =
             |key| json.get(key).and_then(Json::as_str).filter(|said| !said.is_empty()).map(str::to_owned);
         Some(Facts { build: said("build"), device: said("device"), data: None })
     }
 
-    /// Returns `true` if both runs are known to have used the same kind of device.
+    /// Returns `true` if both runs recorded the same device, or neither recorded one.
     pub fn is_on_device_of(&self, other: &Facts) -> bool {
         self.device == other.device
     }
@@ -57,11 +57,11 @@ pub fn other_builds(a: &Facts, b: &Facts) -> Option<String> {
 
 fn differ(what: &str, a: &Option<String>, b: &Option<String>) -> Option<String> {
     let (a, b) = (a.as_ref()?, b.as_ref()?);
-    (a != b).then(|| format!("{what}: {a}, and {b} in the second"))
+    (a != b).then(|| format!("{what}: {a} in the first, {b} in the second"))
 }
 
 fn other_data(a: &Facts, b: &Facts) -> Option<String> {
-    differ("the training data, by their SHA-256", &a.data, &b.data)
+    differ("the SHA-256 of the training data", &a.data, &b.data)
 }
 
 /// Describes the devices of two runs if both are known and differ.
@@ -102,13 +102,13 @@ pub fn likely(
         return other;
     }
     if let Some([a, b]) = compared.and_then(|compared| compared.dtypes.as_ref()).filter(|[a, b]| a != b) {
-        return format!("the dtype: {a}, and {b} in the second, which no key explains");
+        return format!("the dtype: {a} in the first, {b} in the second, which no key explains");
     }
     if let Some(other) = other_data(a, b) {
         return other;
     }
     if phase == Some(StepPhase::Data) {
-        return "the data, or their order: no key explains other tokens; compare the folders of prepared data \
+        return "the data or its order: no key explains the different tokens; compare the folders of prepared data \
                 with `kiln diff`"
             .to_owned();
     }
@@ -116,35 +116,35 @@ pub fn likely(
     if !rounding.is_empty() {
         let names: Vec<_> = rounding.iter().map(|key| key.describe()).collect();
         return format!(
-            "the way of the run: {}. By itself that changes rounding at most; {}",
+            "the arrangement of the run: {}. On its own, it can only change rounding; {}",
             names.join(" or "),
             hint(phase)
         );
     }
     match keys {
         Some(_) => format!(
-            "nothing that is recorded: no key explains it, and the build is the same as far as it is known; {}",
+            "unknown: no key explains the difference, and no difference of devices, builds or data is recorded; {}",
             hint(phase)
         ),
-        None => format!("not recorded: one of the two has no configuration; {}", hint(phase)),
+        None => format!("unknown: one of the two has no configuration; {}", hint(phase)),
     }
 }
 
 /// Suggests where to look.
 fn hint(phase: Option<StepPhase>) -> &'static str {
     match phase {
-        Some(StepPhase::Start) => "look at how weights are drawn or loaded",
-        Some(StepPhase::Data) => "look at which samples a rank takes",
+        Some(StepPhase::Start) => "check how weights are initialised or loaded",
+        Some(StepPhase::Data) => "check which samples each rank reads",
         Some(StepPhase::Forward) => {
-            "look for weights that were gathered wrongly, and for a mask or a position that goes by rank"
+            "check that weights are gathered correctly, and that no mask or position depends on the rank"
         }
-        Some(StepPhase::Loss) => "look at the loss and what it is divided by",
-        Some(StepPhase::Backward) => "look at the backward pass of the operation there",
+        Some(StepPhase::Loss) => "check the loss and its divisor",
+        Some(StepPhase::Backward) => "check the backward pass of the operation there",
         Some(StepPhase::Gradient) => {
-            "look for a gradient that is scaled, counted twice or not reduced on one of the ranks"
+            "check whether one of the ranks scales its gradient, counts it twice or does not reduce it"
         }
-        Some(StepPhase::Norm) => "look at how the norm is put together over the ranks",
-        Some(StepPhase::Update) => "look at the optimizer",
-        None => "`--hash steps=1-20` in both runs would tell the module and the phase",
+        Some(StepPhase::Norm) => "check how the norm is summed over the ranks",
+        Some(StepPhase::Update) => "check the optimizer",
+        None => "repeat both runs with `--hash steps=1-20` to find the module and the phase",
     }
 }

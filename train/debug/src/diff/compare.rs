@@ -143,9 +143,10 @@ fn add_hashes(
     if !compared.unpaired.is_empty() {
         let some: Vec<_> = compared.unpaired.iter().take(4).map(String::as_str).collect();
         let all = compared.unpaired.len();
-        report
-            .compared
-            .push(format!("not compared: {all} tensors that one of them lacks, such as {}", some.join(", ")));
+        report.compared.push(format!(
+            "not compared: {all} tensors that only one of them has, such as {}",
+            some.join(", ")
+        ));
         // A difference in the set of tensors counts, even if the others agree.
         report.verdict = Verdict::Different;
         report.is_of_another_kind = true;

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// Largest relative difference in f32 that a different order of sums causes.
 pub const ROUNDING: f64 = 1e-5;
 
-/// The same for passes in bf16 or f16, if no earlier step compared places of the kind.
+/// Largest relative difference from rounding in bf16 or f16, for a kind of tensor that no earlier step compared.
 const HALF_ROUNDING: f64 = 2e-2;
 
 /// Factor by which a rounding difference may grow from one tensor to a later one.
@@ -16,15 +16,15 @@ const GROWTH: f64 = 100.0;
 /// The distance between 1 and the next number in bf16.
 const HALF_UNIT: f64 = 1.0 / 128.0;
 
-/// Elements of one tensor that may round the other way in bf16 by chance.
+/// Number of elements of one tensor that may round the other way in bf16 by chance.
 const FLIPS: f64 = 4.0;
 
 /// The kind of difference to expect between two runs, from their recorded facts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// Nothing explains a difference by rounding, so every bit counts.
+    /// Set if nothing explains a rounding difference, so that every bit counts.
     pub is_strict: bool,
-    /// Both compute or reduce in bf16 or f16, whose rounding is coarse.
+    /// Set if both compute or reduce in bf16 or f16, whose rounding is coarse.
     pub is_half: bool,
 }
 
@@ -140,8 +140,8 @@ impl Judge {
         self.first.get_or_insert(difference);
     }
 
-    /// Records a place that is not finite in one of two things without a chronological order. It takes
-    /// precedence over all others.
+    /// Records a place that is not finite in one of the two, where places have no chronological order. It takes
+    /// precedence over all other places.
     pub fn non_finite(&mut self, difference: Difference) {
         self.seen += 1;
         // The first one is kept.
@@ -152,9 +152,9 @@ impl Judge {
         }
     }
 
-    /// The largest difference that rounding explains. If f32 values differ by `worst`, a fraction `worst` /
-    /// unit of the elements rounds the other way in bf16, each by one unit. Together, that is the root of
-    /// `worst` units.
+    /// The largest difference that rounding explains. If f32 values differ by `worst`, a fraction `worst / unit` of the
+    /// elements rounds the other way in bf16, each by one `unit`. The norm of their difference is then `sqrt(worst *
+    /// unit)`, relative to the tensor.
     fn rounding(&self, Size { count, is_known, .. }: Size) -> f64 {
         let floor = match (self.is_half, is_known) {
             (false, _) => ROUNDING,

@@ -109,8 +109,7 @@ impl Compared {
             let is_noise = mine.phase == StepPhase::Update && noise.contains(&(&*mine.module, parameter));
             let had = (self.judge.first.is_some(), self.judge.parted.is_some());
             let relative = if is_noise { 0.0 } else { size };
-            // Sums in f32, such as gradients and norms, have no elements that can round the other way in
-            // bf16.
+            // Sums in f32, such as gradients and norms, have no bf16 elements that could round the other way.
             let count = if is_of_half(mine) { mine.count } else { u64::MAX };
             let size = Size { relative, count, is_known: self.known.contains(&mine.phase) };
             self.judge.other(difference, size);
@@ -126,7 +125,7 @@ impl Compared {
     }
 }
 
-/// Describes how two tensors of one name differ. The second value is compared with the tolerance.
+/// Describes how two tensors of one name differ, and returns the size of the difference, to compare with the tolerance.
 fn differ(step: u64, a: &Entry, b: &Entry, scale: f64) -> (Difference, f64) {
     let at = TensorPlace {
         step: Some(step),
@@ -137,30 +136,32 @@ fn differ(step: u64, a: &Entry, b: &Entry, scale: f64) -> (Difference, f64) {
     let over = |scale: f64| if scale > 0.0 { a.distance(b) / scale } else { 0.0 };
     let (own, size) = (over(a.norm.max(b.norm)), over(scale));
     let (relative, size, note) = match () {
-        () if a.phase == StepPhase::Data => (None, f64::INFINITY, Some("other token ids".to_owned())),
-        () if a.count != b.count => {
-            (None, f64::INFINITY, Some(format!("{} elements, and {} in the second", a.count, b.count)))
-        }
+        () if a.phase == StepPhase::Data => (None, f64::INFINITY, Some("different token ids".to_owned())),
+        () if a.count != b.count => (
+            None,
+            f64::INFINITY,
+            Some(format!("{} elements in the first, {} in the second", a.count, b.count)),
+        ),
         () if a.non_finite != b.non_finite => {
             let note =
-                format!("{} elements that are not finite, and {} in the second", a.non_finite, b.non_finite);
+                format!("{} non-finite elements in the first, {} in the second", a.non_finite, b.non_finite);
             (None, f64::INFINITY, Some(note))
         }
         () if a.non_finite > 0 && (!a.phase.may_mask() || a.sketch == b.sketch) => {
-            let note = format!("{} elements of each are not finite", a.non_finite);
+            let note = format!("both have {} non-finite elements", a.non_finite);
             (None, f64::INFINITY, Some(note))
         }
         () if a.dtype != b.dtype => {
-            (Some(own), size, Some(format!("{}, and {} in the second", a.dtype, b.dtype)))
+            (Some(own), size, Some(format!("{} in the first, {} in the second", a.dtype, b.dtype)))
         }
         () if a.count == 1 => {
             let value = |entry: &Entry| entry.sketch[0];
-            (Some(own), size, Some(format!("{}, and {} in the second", value(a), value(b))))
+            (Some(own), size, Some(format!("{} in the first, {} in the second", value(a), value(b))))
         }
         () => (Some(own), size, None),
     };
     let ranks: Vec<_> = a.ranks_apart(b).iter().map(usize::to_string).collect();
-    let of_ranks = (!ranks.is_empty()).then(|| format!("on rank {} alone", ranks.join(", ")));
+    let of_ranks = (!ranks.is_empty()).then(|| format!("only on rank {}", ranks.join(", ")));
     let notes: Vec<_> = note.into_iter().chain(of_ranks).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
     (Difference { at, relative, note }, size)

@@ -32,10 +32,10 @@ pub struct KeyDifference {
 }
 
 impl KeyDifference {
-    /// The difference as text: `train.seed (0, and 1 in the second)`.
+    /// The difference as text: `train.seed (0 in the first, 1 in the second)`.
     pub fn describe(&self) -> String {
         let [a, b] = self.values.each_ref().map(|value| value.as_deref().unwrap_or("not set"));
-        format!("{} ({a}, and {b} in the second)", self.key)
+        format!("{} ({a} in the first, {b} in the second)", self.key)
     }
 }
 
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(names, ["log.every", "model.rope_theta", "optim.groups", "train.ranks", "train.seed"]);
         let effects: Vec<_> = found.iter().map(|difference| difference.effect).collect();
         assert_eq!(effects[..2], [Effect::Neither, Effect::Numbers(StepPhase::Forward)]);
-        assert_eq!(found[4].describe(), "train.seed (1, and 0 in the second)");
+        assert_eq!(found[4].describe(), "train.seed (1 in the first, 0 in the second)");
         let all: Vec<_> = found.iter().collect();
         let mixed = with_keys(&a, &b, &all[1..3]).expect("a configuration");
         let left: Vec<_> = differences(&mixed, &b).into_iter().map(|difference| difference.key).collect();

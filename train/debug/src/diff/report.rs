@@ -23,7 +23,7 @@ pub struct Report {
     pub likely_cause: Option<String>,
     /// The largest difference, relative to the tensor or to those of its kind in its module.
     pub largest: f64,
-    /// Number of places with the same bits: before they diverge, and in total.
+    /// Number of places with the same bits, of all `places` compared.
     pub equal: usize,
     pub places: usize,
     /// Descriptions of the compared data.
@@ -97,12 +97,12 @@ impl Report {
             }
             (Verdict::Different, None, first) => {
                 lines.push(format!("{a} and {b} have different tensors"));
-                lines.extend(first.as_ref().map(|first| format!("  bits differ from {first}")));
+                lines.extend(first.as_ref().map(|first| format!("  bits first differ at {first}")));
             }
             (_, None, first) => {
                 let largest = self.largest;
                 lines.push(format!("{a} and {b} differ by rounding: by at most {largest:.1e}"));
-                lines.extend(first.as_ref().map(|first| format!("  bits differ from {first}")));
+                lines.extend(first.as_ref().map(|first| format!("  bits first differ at {first}")));
             }
         }
         lines.extend(self.likely_cause.as_ref().map(|cause| format!("likely cause: {cause}")));
@@ -127,7 +127,7 @@ impl Report {
             }
         };
         for (title, keys) in [
-            ("keys that change numbers", self.keys.iter().filter(is_of(true, false)).collect::<Vec<_>>()),
+            ("keys that change results", self.keys.iter().filter(is_of(true, false)).collect::<Vec<_>>()),
             ("keys that change only rounding", self.keys.iter().filter(is_of(false, true)).collect()),
             ("keys that change nothing", self.keys.iter().filter(is_of(false, false)).collect()),
         ] {

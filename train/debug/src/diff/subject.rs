@@ -90,7 +90,7 @@ impl Subject {
         }
     }
 
-    /// The path of a model; of a run, its newest checkpoint.
+    /// The path of the model: for a run, its newest checkpoint.
     pub fn model(&self) -> Option<PathBuf> {
         match self.kind {
             SubjectKind::Checkpoint | SubjectKind::HuggingFace => Some(self.path.clone()),
@@ -100,7 +100,7 @@ impl Subject {
     }
 }
 
-/// The models of both. Of a run, the newest checkpoint of a step that the other has too.
+/// The models to compare. If one is a run, its checkpoint is that of the other model's step, if it has one.
 pub fn models_of(a: &Subject, b: &Subject) -> Option<(PathBuf, PathBuf)> {
     let (newest_a, newest_b) = (a.model()?, b.model()?);
     let of_step = |subject: &Subject, other: &Path| {

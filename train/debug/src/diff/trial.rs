@@ -51,7 +51,7 @@ pub fn run(
             };
             let mine = read(&hashes)?;
             if hashes::compare(others, &mine, expected).judge.verdict() == Verdict::Different {
-                // All ranks see it after their next step.
+                // All ranks notice the flag after their next step.
                 stop.store(true, Ordering::Relaxed);
             }
         }

@@ -57,7 +57,7 @@ pub fn metrics(
     let both: Vec<_> = a.iter().filter_map(|(step, mine)| Some((*step, mine, b.get(step)?))).collect();
     let mut before = None;
     for (step, mine, theirs) in &both {
-        // Noise grows unseen over steps that are not logged.
+        // Over steps that are not logged, rounding noise may grow unobserved.
         let is_known = before.replace(*step) == step.checked_sub(1);
         for key in ["loss", "grad_norm", "val_loss"] {
             let value = |line: &BTreeMap<String, f64>| line.get(key).copied();
@@ -74,7 +74,7 @@ pub fn metrics(
                 true => (x - y).abs() / x.abs().max(y.abs()),
                 false => f64::INFINITY,
             };
-            let note = Some(format!("{x}, and {y} in the second"));
+            let note = Some(format!("{x} in the first, {y} in the second"));
             let at = place(Some(*step), "metrics", "model", key);
             let size = Size { relative, count: u64::MAX, is_known };
             judge.other(Difference { at, relative: Some(relative).filter(|r| r.is_finite()), note }, size);
@@ -196,15 +196,16 @@ fn compare_tensor(
     let (index, [x, y]) = (furthest.index, furthest.values);
     if difference.non_finite > 0 {
         let note = Some(format!(
-            "{others} of {count} elements have other bits, {} of them NaN or infinite; the first is element {index}: \
-             {x:e}, and {y:e} in the second",
+            "{others} of {count} elements have different bits, {} of them NaN or infinite; the first is element \
+             {index}: {x:e} in the first, {y:e} in the second",
             difference.non_finite
         ));
         judge.non_finite(Difference { at, relative: None, note });
         return Ok(());
     }
     let note = Some(format!(
-        "{others} of {count} elements have other bits; most of all element {index}: {x:e}, and {y:e} in the second"
+        "{others} of {count} elements have different bits; element {index} differs most: {x:e} in the first, {y:e} in \
+         the second"
     ));
     let size = Size { relative, count: count as u64, is_known: false };
     judge.other(Difference { at, relative: Some(relative), note }, size);
@@ -220,7 +221,7 @@ pub fn data(a: &Path, b: &Path) -> Result<ComparedValues> {
             judge.same();
             return;
         }
-        let note = Some(format!("{x}, and {y} in the second"));
+        let note = Some(format!("{x} in the first, {y} in the second"));
         let size = Size { relative: f64::INFINITY, count: 1, is_known: false };
         judge.other(Difference { at: place(None, "data", "tokens", tensor), relative: None, note }, size);
     };
@@ -256,7 +257,7 @@ fn other_tokenizers(a: &Path, b: &Path) -> Result<(String, String)> {
         // Files that are not tokenizers are compared by their bytes.
         return Ok(match of_a == of_b {
             true => Default::default(),
-            false => ("one file".to_owned(), "another".to_owned()),
+            false => ("one file".to_owned(), "another file".to_owned()),
         });
     };
     if !data::tokenizers_differ(&of_a, &of_b) {
@@ -269,7 +270,7 @@ fn other_tokenizers(a: &Path, b: &Path) -> Result<(String, String)> {
     let ids = 0..x.vocab_size().max(y.vocab_size()) as u32;
     Ok(match ids.into_iter().find(|id| x.token(*id) != y.token(*id)) {
         Some(id) => (token(&x, id), token(&y, id)),
-        None => ("the same tokens by some rules".to_owned(), "by others".to_owned()),
+        None => ("the same tokens with one set of rules".to_owned(), "with another".to_owned()),
     })
 }
 

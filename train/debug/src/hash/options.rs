@@ -53,7 +53,7 @@ impl HashOptions {
     }
 }
 
-/// A text that does not select anything to hash.
+/// The error for a text that does not select anything to hash.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{problem}; write steps=1-20, or steps=5,activations,gradients,weights,moments, or steps=1-20,modules"

@@ -146,7 +146,7 @@ pub struct StepHashes {
     pub entries: Vec<Entry>,
 }
 
-/// A hash file that cannot be used.
+/// The error for an unusable hash file.
 #[derive(Debug, thiserror::Error)]
 pub enum HashesError {
     /// The file cannot be read.

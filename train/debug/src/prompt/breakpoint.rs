@@ -23,10 +23,10 @@ pub struct Breakpoint {
 /// Behaviour of the other ranks when one stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Others {
-    /// They are held at the same point, where they help to show what is sharded.
+    /// They are held at the same point, so that sharded tensors can be gathered.
     #[default]
     Hold,
-    /// They run on until they need the rank that is held.
+    /// They continue until they need data from the held rank.
     Run,
 }
 
@@ -58,7 +58,7 @@ pub enum Trigger {
 /// A part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Part {
-    /// The first micro-batch is there, and its forward pass is next.
+    /// The first micro-batch is loaded, and its forward pass is next.
     Data,
     /// The gradient is reduced, and the update is next.
     Optimizer,
@@ -77,7 +77,7 @@ pub enum Number {
     GradNorm,
 }
 
-/// A text that is not a breakpoint.
+/// The error for a text that is not a breakpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{problem}; write forward:layers.3@12, backward:layers.3.ffn, optimizer@5, step, nan, or \"grad_norm > 10\", \
@@ -94,9 +94,8 @@ pub(super) fn written(value: &impl ValueEnum) -> String {
 }
 
 impl Breakpoint {
-    /// Returns `true` if this breakpoint stops a pass that reaches tensor `name` of `place`. A pattern that
-    /// is a place alone means where the pass enters it: its input in forward, the gradient of its output in
-    /// backward.
+    /// Returns `true` if this breakpoint stops a pass that reaches tensor `name` of `place`. A pattern that names only
+    /// a place matches where the pass enters it: its input in forward, the gradient of its output in backward.
     pub fn is_at(&self, pass: Pass, place: &str, name: &str) -> bool {
         let Trigger::Tensor { pass: wanted, pattern } = &self.on else { return false };
         let entry = if pass == Pass::Backward { "output" } else { "input" };
@@ -174,7 +173,7 @@ impl FromStr for Breakpoint {
             [] => (None, Others::Hold),
             [_, rank] | [_, rank, "hold"] => (Some(rank), Others::Hold),
             [_, rank, "run"] => (Some(rank), Others::Run),
-            _ => return Err(wrong(format!("\"{}\" is not rank N, or rank N run", whose.trim()))),
+            _ => return Err(wrong(format!("\"{}\" is not rank N or rank N run", whose.trim()))),
         };
         let rank = rank.map(str::parse).transpose();
         let rank = rank.map_err(|_| wrong(format!("missing rank number in \"{}\"", whose.trim())))?;

@@ -47,7 +47,7 @@ pub(super) enum Command {
     Break(Breakpoint),
     /// Lists the breakpoints.
     Breakpoints,
-    /// Deletes breakpoint `.0`, counted from 1; all with 0.
+    /// Deletes the breakpoint with this number, from 1; 0 deletes all.
     Delete(usize),
     /// Changes a configuration value for the steps to come.
     Set(String, String),

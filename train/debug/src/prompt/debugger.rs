@@ -57,7 +57,7 @@ pub struct Debugger {
     pub(super) rank: usize,
     /// Breakpoints by number, the same on all ranks.
     pub(super) breakpoints: BTreeMap<usize, Breakpoint>,
-    /// Breakpoints that no longer hold this rank. The other ranks do not know of this.
+    /// Breakpoints that no longer hold this rank, but still hold the other ranks.
     pub(super) muted: BTreeSet<usize>,
     /// Breakpoints that were hit.
     reached: BTreeSet<usize>,
@@ -67,7 +67,7 @@ pub struct Debugger {
     pub(super) going: Going,
     /// The next place at which this rank alone is held.
     pub(super) alone: Going,
-    /// The rank to look at.
+    /// The rank whose state is shown.
     pub(super) focus: usize,
     /// The current micro-batch.
     pub(super) batch: Option<(Moment, MicroBatch)>,
@@ -91,7 +91,7 @@ pub(super) enum Going {
     ToNext,
     /// At the next point that is at most this deep.
     Over(usize),
-    /// At the point where the pass leaves the place of this one.
+    /// At the point where the pass leaves the place of this point.
     ToEndOf(Point),
 }
 
@@ -106,12 +106,12 @@ impl Going {
     }
 }
 
-/// Why a rank is held.
+/// The reason why a rank is held.
 struct Reason {
     text: String,
     /// Set if the other ranks continue.
     alone: bool,
-    /// The rank to look at first.
+    /// The rank whose state is shown first.
     focus: Option<usize>,
 }
 
@@ -221,7 +221,7 @@ impl Debugger {
         let point = Point { step, what: What::Part(part) };
         let metrics = self.metrics.clone().filter(|metrics| metrics.step == step);
         let asks = |breakpoint: &Breakpoint| breakpoint.on == Trigger::Nan && breakpoint.is_in(step);
-        // Gradients of parameters are not shown by a pass.
+        // No pass shows the gradients of parameters.
         let spoilt = match part {
             Part::Optimizer if self.breakpoints.values().any(asks) => engine.first_non_finite_gradient()?,
             _ => None,

@@ -124,7 +124,7 @@ impl Debugger {
         Ok(whole.map(|values| shown(name.to_owned(), found.shape.clone(), values)).ok_or_else(none))
     }
 
-    /// Writes a tensor on the rank that is looked at.
+    /// Writes a tensor to a file, on the rank in focus.
     pub(super) fn save(&self, view: &View<'_>, name: &Name, file: &Path) -> Result<String> {
         Ok(match self.tensor(view, name)? {
             Err(text) => text,
@@ -143,7 +143,7 @@ impl Debugger {
         })
     }
 
-    /// Compares a tensor with a file on the rank that is looked at.
+    /// Compares a tensor with a file, on the rank in focus.
     pub(super) fn diff(&self, view: &View<'_>, name: &Name, file: &Path) -> Result<String> {
         Ok(match self.tensor(view, name)? {
             Err(text) => text,

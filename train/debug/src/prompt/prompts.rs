@@ -29,7 +29,7 @@ struct State {
 
 #[derive(Debug)]
 struct Prompt {
-    /// The rank that the prompt is for; `None` for whichever is held.
+    /// The rank that the prompt is for; `None` for any held rank.
     rank: Option<usize>,
     out: Sender<ToPrompt>,
 }
@@ -42,7 +42,7 @@ struct Held {
 }
 
 impl State {
-    /// The rank that a prompt talks to: its own, or else the first that is held, or else rank 0.
+    /// The rank that a prompt talks to: the requested one, or else the first held one, or else rank 0.
     fn rank_of(&self, prompt: &Prompt) -> usize {
         prompt.rank.or_else(|| self.held.keys().next().copied()).unwrap_or(0)
     }
@@ -80,7 +80,7 @@ impl Prompts {
         self.lock().is_open
     }
 
-    /// Connects a prompt for `rank`, or for whichever rank is held, and sends it that rank's place.
+    /// Connects a prompt for `rank`, or for any held rank, and sends it that rank's place.
     pub fn attach(&self, rank: Option<usize>) -> (u64, Receiver<ToPrompt>) {
         let (out, messages) = mpsc::channel();
         let mut state = self.lock();
@@ -129,7 +129,7 @@ impl Prompts {
     /// Records that `rank` is held at `place` and asks for a line with the text `ask`.
     pub(super) fn hold(&self, rank: usize, place: &str, ask: &str) {
         let mut state = self.lock();
-        // Lines that came while the run continued were for rank 0, which has read them.
+        // Lines typed while the run continued were for rank 0, which has read them.
         if rank != 0 {
             state.lines.remove(&rank);
         }
@@ -160,7 +160,7 @@ impl Prompts {
     /// Records that `rank` is no longer held.
     pub(super) fn release(&self, rank: usize) {
         let mut state = self.lock();
-        // Sent before the release, so that prompts for whichever rank is held receive it.
+        // Sent before the release, so that prompts for any held rank receive it.
         state.send(rank, &ToPrompt::Running);
         state.held.remove(&rank);
         // These prompts switch to the next held rank.

@@ -1,8 +1,8 @@
 //! A held rank: it executes the commands typed at its prompt until it is released.
 //!
-//! Where all ranks are held, rank 0 reads a line and sends it to the others. All ranks execute it, and the
-//! rank looked at answers through rank 0. So a sharded tensor can be gathered, and no rank is left waiting. A
-//! rank that is held alone reads its lines itself and sees only its own shard.
+//! Where all ranks are held, rank 0 reads a line and sends it to the others. All ranks execute it, so that a sharded
+//! tensor can be gathered and no rank is left waiting. The rank in focus answers through rank 0. A rank that is held
+//! alone reads its lines itself and sees only its own shard.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ enum Next {
     Alone,
 }
 
-/// The state that a held rank can look at.
+/// The state of the run that commands can show.
 pub(super) struct View<'a> {
     pub(super) engine: &'a Engine,
     pub(super) point: &'a Point,
@@ -202,7 +202,7 @@ impl Debugger {
         text.to_owned()
     }
 
-    /// Returns the answer of the rank looked at, on the rank that has the prompt. Collective unless `alone`.
+    /// Returns the answer of the rank in focus, on the rank that has the prompt. Collective unless `alone`.
     fn carry(&self, engine: &Engine, text: String, alone: bool) -> Result<String> {
         if alone || self.focus == 0 {
             return Ok(text);

@@ -24,7 +24,7 @@ impl TraceOptions {
     }
 }
 
-/// A text that does not name steps to trace.
+/// The error for a text that does not name steps to trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; write steps=10-12, or steps=10-12,FILE")]
 pub struct TraceOptionsError {

@@ -15,8 +15,8 @@ use kiln_train::metrics::{StepMetrics, print_line};
 use kiln_train::run::ObservedRank;
 use kiln_train::run::Observer;
 
-/// Keeps the events that the recorder of a rank has of the requested steps. After the last of them, rank 0
-/// writes the trace of all ranks. Tensors are not read, so the steps are the same as without tracing.
+/// Collects the events of the requested steps from the recorder of a rank. After the last of them, rank 0 writes the
+/// trace of all ranks. Tensors are not read, so the steps are the same as without tracing.
 pub struct Tracer {
     options: TraceOptions,
     path: PathBuf,
@@ -24,7 +24,7 @@ pub struct Tracer {
     /// The device on which the rank computes.
     device: ResolvedDevice,
     recorded: RecordedRank,
-    /// The recording of its GPU, while there is one.
+    /// The recording of its GPU, while it is in progress.
     gpu: Option<Recording>,
     /// The current step, and the recorder's sums at its start.
     now: Option<(u64, BTreeMap<String, u64>)>,
@@ -39,7 +39,7 @@ impl Tracer {
         Tracer { options, path, rank: of.rank, device, recorded, gpu: None, now: None, is_done: false }
     }
 
-    /// Starts recording the rank's GPU, if it has one. On failure, the trace goes without GPU events.
+    /// Starts recording the rank's GPU, if it has one. On failure, the trace has no GPU events.
     fn record_gpu(&self) -> Option<Recording> {
         self.device
             .record()
@@ -96,7 +96,7 @@ impl Tracer {
 
 impl Observer for Tracer {
     fn is_observing(&self, step: u64) -> bool {
-        // Once, after the last traced step: the recorder has all of them.
+        // Only the last traced step: the recorder then has the events of all traced steps.
         step == *self.options.steps.end()
     }
 

@@ -59,8 +59,8 @@ impl AttachArgs {
 
 /// The prompts of a run that accept lines.
 struct Prompts {
-    /// Connections, each with the first message it received. Rank 0's process comes last; it has the prompt
-    /// of all ranks while all are held. Another process with a rank that may be held alone comes before it.
+    /// Connections, each with the first message received. The process of rank 0, which has the prompt of all ranks
+    /// while all are held, is the last; a process with a rank that may be held alone precedes it.
     connections: Vec<(Connection, ToPrompt)>,
     /// The rank to look at while all ranks are held.
     focus: Option<usize>,

@@ -52,7 +52,7 @@ impl ConvertArgs {
     pub fn run(self) -> Result<String> {
         let (format, ranks) = match (self.to, self.ranks) {
             (Some(Target::Full), Some(_)) => {
-                return Err(CommandError::usage("--ranks is for --to sharded: leave one of them out"));
+                return Err(CommandError::usage("--ranks needs --to sharded: remove --ranks or --to full"));
             }
             (Some(Target::Full) | None, None) => (Format::Full, 1),
             (Some(Target::Sharded), None) => {

@@ -111,7 +111,7 @@ fn parse_token(text: &str) -> Result<u32, String> {
 }
 
 impl EvalArgs {
-    /// Evaluates, or starts the ranks of a node; rank 0 prints the result. Returns the exit code.
+    /// Evaluates as a rank, or starts the ranks of a node. Rank 0 prints the result. Returns the exit code.
     pub(crate) fn run(self, layers: &Layers) -> Result<u8> {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -217,7 +217,6 @@ impl Work {
         })
     }
 
-    /// Selects the device for one of `ranks` ranks.
     fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&RankEnv>) -> Result<ResolvedDevice> {
         let Work { layers, source, strategy, shard_size, .. } = self;
         let parameters = Decoder::count_parameters(layers, source.model())?;
@@ -225,7 +224,7 @@ impl Work {
         Ok(DeviceFlag::select(&request, place)?)
     }
 
-    /// Ensures that no wrong kernel of `device` is used. Collective if there is a `world`.
+    /// Checks the kernels of `device`, and replaces faulty ones. Collective if there is a `world`.
     fn settle_kernels(
         &self,
         device: &ResolvedDevice,

@@ -82,7 +82,7 @@ impl PlanArgs {
         let first = self.sweep.map(|range| range.first());
         config.train.ranks = self.ranks.or(first).unwrap_or(config.train.ranks);
         if config.train.ranks == 0 {
-            return Err(CommandError::usage("how many ranks? Give --ranks N, 1 or more"));
+            return Err(CommandError::usage("the number of ranks is missing or 0: give --ranks N"));
         }
         let on_gpu = self.gpu.is_some() || self.memory.is_some();
         if config.precision.compute == Choice::Auto {
@@ -143,7 +143,6 @@ impl PlanArgs {
 }
 
 impl PlanArgs {
-    /// Returns the target of the plan.
     fn target(&self, config: &Config) -> Result<Target> {
         let ranks = config.train.ranks;
         let (flops, bandwidth) = (self.flops.map(|tflops| tflops * 1e12), self.bandwidth.map(|gb| gb * 1e9));
@@ -157,7 +156,7 @@ impl PlanArgs {
         let nodes = self.nodes.unwrap_or(if on_host { 1 } else { ranks.div_ceil(GPUS_PER_NODE) });
         if nodes == 0 || !ranks.is_multiple_of(nodes) {
             return Err(CommandError::usage(format!(
-                "{ranks} ranks cannot be spread evenly over {nodes} machines: say --nodes"
+                "{ranks} ranks cannot be spread evenly over {nodes} machines: set --nodes"
             )));
         }
         let (hardware, memory) = match (&self.gpu, self.memory) {
@@ -165,7 +164,7 @@ impl PlanArgs {
                 let sheet = *DataSheet::named(name).ok_or_else(|| {
                     let known: Vec<_> = DataSheet::names().collect();
                     CommandError::usage(format!(
-                        "--gpu {name} is not known: use one of {}, or say --memory, --flops and --bandwidth",
+                        "--gpu {name} is not known: use one of {}, or set --memory, --flops and --bandwidth",
                         known.join(", ")
                     ))
                 })?;
@@ -190,7 +189,7 @@ impl PlanArgs {
             _ if !on_host => "nccl",
             CommBackend::Mpi => "mpi",
             CommBackend::Tcp => "tcp",
-            // Ranks that are threads do not reach beyond their machine.
+            // Ranks that are threads all run on one machine.
             _ if self.processes || nodes > 1 => "tcp",
             _ => "local",
         };

@@ -1,5 +1,5 @@
-//! The command `kiln status`: the status that the processes of a run report, the ranks that have arrived so far
-//! (`meeting.rs`), and the remains of a run that has ended (`ended.rs`). `kiln_observe::status` combines these into one status.
+//! The command `kiln status`. Reads the state of a live run from its processes (`kiln_observe::status`), of a starting
+//! run from the ranks that have arrived (`meeting.rs`), and of an ended run from its files (`ended.rs`).
 
 pub(crate) mod ended;
 mod meeting;
@@ -114,7 +114,7 @@ fn show(between: &str, text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// A function that looks at runs, for the programs that display them.
+/// Returns a function that reads the status of a run, for the views that show it.
 pub(crate) fn look_at_runs() -> LookAt {
     Arc::new(|out| look_at(out, false).map_err(|error| error.to_string()))
 }
@@ -129,9 +129,9 @@ fn look_at(out: &Path, stacks: bool) -> Result<Look> {
         true => meeting::look(out).map_or_else(|| ended::look(out, stacks), Ok),
         false => {
             let mut look = look(out.display().to_string(), answers);
-            // Failed ranks exit before hung or busy ones do.
+            // Failed ranks exit first; hung or busy ones may still answer.
             if let Some(verdict) = ended::verdict(out).filter(|_| !look.state.is_bad()) {
-                (look.state, look.text) = (State::Trouble, format!("it is about to fail: {verdict}"));
+                (look.state, look.text) = (State::Trouble, format!("the run is about to fail: {verdict}"));
             }
             // If all processes of a run are stopped, its folder shows its progress.
             let Progress { steps, logged, loss, saved } = progress(out);

@@ -24,7 +24,7 @@ const TOKEN: &str = "KILN_HTTP_TOKEN";
 /// Environment variable with further names of this machine for clients, separated by commas.
 const NAMES: &str = "KILN_HTTP_NAMES";
 
-/// Time between two checks whether a server was asked to stop.
+/// Interval between checks for a request to stop the server.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Arguments of `kiln watch`.

@@ -62,7 +62,7 @@ fn the_table_has_a_line_per_strategy() {
     for (line, strategy) in lines.iter().zip(STRATEGIES) {
         assert_eq!(line.split_whitespace().next(), Some(strategy));
     }
-    assert!(lines[5].starts_with("relative: tok/s over those of FULL_SHARD in the same round"));
+    assert!(lines[5].starts_with("relative: tok/s divided by that of FULL_SHARD in the same round"));
     assert!(lines[6].starts_with("Hybrids have one group per machine, which is all ranks here"));
 }
 

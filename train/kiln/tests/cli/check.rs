@@ -373,7 +373,7 @@ fn a_state_that_no_checkpoint_has_is_found() {
     for ranks in ["1", "2"] {
         let arguments = [&CHECK[..], &own, &["--ranks", ranks]].concat();
         let ended = planted(&workspace, "hidden_state", &arguments);
-        assert_found(&ended, ["save", "save"], &["the second step after a load", "no checkpoint has"]);
+        assert_found(&ended, ["save", "save"], &["the second step has loss", "checkpoints do not store"]);
         let ended = planted(&workspace, "", &arguments);
         assert_eq!(ended.code, Some(0), "{ended:?}");
     }

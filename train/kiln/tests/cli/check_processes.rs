@@ -53,7 +53,7 @@ fn a_launch_without_fault_passes() {
         "comm   arguments      ranks 0-2  the same on all ranks",
         "comm   clock          ranks 0-2  within a second of rank 0's",
         "comm   data           ranks 0-2  the same on all ranks",
-        "comm   run folder     ranks 1-2  what rank 0 writes to . is seen here",
+        "comm   run folder     ranks 1-2  rank 0's files in . are visible here",
         "step   step           ranks 0-2  this model, 6 made-up sequences of 8 tokens",
         "save   disk           rank 0     checkpoints take",
         "save   save           ranks 0-2  ",
@@ -94,7 +94,7 @@ fn folders_that_are_not_shared() {
         ["comm", "run folder"],
         &[
             "rank 1",
-            "what rank 0 has just written to . is not seen here",
+            "a file that rank 0 has just written to . is not visible here",
             "-> use a folder that all machines share",
         ],
     );
@@ -129,7 +129,7 @@ fn data_and_checkpoints_that_differ() {
     assert_found(
         &ended,
         ["comm", "data folder"],
-        &["rank 1 ", "is not seen here", "name one with data.path"],
+        &["rank 1 ", "is not visible here", "name one with data.path"],
     );
     for (workspace, seed) in [(&here, "1"), (&there, "2")] {
         workspace.write_data("data", &crate::support::tokens(crate::support::TRAIN_TOKENS));
@@ -141,7 +141,7 @@ fn data_and_checkpoints_that_differ() {
     assert_found(
         &ended,
         ["comm", "init.from"],
-        &["rank 1", "would start from other weights than rank 0", "-> put the checkpoint"],
+        &["rank 1", "would start from different weights than rank 0", "-> put the checkpoint"],
     );
 }
 
@@ -181,7 +181,7 @@ fn ports_that_are_taken() {
     let other = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = other.local_addr().expect("an address").port().to_string();
     let ended = alone("127.0.0.1", &taken, &[]);
-    let says = ["another process listens on 127.0.0.1:", &taken, "choose another MASTER_PORT"];
+    let says = ["another process already listens on 127.0.0.1:", &taken, "choose another MASTER_PORT"];
     assert_found(&ended, ["env", "ports"], &says);
     assert!(ended.stdout.contains("skipped: needs a secret and a free port"), "{ended:?}");
     let ports = format!("comm.ports=\"{taken}\"");

@@ -89,7 +89,7 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
         assert!(rank["activity"]["name"].is_string() && rank["last"]["module"].is_string(), "{rank:#}");
     }
     // The same as text.
-    let health = "\nhealthy: no rank waits for another for longer than usual";
+    let health = "\nhealthy: no rank has been waiting longer than usual";
     let said = wait_for("a healthy run in words", || {
         let said = workspace.succeed(&["status", "run"]);
         if said.contains(health) { Ok(said) } else { Err(said) }
@@ -201,21 +201,26 @@ fn ranks_that_have_not_come_are_named() {
         command.env("KILN_JOB_SECRET", "of all ranks").spawn().expect("it starts")
     };
     let first = start("0");
-    let (look, code) = look_for(&workspace, |look| text(look).contains("rank 0 has come"));
+    let (look, code) = look_for(&workspace, |look| text(look).contains("rank 0 has reached"));
     assert_eq!((state(&look), code), ("starting", Some(0)), "{look:#}");
-    assert!(text(&look).contains("; ranks 1-3 are missing; the wait is "), "{look:#}");
+    assert!(text(&look).contains("; ranks 1-3 are missing; the wait has lasted "), "{look:#}");
     let second = start("2");
-    let (look, _) = look_for(&workspace, |look| text(look).contains("ranks 0, 2 have come"));
+    let (look, _) = look_for(&workspace, |look| text(look).contains("ranks 0, 2 have reached"));
     assert!(text(&look).contains(&format!("to the rendezvous at 127.0.0.1:{port}; ranks 1, 3 are missing")));
     assert_eq!(look["culprits"], Json::from(vec![1, 3]));
-    assert_eq!(look["ranks"][2]["silent"], "is there, from 127.0.0.1", "{look:#}");
-    assert_eq!(look["ranks"][3]["silent"], "has not come", "{look:#}");
+    assert_eq!(look["ranks"][2]["silent"], "has arrived, from 127.0.0.1", "{look:#}");
+    assert_eq!(look["ranks"][3]["silent"], "has not arrived", "{look:#}");
     let said = workspace.succeed(&["status", "run"]);
-    assert!(said.contains("\nstarting or ending: ranks wait for each other: ranks 0, 2 have come"), "{said}");
+    assert!(
+        said.contains("\nstarting or ending: ranks are waiting for each other: ranks 0, 2 have reached"),
+        "{said}"
+    );
     // A killed rank is no longer listed, and stopping leaves no files.
     kill_process(Pid::from_raw(second.id() as i32).unwrap(), Signal::KILL).unwrap();
     workspace.end(second);
-    look_for(&workspace, |look| text(look).contains("rank 0 has come") && text(look).contains("ranks 1-3"));
+    look_for(&workspace, |look| {
+        text(look).contains("rank 0 has reached") && text(look).contains("ranks 1-3")
+    });
     signal(&first, Signal::TERM);
     assert_eq!(workspace.end(first).code, Some(75));
     let ended = workspace.kiln(&["status", "run"]);
@@ -233,7 +238,7 @@ fn a_run_that_died_of_a_nan_says_so() {
         let (look, code) = status(&workspace, &[]);
         let look = look.unwrap();
         assert_eq!((state(&look), code), ("failed", Some(1)), "{look:#}");
-        let begin = "it failed after step 2: ";
+        let begin = "the run failed after step 2: ";
         let says = ["step 3: the gradient norm is NaN", "; nothing was saved"];
         let is_said = text(&look).starts_with(begin) && says.iter().all(|says| text(&look).contains(says));
         assert!(is_said, "{look:#}");
@@ -272,7 +277,10 @@ fn ranks_of_other_machines_are_asked_by_rank_0() {
     // On the other machine, only its own ranks are known.
     let (look, _) = jobs[1].wait_until("a suspicion", is_bad);
     assert_eq!(state(&look), "suspicion", "{look:#}");
-    assert!(text(&look).starts_with("ranks wait, perhaps for ranks 0-1, whose state is unknown"), "{look:#}");
+    assert!(
+        text(&look).starts_with("ranks are waiting, possibly for ranks 0-1, whose state is unknown"),
+        "{look:#}"
+    );
     assert!(look["ranks"][0]["silent"].is_string() && look["ranks"][2]["silent"].is_null(), "{look:#}");
     // Stops a rank there.
     kill_process(pid_of(&look, 2), Signal::STOP).unwrap();
@@ -289,7 +297,7 @@ fn a_rank_that_lags_is_named() {
     let (look, code) = job.wait_until("a rank that lags", |look| state(look) == "slow");
     assert_eq!(code, Some(0), "{look:#}");
     assert_eq!(look["culprits"], Json::from(vec![1]));
-    assert!(text(&look).starts_with("rank 1 came late to "), "{look:#}");
+    assert!(text(&look).starts_with("rank 1 was late for "), "{look:#}");
 }
 
 #[test]
@@ -327,7 +335,7 @@ fn threads_are_one_process_and_followed_to_their_end() {
     // Again as text, long after the run's end.
     let said = workspace.succeed(&["status", "run", "--follow"]);
     assert!(said.starts_with("run run: step 4 of 4, loss "), "{said}");
-    assert!(said.ends_with("\nfinished: all of its steps are done\n"), "{said}");
+    assert!(said.ends_with("\nfinished: all steps are done\n"), "{said}");
 }
 
 #[test]
@@ -358,7 +366,7 @@ fn runs_that_have_ended_say_how() {
     workspace.write("notes/mine.txt", "mine");
     fs::create_dir(workspace.path("empty")).unwrap();
     for (folder, why) in [
-        ("nowhere", "nowhere is not the folder of a run: it is not there"),
+        ("nowhere", "nowhere is not a run folder: it is not there"),
         ("empty", "nothing is in it"),
         ("notes", "it has mine.txt"),
         ("run.toml", "it is a file"),

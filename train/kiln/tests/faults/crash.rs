@@ -21,7 +21,7 @@ fn a_fault_in_a_rank_is_told_with_its_step_and_what_it_did() {
         let line = text.lines().find(|line| line.contains("kiln: SIGSEGV")).expect("a line");
         assert!(line.contains("kiln: SIGSEGV on rank 1, step 3, in backward after "), "{line}");
         let folder = run.out().join("crash/rank_1");
-        assert!(line.ends_with(&format!("); details: {}", folder.display())), "{line}");
+        assert!(line.ends_with(&format!("); crash report: {}", folder.display())), "{line}");
     }
     let first = ended.stderr.lines().find(|line| line.contains("failed first")).expect("a cause");
     assert!(first.contains("rank 1 (pid ") && first.contains("killed by SIGSEGV (11)"), "{first}");

@@ -59,9 +59,8 @@ fn crash((kind, what, call): (&str, &str, &str), phase: (&str, &str), rank: usiz
 /// Checks the folder `name` of a crash in step 3; returns its text.
 fn check(run: &Run, name: &str, ended: &Ended, case: &str, what: &str, call: &str) -> String {
     let folder = run.out().join("crash").join(name);
-    let known = format!("details: {}", folder.display());
-    let of_panic = known.replace("of it", "of this panic");
-    assert!(ended.stderr.contains(&known) || ended.stderr.contains(&of_panic), "{case}: {ended:?}");
+    let known = format!("crash report: {}", folder.display());
+    assert!(ended.stderr.contains(&known), "{case}: {ended:?}");
     let text = fs::read_to_string(folder.join("crash.txt")).unwrap_or_default();
     let value = |key: &str| {
         let line = text.lines().find(|line| line.split(' ').next() == Some(key));
@@ -124,7 +123,7 @@ fn a_rank_that_is_killed_has_a_folder_too() {
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let folder = run.out().join("crash/rank_1");
     assert_eq!(names(&run.out().join("crash")), ["rank_1"], "{ended:?}");
-    assert!(ended.stderr.contains(&format!("details: {}", folder.display())), "{ended:?}");
+    assert!(ended.stderr.contains(&format!("crash report: {}", folder.display())), "{ended:?}");
     let text = fs::read_to_string(folder.join("crash.txt")).expect("a report");
     assert!(text.starts_with("what     SIGKILL (9), reported by its launcher"), "{text}");
     for line in ["rank     1", "step     3"] {

@@ -24,16 +24,16 @@ fn ranks(folder: &Path) -> usize {
 /// Returns a look at the made-up run at this moment.
 pub fn look_at(folder: &Path) -> Result<Look, String> {
     let (state, text) = match name(folder) {
-        "baseline-adamw" => (State::Healthy, "no rank waits for another for longer than usual"),
+        "baseline-adamw" => (State::Healthy, "no rank has been waiting longer than usual"),
         "large-64-ranks" => (
             State::Slow,
-            "rank 41 came late to 57 of the last 96 collectives, and the others waited for it 12 % of the time",
+            "rank 41 was late for 57 of the last 96 collectives; the other ranks waited for it 12 % of the time",
         ),
         "muon" | "long-context" => (State::Finished, "all steps are done"),
         "killed" => {
-            (State::Dead, "its processes are gone, and none has said why: it was killed after step 700")
+            (State::Dead, "its processes are gone and have reported no error: it was killed after step 700")
         }
-        _ => return Err("nobody can ask its processes from here".to_owned()),
+        _ => return Err("its processes cannot be reached from this machine".to_owned()),
     };
     let is_live = !state.is_over();
     let turn = LOOKS.fetch_add(1, Ordering::Relaxed);
@@ -54,7 +54,7 @@ pub fn look_at(folder: &Path) -> Result<Look, String> {
         });
         RankLook {
             rank,
-            silent: (rank == 63).then(|| "is on node-7, and not seen from here".to_owned()),
+            silent: (rank == 63).then(|| "is on node-7 and cannot be reached from this machine".to_owned()),
             step,
             activity: Some(Activity { name: phase.to_owned(), seconds: 0.04 + 0.001 * rank as f64 }),
             waits_for: if pending.is_some() && count > culprit { vec![culprit] } else { Vec::new() },

@@ -14,8 +14,8 @@ use super::message::{Known, ProcessStatus, Reply, Request, Thread, ToPrompt, Typ
 use super::socket::{Folder, Owner};
 use super::symbols::Symbols;
 
-/// Maximum time for a process to answer. Together with [`PATIENCE_FOR_ALL`], this answers a question about a
-/// run within two seconds, whatever its processes do.
+/// Maximum time for a process to answer. With [`PATIENCE_FOR_ALL`], a question about a run is answered within two
+/// seconds, whatever its processes do.
 const PATIENCE: Duration = Duration::from_millis(800);
 
 /// Maximum time for rank 0 to ask all others.
@@ -145,8 +145,8 @@ pub struct Answers {
     pub all: Option<Vec<Known>>,
 }
 
-/// Asks all processes that have a socket in the run folder `out`, for at most two seconds, or longer if they
-/// must ask their threads. Returns no processes if there are none, or none that is alive.
+/// Asks all processes that have a socket in the run folder `out`, for at most two seconds, or longer if they must ask
+/// their threads. Returns no processes if none is alive.
 ///
 /// # Errors
 ///
@@ -260,7 +260,7 @@ fn answer(folder: &Folder, owner: &Owner, stacks: bool) -> Answer {
     }
 }
 
-/// The function at which the outer calls begin that all threads have in common.
+/// The function below which the outer calls are the same in all threads.
 const BEGIN: &str = "__rust_begin_short_backtrace";
 
 /// Looks up the names of the functions that the threads of process `pid` are in.
@@ -291,14 +291,14 @@ fn silence(owner: &Owner, error: &io::Error) -> Answer {
         ProcessState::Stopped => Answer::Stopped,
         ProcessState::Stuck => Answer::Silent("it waits in the kernel, for example for a disk".to_owned()),
         ProcessState::Running if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            Answer::Silent("it did not answer in time".to_owned())
+            Answer::Silent("the request timed out".to_owned())
         }
         ProcessState::Running => Answer::Silent(error.to_string()),
     }
 }
 
-/// Sends `line` to the prompt of the run in `out`, and returns the run's response. If the current step takes
-/// too long, the run will act on the line later, and the returned text says so.
+/// Sends `line` to the prompt of the run in `out`, and returns the run's response. If the current step takes too long,
+/// returns a text that says that the run will act on the line later.
 ///
 /// # Errors
 ///
@@ -314,7 +314,7 @@ pub fn send_command(out: &Path, line: &str) -> io::Result<String> {
     let folder = Folder::open(out).map_err(or_over)?;
     let owners = folder.owners();
     let Some(first) = owners.iter().find(|owner| owner.ranks.contains(&0)) else {
-        return Err(io::Error::new(ErrorKind::NotFound, "its process with rank 0 is not on this machine"));
+        return Err(io::Error::new(ErrorKind::NotFound, "the process of rank 0 is not on this machine"));
     };
     let mut connection = Connection::open(&folder, first, PATIENCE_FOR_LINES).map_err(or_over)?;
     match connection.ask(&Request::Attach { rank: None })? {
@@ -332,7 +332,7 @@ pub fn send_command(out: &Path, line: &str) -> io::Result<String> {
             Ok(Reply::Prompt(ToPrompt::End)) => return Ok("it is over".to_owned()),
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Ok("it will do so at the end of the step".to_owned());
+                return Ok("the run will do so at the end of the step".to_owned());
             }
             Err(error) => return Err(error),
         }

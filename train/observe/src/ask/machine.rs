@@ -52,7 +52,7 @@ pub fn threads_of(pid: i32) -> Vec<Thread> {
         }
         let number = call.split_whitespace().next().filter(|number| *number != "running");
         calls.extend(number.map(|number| format!("system call {number}")));
-        let problem = Some("its process does not answer; this is what the kernel reports".to_owned());
+        let problem = Some("its process does not answer; the kernel reports this".to_owned());
         Thread { id, name: read("comm"), calls, addresses: Vec::new(), problem }
     };
     ids.into_iter().map(thread).collect()

@@ -22,7 +22,7 @@ pub enum Request {
     Timeline,
     /// Requests the prompt of a rank. From then on, every line is a [`Typed`], and every reply a prompt's.
     Attach {
-        /// The rank; `None` for whichever is held.
+        /// The rank; `None` for any held rank.
         rank: Option<usize>,
     },
 }
@@ -33,7 +33,7 @@ pub enum Request {
 pub enum ToPrompt {
     /// Text to show.
     Text(String),
-    /// The run waits for a line; this text comes before it.
+    /// The run waits for a line, with this text as the prompt.
     Ask(String),
     /// The run continues; lines are read at the end of a step.
     Running,
@@ -183,11 +183,11 @@ impl From<Known> for Witness {
 pub struct Thread {
     pub id: i32,
     pub name: String,
-    /// Names of functions, innermost first, or other information instead. The client finds names by the
+    /// Names of functions, innermost first, or other information instead. The client looks up the names from the
     /// addresses.
     pub calls: Vec<String>,
     /// Addresses in the functions.
     pub addresses: Vec<u64>,
-    /// The reason why there are no functions, if there are none.
+    /// The reason why no functions are known, if so.
     pub problem: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! Names of functions of another process, found in the files that it has mapped. That process, which has its
-//! own work and memory limit, does none of this.
+//! Names of functions of another process, found in the files that it has mapped. The client finds them, so that the
+//! other process, which has a memory limit, is not disturbed.
 
 use std::collections::HashMap;
 use std::fs;

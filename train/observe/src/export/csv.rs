@@ -39,7 +39,6 @@ pub fn csv(folders: &[PathBuf]) -> Result<String, ExportError> {
     Ok(text)
 }
 
-/// Returns the cells of a step.
 fn cells<'a>(lines: &'a [Line], places: &HashMap<&str, usize>) -> Vec<Cow<'a, str>> {
     let mut cells = vec![Cow::Borrowed(""); places.len()];
     for Line { step, time, values } in lines {

@@ -25,7 +25,8 @@ pub fn tensorboard(folders: &[PathBuf], out: &Path) -> Result<Vec<PathBuf>, Expo
             created => created.map_err(ExportError::io("create", &folder))?,
         }
         if let Err(error) = write(&run, &folder) {
-            // Half an export would look like a whole one. If the removal fails as well, the first error is reported.
+            // An incomplete export would look like a complete one. If the removal fails as well, the first error is
+            // reported.
             let _ = fs::remove_dir_all(&folder);
             return Err(ExportError::io("write to", &folder)(error));
         }

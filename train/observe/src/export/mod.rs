@@ -79,7 +79,8 @@ impl Exported {
         }
         let config = files::read(&folder.join("config.toml"), files::MAX_WHOLE).unwrap_or_default();
         let config = std::str::from_utf8(&config).ok().and_then(|text| text.parse().ok()).unwrap_or_default();
-        // Lines of older builds do not record a time: they get that of the next line that does, or else the file's.
+        // Lines of older builds do not record a time. They get the time of the next line that does, or else that of the
+        // file.
         let modified = std::fs::metadata(&path).and_then(|file| file.modified()).ok();
         let modified = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         let mut next = modified.map_or(0.0, |time| time.as_secs_f64());

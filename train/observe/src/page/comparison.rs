@@ -15,10 +15,10 @@ use super::summary::ACTIVITIES;
 use super::watched::WatchedRun;
 use crate::run::{Metrics, Run, Series};
 
-/// Fraction (1/n) of a run's logged steps, at its start, that speeds exclude; at least one step.
+/// Speeds exclude the first 1/n of a run's logged steps as the warm-up, and at least one step.
 const WARM_UP: usize = 10;
 
-/// Maximum size of the known files; longer files were not written by a run.
+/// Maximum size of a file that a run writes, except manifests.
 const MOST: u64 = 1 << 20;
 /// Maximum size of a manifest, which names every weight of a model.
 const MOST_MANIFEST: u64 = 64 << 20;
@@ -40,7 +40,7 @@ struct Answer {
     is_spread: bool,
     /// Other keys in which the runs differ, if they are spread differently: losses may then differ.
     other_keys: Vec<String>,
-    /// Properties in which the runs differ, so that speeds and bits need not agree.
+    /// Properties in which the runs differ, so that speeds and bits may differ.
     differences: Vec<&'static str>,
 }
 
@@ -270,7 +270,7 @@ impl Compared {
             note("No validation loss is recorded.");
         }
         if self.spent.is_none() {
-            note("Where the time of a step went is not recorded.");
+            note("No breakdown of step times is recorded.");
         }
         if self.restarts.is_none() {
             note("There is no events.jsonl, so restarts are unknown.");
@@ -278,8 +278,8 @@ impl Compared {
         let superseded = superseded(run.folder());
         if !superseded.is_empty() {
             note(&format!(
-                "Steps that were taken again after a restart are shown once, as they were taken last; the earlier \
-                 lines are in {}.",
+                "Steps that were repeated after a restart are shown once, with their last values; the earlier lines \
+                 are in {}.",
                 superseded.join(", ")
             ));
         }
@@ -368,7 +368,7 @@ fn losses(first: &Run, other: &Run) -> String {
     };
     let pairs = one.steps().iter().zip(one.values());
     let pairs: Vec<_> = pairs.filter_map(|(step, one)| Some((*step, *one, two.at(*step)?))).collect();
-    let Some((last, _, _)) = pairs.last() else { return "no step that both have logged".to_owned() };
+    let Some((last, _, _)) = pairs.last() else { return "both have logged no common step".to_owned() };
     let differing: Vec<_> = pairs.iter().filter(|(_, one, two)| one.to_bits() != two.to_bits()).collect();
     let Some(&&(from, ..)) = differing.first() else {
         return format!(

@@ -21,7 +21,7 @@ pub enum PageError {
         address: SocketAddr,
     },
     /// Anyone who opens the address could end runs.
-    #[error("a page that accepts orders needs a token")]
+    #[error("a page that can change runs needs a token")]
     TokenNeededForOrders,
     /// The token can be guessed, or cannot be part of an address.
     #[error("a token needs at least 16 characters: letters, digits, - and _")]

@@ -118,7 +118,7 @@ fn is_of_this_site(headers: &HeaderMap, host: &str) -> Result<(), Refusal> {
     let fetch = |name: &'static str| headers.get(HeaderName::from_static(name)).map(|value| value.as_bytes());
     match fetch("sec-fetch-site") {
         None | Some(b"same-origin" | b"none") => Ok(()),
-        // A link that the user has followed: the other site sees nothing of the answer.
+        // The user has followed a link: the other site cannot read the answer.
         Some(_)
             if fetch("sec-fetch-mode") == Some(b"navigate")
                 && fetch("sec-fetch-dest") == Some(b"document") =>

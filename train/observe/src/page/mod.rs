@@ -1,9 +1,9 @@
 //! Runs in a browser, and for Prometheus: an HTTP server with one page, a small JSON interface and
 //! `/metrics`.
 //!
-//! [`serve`] starts it in separate threads and returns at once. Nothing that a client does reaches a run:
-//! files are read and processes are asked at most once a second, however many clients there are, and only
-//! while someone looks. No request changes a run, unless the server was started to accept orders.
+//! [`serve`] starts it in separate threads and returns at once. Clients cannot slow a run down: files are read and
+//! processes are asked at most once a second, however many clients there are, and only while someone looks. No request
+//! changes a run, unless the server was started to accept orders.
 //!
 //! From the ground up:
 //!

@@ -81,7 +81,7 @@ impl Page {
 pub(super) fn metrics(watched: &Watched) -> String {
     let mut page = Page::default();
     let version = env!("CARGO_PKG_VERSION");
-    page.add("kiln_build_info", "The build that answers.", &[("version", version)], Some(1.0));
+    page.add("kiln_build_info", "Version of the server.", &[("version", version)], Some(1.0));
     for run in watched.runs() {
         add_run(&mut page, &run);
         let look = run.seen().look.clone();

@@ -37,7 +37,7 @@ const POINTS: (usize, usize) = (800, 5000);
 /// Maximum number of runs or keys in a request.
 const MOST_NAMED: usize = 64;
 
-/// Headers of every answer. Only the page itself may run, and no other page may frame it or learn its
+/// Headers of every answer. Only the page's own script may run, and no other page may frame the page or learn its
 /// address.
 const HEADERS: [(&str, &str); 6] = [
     ("x-content-type-options", "nosniff"),
@@ -92,8 +92,8 @@ impl Site {
         let refusal = |status: StatusCode, why: &str| Err((status, why.to_owned()));
         let order = order_at(path).filter(|_| self.tell.is_some());
         let (allowed, why) = match order {
-            Some(_) => (&[Method::POST][..], "an order is a POST"),
-            None => (&[Method::GET, Method::HEAD][..], "only GET: this does not change a run"),
+            Some(_) => (&[Method::POST][..], "orders must be sent with POST"),
+            None => (&[Method::GET, Method::HEAD][..], "this address only accepts GET"),
         };
         if !allowed.contains(method) {
             let mut response = failure(StatusCode::METHOD_NOT_ALLOWED, why);
@@ -102,7 +102,7 @@ impl Site {
             return Ok(response);
         }
         if !request.body().is_end_stream() {
-            return refusal(StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here");
+            return refusal(StatusCode::PAYLOAD_TOO_LARGE, "this address accepts no request body");
         }
         if request.uri().to_string().len() > MOST_URI {
             return refusal(StatusCode::URI_TOO_LONG, "the address is too long");
@@ -116,7 +116,7 @@ impl Site {
                 self.give(order, query).await?
             }
             _ if path == "/metrics" || path.starts_with("/api/") => self.prepared(path, query).await?,
-            _ => return refusal(StatusCode::NOT_FOUND, "nothing has this address"),
+            _ => return refusal(StatusCode::NOT_FOUND, "there is no such address"),
         };
         Ok(response(StatusCode::OK, kind, body))
     }
@@ -150,13 +150,13 @@ impl Site {
         let (site, path) = (self.clone(), path.to_owned());
         // Kept off the thread that serves all connections: a curve of a million steps takes a while.
         let answer = tokio::task::spawn_blocking(move || site.made(&path, &query)).await;
-        answer.map_err(|_| (StatusCode::INTERNAL_SERVER_ERROR, "cannot make the answer".to_owned()))?
+        answer.map_err(|_| (StatusCode::INTERNAL_SERVER_ERROR, "cannot create the answer".to_owned()))?
     }
 
     /// Returns descriptions of the parts that no longer work.
     fn failures(&self) -> Vec<String> {
         let threads =
-            [(&self.reader, "folders are no longer read"), (&self.asker, "ranks are no longer asked")];
+            [(&self.reader, "folders are no longer read"), (&self.asker, "ranks are no longer queried")];
         let failed = threads.into_iter().filter(|(thread, _)| thread.has_failed());
         failed.map(|(_, what)| format!("{what}: this is a bug in kiln; restart the server")).collect()
     }
@@ -189,7 +189,7 @@ impl Site {
             "/api/events" => json(&events(&*run()?)),
             "/api/look" => json(&look(&*run()?)),
             "/api/timeline" => json(&timeline(&*run()?)),
-            _ => Err((StatusCode::NOT_FOUND, "nothing has this address".to_owned())),
+            _ => Err((StatusCode::NOT_FOUND, "there is no such address".to_owned())),
         }
     }
 }
@@ -200,7 +200,7 @@ fn json(answer: &impl Serialize) -> Result<Answer, Failure> {
     Ok((JSON, Bytes::from(body)))
 }
 
-/// Returns the page, with the policy that it may only run its own script and ask this server.
+/// Returns the page, with a content security policy that allows only its own script, and requests to this server.
 fn page() -> Response<Full<Bytes>> {
     let Ok(nonce) = random_hex::<16>() else {
         return failure(StatusCode::INTERNAL_SERVER_ERROR, "the system has no random bytes");
@@ -242,7 +242,7 @@ fn response(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Ful
 /// Sends a line to the prompt of the run in a folder, as `kiln attach` does, and returns the run's response.
 pub type Tell = Arc<dyn Fn(&Path, &str) -> Result<String, String> + Send + Sync>;
 
-/// Returns the line at a run's prompt that means the order with this address.
+/// Returns the command for a run's prompt that executes the order with this address.
 fn order_at(path: &str) -> Option<&'static str> {
     match path {
         "/api/checkpoint" => Some("checkpoint"),

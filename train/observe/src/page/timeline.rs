@@ -71,7 +71,7 @@ pub(super) fn timeline(watched: &WatchedRun) -> impl Serialize {
         Some(Err(problem)) => Answer { run, problem: Some(problem.clone()), ..Answer::default() },
         Some(Ok(timelines)) if timelines.is_empty() => {
             let problem =
-                "no rank that can be reached from here has ended a step since it was started".to_owned();
+                "no rank that can be reached from here has completed a step since its start".to_owned();
             Answer { run, problem: Some(problem), ..Answer::default() }
         }
         Some(Ok(timelines)) => answer(run, timelines),

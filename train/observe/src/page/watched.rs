@@ -1,4 +1,4 @@
-//! The state of the shown runs, recently refreshed.
+//! The state of the shown runs, refreshed on request.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

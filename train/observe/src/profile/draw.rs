@@ -33,7 +33,6 @@ fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", super::mib(bytes))
 }
 
-/// An area of the drawing.
 struct Area {
     name: String,
     colour: &'static str,

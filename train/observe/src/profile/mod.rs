@@ -71,7 +71,7 @@ pub struct Profile {
     pub seconds: f64,
     /// All holders of memory.
     pub holders: Vec<Holder>,
-    /// Moments, in order. Among moments close to each other, the one with most bytes.
+    /// Moments, in order. Of moments close to each other, only the one with the most bytes is kept.
     pub samples: Vec<Sample>,
     /// The activities of the rank.
     pub bands: Vec<Band>,
@@ -123,7 +123,7 @@ pub struct Peak {
     pub module: Option<String>,
 }
 
-/// Number of parts of a step; of each, the moment with most bytes is kept.
+/// Number of parts of a step; the moment with the most bytes is kept from each.
 const PARTS: f64 = 600.0;
 
 impl Profile {
@@ -192,7 +192,6 @@ impl Profile {
 /// Maximum number of modules that the text names for an owner.
 const MODULES: usize = 6;
 
-/// Converts bytes to MiB.
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
@@ -248,7 +247,7 @@ impl Display for Profile {
 ///
 /// # Errors
 ///
-/// Those of the file system.
+/// Returns the errors of the file system.
 pub fn save(profiles: &[Profile], folder: &Path) -> io::Result<PathBuf> {
     let mut text = String::new();
     let step = profiles.first().map_or(0, |profile| profile.step);

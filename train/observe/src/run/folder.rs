@@ -49,7 +49,6 @@ pub struct Run {
     metrics: Metrics,
     samples: Vec<Sample>,
     events: Vec<Event>,
-    /// Number of invalid lines.
     invalid: u64,
     /// Files that could not be read, with the reason.
     unread: BTreeMap<PathBuf, String>,

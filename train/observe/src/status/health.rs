@@ -13,10 +13,10 @@ const SHORT: f64 = 1.0;
 /// A wait is longer than usual if it is this many times the longest recent step.
 const STEPS: f64 = 3.0;
 
-/// Maximum seconds for a rank's activity outside of steps, and for its first step.
+/// Seconds that a rank may spend outside of steps, or in its first step, before a wait for it is suspicious.
 const OUTSIDE: f64 = 30.0;
 
-/// A suspicion is raised before this share of the deadline at the latest.
+/// Share of the deadline after which a wait is suspicious, however long recent steps were.
 const SHARE_OF_DEADLINE: f64 = 0.5;
 
 /// The activity of a rank before its first step.
@@ -89,7 +89,7 @@ pub(super) struct Assessment {
     pub(super) culprits: Vec<usize>,
 }
 
-/// Compares the ranks; `witnesses` has all of them. The `unknown` ones count as gone and may be well.
+/// Assesses a run from the `witnesses` of all its ranks. The `unknown` ranks count as gone but may be healthy.
 /// `longest_step_s` is the longest recent step, `deadline_s` the time after which a wait ends the run.
 pub(super) fn assess(
     witnesses: &[Witness],
@@ -108,7 +108,7 @@ pub(super) fn assess(
     let is_in_trouble =
         |rank: &usize| !unknown.contains(rank) && !matches!(witnesses[*rank], Witness::Answered(_));
     if let Some(first) = (0..witnesses.len()).find(is_in_trouble) {
-        // Ranks that cannot be seen from here may be well, and the verdict counts them as gone.
+        // The verdict counts unknown ranks as gone, but they may be healthy.
         let (text, culprits) = match (unknown.is_empty(), &witnesses[first]) {
             (false, Witness::Gone { reason }) => (format!("rank {first} {reason}"), vec![first]),
             (false, _) => (format!("rank {first} is stopped or does not answer"), vec![first]),
@@ -120,7 +120,10 @@ pub(super) fn assess(
     if seconds >= patience(witnesses, &culprits, longest_step_s, deadline_s) {
         let text = match unknown.is_empty() {
             true => verdict.text,
-            false => format!("ranks wait, perhaps for {}, whose state is unknown", ranks_of(&unknown_ranks)),
+            false => format!(
+                "ranks are waiting, possibly for {}, whose state is unknown",
+                ranks_of(&unknown_ranks)
+            ),
         };
         let text = format!("{text}; the longest wait is {seconds:.0} s{ends}");
         return Assessment { state: State::Suspicion, text, culprits };
@@ -129,20 +132,23 @@ pub(super) fn assess(
         return assessment;
     }
     let (state, text, culprits) = if !unknown.is_empty() && unknown.len() == witnesses.len() {
-        let text = "no rank has begun yet, or all are about to end".to_owned();
+        let text = "no rank has started yet, or all are about to exit".to_owned();
         (State::Starting, text, Vec::new())
     } else if !unknown.is_empty() {
-        let text = format!("the state of {} is unknown here; the others continue", ranks_of(&unknown_ranks));
+        let text = format!(
+            "the state of {} is unknown on this machine; the other ranks continue",
+            ranks_of(&unknown_ranks)
+        );
         (State::Healthy, text, Vec::new())
     } else if let Some(Lag { rank, late, operations, share, .. }) = Lag::find(witnesses) {
         let text = format!(
-            "rank {rank} came late to {late} of the last {operations} collectives, and the others waited for it \
+            "rank {rank} was late for {late} of the last {operations} collectives; the other ranks waited for it \
              {:.0} % of the time",
             share * 100.0
         );
         (State::Slow, text, vec![rank])
     } else {
-        (State::Healthy, "no rank waits for another for longer than usual".to_owned(), Vec::new())
+        (State::Healthy, "no rank has been waiting longer than usual".to_owned(), Vec::new())
     };
     Assessment { state, text, culprits }
 }
@@ -161,7 +167,8 @@ fn stuck_at_start(witnesses: &[Witness], deadline_s: Option<f64>) -> Option<Asse
     let longest = seconds.into_iter().reduce(f64::max)?;
     let (has, first) =
         if ranks.len() == 1 { ("has", "its first step") } else { ("have", "their first step") };
-    let text = format!("{} {has} been starting for {longest:.0} s, before {first}", ranks_of(&ranks));
+    let text =
+        format!("{} {has} been starting for {longest:.0} s and {has} not begun {first}", ranks_of(&ranks));
     Some(Assessment { state: State::Suspicion, text, culprits: ranks })
 }
 
@@ -174,7 +181,7 @@ fn patience(
 ) -> f64 {
     let is_in_a_step = |rank: &usize| match witnesses.get(*rank) {
         Some(Witness::Answered(flight)) => IN_A_STEP.contains(&flight.activity.name.as_str()),
-        // Unknown, so the ranks that wait for it are in a step.
+        // An unknown rank is taken to be in a step, like the ranks that wait for it.
         _ => true,
     };
     let usual = longest_step_s.map(|longest| SHORT.max(STEPS * longest));
@@ -254,7 +261,7 @@ mod tests {
         assert_eq!(starting(29.0, Some(600.0)).state, State::Healthy);
         let stuck = starting(31.4, Some(600.0));
         assert_eq!((stuck.state, stuck.culprits.as_slice()), (State::Suspicion, &[1][..]));
-        assert_eq!(stuck.text, "rank 1 has been starting for 31 s, before its first step");
+        assert_eq!(stuck.text, "rank 1 has been starting for 31 s and has not begun its first step");
         assert_eq!(starting(11.0, Some(20.0)).state, State::Suspicion);
     }
 
@@ -274,11 +281,11 @@ mod tests {
 
         let unknown = || Witness::Gone { reason: "is on another machine".into() };
         let well = with(unknown(), &[1], 0.1);
-        let text = "the state of rank 1 is unknown here; the others continue";
+        let text = "the state of rank 1 is unknown on this machine; the other ranks continue";
         assert_eq!((well.state, well.text.as_str()), (State::Healthy, text));
         let waiting = with(unknown(), &[1], 2.0);
         assert_eq!((waiting.state, waiting.culprits.as_slice()), (State::Suspicion, &[1][..]));
-        let text = "ranks wait, perhaps for rank 1, whose state is unknown; the longest wait is 2 s";
+        let text = "ranks are waiting, possibly for rank 1, whose state is unknown; the longest wait is 2 s";
         assert!(waiting.text.starts_with(text), "{}", waiting.text);
         let none = assess(&[unknown(), unknown()], &BTreeSet::from([0, 1]), None, None);
         assert_eq!(none.state, State::Starting);

@@ -86,10 +86,10 @@ pub fn look(run: String, answers: Answers) -> Look {
         processes.iter().flat_map(|process| process.owner.ranks.iter().copied()).collect();
     let world_size = first.map_or(named.last().map_or(0, |last| last + 1), |status| status.world_size);
     let mut witnesses: Vec<Witness> = all.into_iter().flatten().map(Witness::from).collect();
-    // Ranks that cannot be asked from here, and may be well.
+    // Ranks that cannot be reached from this machine and may be healthy.
     let mut unknown: BTreeSet<usize> = (witnesses.len()..world_size).collect();
     witnesses.resize_with(world_size, || Witness::Gone {
-        reason: "has not begun, is about to end, or is on another machine".to_owned(),
+        reason: "has not started, is about to exit, or is on another machine".to_owned(),
     });
     let mut ranks: BTreeMap<usize, &RankStatus> = BTreeMap::new();
     for Process { owner, answer, .. } in &processes {
@@ -111,7 +111,8 @@ pub fn look(run: String, answers: Answers) -> Look {
             }
             Answer::Elsewhere => {
                 for rank in owner.ranks.iter().filter(|rank| unknown.contains(rank)) {
-                    let reason = format!("is on {} and cannot be asked from here", owner.process.host);
+                    let reason =
+                        format!("is on {} and cannot be reached from this machine", owner.process.host);
                     witnesses[*rank] = Witness::Gone { reason };
                 }
             }
@@ -129,10 +130,10 @@ pub fn look(run: String, answers: Answers) -> Look {
     let deadline_s = first.and_then(|status| status.deadline_s);
     let assessment = assess(&witnesses, &unknown, longest, deadline_s);
     let Assessment { state, text, culprits } = match held(&statuses) {
-        // Ranks that wait for held ranks wait for a person. A process that is gone still means trouble.
+        // Waits for a held rank are expected. A process that is gone still means trouble.
         Some(text) if assessment.state != State::Trouble => Assessment {
             state: State::Held,
-            text: format!("{text}; look into it with: kiln attach {run}"),
+            text: format!("{text}; inspect with: kiln attach {run}"),
             culprits: Vec::new(),
         },
         _ => assessment,
@@ -227,10 +228,10 @@ mod tests {
     use super::*;
     use crate::ask::Owner;
 
-    /// Returns a process with these ranks, which does not answer.
+    /// Returns an unresponsive process with these ranks.
     fn silent(ranks: Vec<usize>) -> Process {
         let owner = Owner { process: ProcessId::this(), ranks };
-        Process { owner, answer: Answer::Silent("it did not answer in time".to_owned()), threads: None }
+        Process { owner, answer: Answer::Silent("the request timed out".to_owned()), threads: None }
     }
 
     #[test]
@@ -254,6 +255,6 @@ mod tests {
         let look =
             super::look("run".to_owned(), Answers { processes: vec![first, silent(vec![last])], all: None });
         let text = super::super::text(&look);
-        assert!(text.lines().count() < 10 && text.contains("0-65534 has not begun"), "{text}");
+        assert!(text.lines().count() < 10 && text.contains("0-65534 has not started"), "{text}");
     }
 }

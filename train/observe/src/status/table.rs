@@ -41,7 +41,7 @@ fn headline(look: &Look) -> String {
         let processes = format!("{count} process{}", if count == 1 { "" } else { "es" });
         let (ranks, machines) = (number_of(look.ranks.len(), "rank"), number_of(hosts.len(), "machine"));
         parts.push(match seen < look.ranks.len() {
-            true => format!("{ranks}, of which {seen} in {processes} here"),
+            true => format!("{ranks}, {seen} of them in {processes} on this machine"),
             false => format!("{ranks} in {processes} on {machines}"),
         });
     }

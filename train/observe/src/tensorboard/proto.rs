@@ -1,7 +1,7 @@
-//! The TensorBoard messages that are written: those of `tensorflow/core/util/event.proto`,
-//! `tensorflow/core/framework/{summary,tensor,tensor_shape}.proto`,
-//! `tensorflow/tsl/protobuf/histogram.proto`, `tensorboard/plugins/hparams/plugin_data.proto` and
-//! `google/protobuf/struct.proto`, with the fields that are needed here.
+//! The TensorBoard messages that Kiln writes, from `tensorflow/core/util/event.proto`,
+//! `tensorflow/core/framework/{summary,tensor,tensor_shape}.proto`, `tensorflow/tsl/protobuf/histogram.proto`,
+//! `tensorboard/plugins/hparams/plugin_data.proto` and `google/protobuf/struct.proto`, with the fields that are needed
+//! here.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub(super) struct SessionLog {
     pub(super) status: i32,
 }
 
-/// [`SessionLog::status`]: makes events of this step and later ones that were read before void.
+/// [`SessionLog::status`]: voids earlier events of this step and later ones.
 pub(super) const START: i32 = 1;
 
 #[derive(Clone, PartialEq, prost::Message)]

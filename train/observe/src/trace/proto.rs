@@ -62,7 +62,7 @@ pub(super) struct TrackDescriptor {
 /// [`TrackDescriptor::child_ordering`]: by [`TrackDescriptor::sibling_order_rank`].
 pub(super) const ORDERED_EXPLICITLY: i32 = 3;
 
-/// Makes a track that of a process.
+/// Marks a track as that of a process.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ProcessDescriptor {
     #[prost(int32, optional, tag = "1")]
@@ -74,7 +74,7 @@ pub(super) struct ProcessDescriptor {
     pub(super) process_name: Option<String>,
 }
 
-/// Makes a track that of a counter.
+/// Marks a track as that of a counter.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct CounterDescriptor {
     /// An enumeration; see [`SIZE_BYTES`].

@@ -43,7 +43,6 @@ fn rank_of(process: &str) -> Option<(usize, &str)> {
     Some((rank.parse().ok()?, node.strip_suffix(')')?))
 }
 
-/// Parses ranks such as `0-3,8`.
 fn parse_ranks(text: &str) -> Option<Vec<usize>> {
     let mut ranks = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -188,7 +187,6 @@ impl Reader {
     }
 }
 
-/// Returns the slice that begins with `event`.
 fn slice(names: &Names, track: u64, time: u64, event: &TrackEvent) -> Slice {
     let notes = event.debug_annotations.iter().filter_map(|note| {
         let value = match note.value? {

@@ -57,7 +57,6 @@ enum Note<'a> {
     Text(&'a str),
 }
 
-/// Returns microseconds.
 fn micros(nanoseconds: u64) -> Note<'static> {
     Note::Number(nanoseconds as f64 / 1e3)
 }

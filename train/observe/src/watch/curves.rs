@@ -36,7 +36,6 @@ const VALIDATION: Color = Color::Yellow;
 /// The visible part of a metric of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Curve {
-    /// The number of the run.
     run: usize,
     /// Values by step, smoothed if smoothing is on.
     points: Vec<(f64, f64)>,
@@ -94,7 +93,6 @@ pub(super) fn draw(watch: &Watch, area: Rect, screen: &mut Buffer) {
     }
 }
 
-/// Draws the list of metrics.
 fn list(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let keys = watch.listed_keys();
     let (title, selected) = match &watch.curves.list {

@@ -126,7 +126,7 @@ fn verdict(watch: &Watch, columns: u16) -> Vec<Line<'static>> {
     let Some(run) = watch.front() else { return Vec::new() };
     let mut parts: Vec<(String, Style)> = Vec::new();
     if let Some(error) = &run.look_error {
-        parts.push((format!("cannot look at the run: {error}"), Theme::BAD));
+        parts.push((format!("cannot read the state of the run: {error}"), Theme::BAD));
     }
     if let Some(look) = &run.look {
         let age = run.looked.map(|then| watch.now.saturating_duration_since(then)).unwrap_or_default();

@@ -6,16 +6,16 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes at the end of a file that are read at a time; earlier ones are skipped.
+/// Maximum number of bytes read at a time, from the end of a file; earlier bytes are skipped.
 const MOST_BYTES: u64 = 64 * 1024;
 
-/// Lines that are kept.
+/// Maximum number of lines kept.
 const MOST_LINES: usize = 4000;
 
-/// Files that are read, two for each rank.
+/// Maximum number of files read, two for each rank.
 const MOST_FILES: usize = 512;
 
-/// Characters of a line that are kept.
+/// Maximum number of characters kept of a line.
 const MOST_CHARACTERS: usize = 2000;
 
 /// A line of a rank's output.
@@ -62,7 +62,7 @@ impl Logs {
         let before = self.lines.len();
         let mut is_new = false;
         for (name, path) in newest {
-            // An unreadable file has nothing to show.
+            // An unreadable file is skipped.
             is_new |= self.read_file(name, path).unwrap_or(false);
         }
         if self.lines.len() > MOST_LINES {
@@ -107,7 +107,7 @@ impl Name {
 
     fn line(self, bytes: &[u8]) -> LogLine {
         let text = String::from_utf8_lossy(bytes);
-        // Of a progress bar, the last state stays visible.
+        // A progress bar rewrites its line: only its last state is shown.
         let text = text.trim_end().rsplit('\r').next().unwrap_or_default();
         let text: String = text.chars().take(MOST_CHARACTERS).collect();
         LogLine { rank: self.rank, is_error: self.is_error, text: text.into() }

@@ -118,7 +118,6 @@ fn seconds(seconds: f64) -> String {
     }
 }
 
-/// The ranks of a run, sorted.
 fn ranks<'a>(watch: &Watch, run: &Snapshot, look: &'a Look) -> Vec<Rank<'a>> {
     let mut ranks: Vec<_> = look.ranks.iter().map(|rank| Rank::new(run, look, rank)).collect();
     ranks.sort_by(|a, b| {

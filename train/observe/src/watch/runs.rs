@@ -73,7 +73,7 @@ fn numbers(watch: &Watch, run: usize) -> [String; 5] {
     texts.map(|text| text.unwrap_or_else(|| "-".to_owned()))
 }
 
-/// Draws the keys whose values are not the same in all runs that are shown.
+/// Draws the keys whose values differ between the shown runs.
 fn differences(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     let runs = watch.shown();
     let configs: Vec<_> =

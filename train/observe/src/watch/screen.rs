@@ -24,13 +24,13 @@ use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SI
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-/// The signals that are handled: those that end the program, that stop and continue it, and the terminal's new size.
+/// The handled signals: they end, stop or continue the program, or report a new size of the terminal.
 const SIGNALS: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGCONT, SIGWINCH];
 
-/// A pause after input without keys.
+/// Pause after input that contains no keys.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Set while the terminal is in raw mode and on its second screen.
+/// Set while the terminal is in raw mode and shows its alternate screen.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// Held while something is drawn: other threads that panic must not restore the terminal in the middle of it.
@@ -40,9 +40,9 @@ static DRAWING: Mutex<()> = Mutex::new(());
 pub(super) struct Screen {
     terminal: DefaultTerminal,
     signals: Signals,
-    /// Signals that have come and were not handled yet.
+    /// Signals that have arrived but are not handled yet.
     pending: Vec<i32>,
-    /// Keys that have come and were not handled yet.
+    /// Keys that have arrived but are not handled yet.
     keys: VecDeque<KeyEvent>,
 }
 
@@ -70,7 +70,7 @@ impl Screen {
         let signals = Signals::new(SIGNALS.iter().filter(|signal| is_handled(signal)))?;
         let (earlier, owner) = (panic::take_hook(), thread::current().id());
         panic::set_hook(Box::new(move |panic| {
-            // The message belongs on the shell's screen. The owner may hold the lock itself.
+            // Restores the shell's screen, on which the message is then printed. The owner may hold the lock itself.
             let drawing = (thread::current().id() != owner).then(hold);
             restore();
             drop(drawing);
@@ -118,7 +118,7 @@ impl Screen {
         Ok(self.keys.pop_front().map_or(Wake::Nothing, Wake::Key))
     }
 
-    /// Waits for keys. A terminal that is gone is the signal SIGHUP.
+    /// Waits for keys. A closed terminal counts as the signal SIGHUP.
     fn read_keys(&mut self, patience: Duration) -> io::Result<()> {
         let stdin = io::stdin();
         let mut polled = [PollFd::new(&stdin, PollFlags::IN)];

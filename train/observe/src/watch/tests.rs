@@ -162,7 +162,7 @@ fn look(state: State, text: &str, ranks: Vec<RankLook>) -> Look {
 
 fn healthy(ranks: usize) -> Look {
     let ranks = (0..ranks).map(|at| if at % 3 == 1 { waiting(at, 0.003, &[0]) } else { rank(at) }).collect();
-    look(State::Healthy, "no rank waits for another for longer than usual", ranks)
+    look(State::Healthy, "no rank has been waiting longer than usual", ranks)
 }
 
 fn hung() -> Look {

@@ -45,8 +45,8 @@ pub fn default_config() -> Config {
     config
 }
 
-/// Ensures that steps of `config` on `device` do not use a wrong kernel, as every run does before its first
-/// step.
+/// Checks the kernels that steps of `config` use on `device`, and replaces faulty ones, as every run does before its
+/// first step.
 ///
 /// # Errors
 ///

@@ -38,7 +38,7 @@ const CALLS: usize = 9;
 /// Arguments of `kiln bench network`.
 #[derive(Args)]
 pub struct NetworkArgs {
-    /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
+    /// Number of ranks, as threads of this process; not needed under a launcher, which starts them as processes.
     #[arg(long)]
     ranks: Option<usize>,
     /// Configuration whose [comm] and [device] to use.
@@ -67,7 +67,7 @@ struct Ladder {
 }
 
 impl NetworkArgs {
-    /// Measures, or starts the ranks of a node; returns the exit code.
+    /// Measures as a rank, or starts the ranks of a node. Returns the exit code.
     pub fn run(self) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -209,7 +209,6 @@ fn fit(points: &[Point]) -> [f64; 2] {
     [latency, 1.0 / slope]
 }
 
-/// Returns the table as text.
 fn to_text(ladders: &[Ladder]) -> String {
     let mut text = String::new();
     for Ladder { link, points } in ladders {
@@ -237,8 +236,8 @@ fn to_text(ladders: &[Ladder]) -> String {
             );
         }
     }
-    text += "sent: bytes of one rank; time: that of the slowest rank, the median of its calls; fit: how far the \
-             line is off";
+    text += "sent: bytes of one rank; time: median of the calls on the slowest rank; fit: deviation of the line \
+             from the time";
     text
 }
 

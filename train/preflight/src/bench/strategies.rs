@@ -31,7 +31,7 @@ pub struct StrategiesArgs {
     /// The earlier spelling of CONFIG.
     #[arg(long = "config", value_name = "CONFIG", hide = true, conflicts_with = "config")]
     config_flag: Option<PathBuf>,
-    /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
+    /// Number of ranks, as threads of this process; not needed under a launcher, which starts them as processes.
     #[arg(long)]
     ranks: Option<usize>,
     /// Steps measured per strategy and round.
@@ -49,7 +49,7 @@ pub struct StrategiesArgs {
 }
 
 impl StrategiesArgs {
-    /// Measures, or starts the ranks of a node; returns the exit code.
+    /// Measures as a rank, or starts the ranks of a node. Returns the exit code.
     pub fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -234,16 +234,16 @@ impl StrategiesTable {
             ));
         }
         text.push_str(
-            "relative: tok/s over those of FULL_SHARD in the same round, the median of the rounds; the \
-             medians of tok/s may have another ratio",
+            "relative: tok/s divided by that of FULL_SHARD in the same round, median of the rounds; the \
+             ratio of the medians may differ",
         );
         let mesh = |strategy: Strategy| {
             self.rows.iter().find(|row| row.strategy == strategy.to_string()).map(|row| row.mesh.as_str())
         };
         if self.ranks > 1 && mesh(Strategy::HybridShard) == mesh(Strategy::FullShard) {
             text.push_str(
-                "\nHybrids have one group per machine, which is all ranks here, so they do what FULL_SHARD \
-                 and SHARD_GRAD_OP do; shard.shard_size in a configuration forms groups",
+                "\nHybrids have one group per machine, which is all ranks here, so they work like FULL_SHARD \
+                 and SHARD_GRAD_OP; set shard.shard_size in a configuration to form smaller groups",
             );
         }
         text

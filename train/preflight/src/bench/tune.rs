@@ -51,8 +51,8 @@ pub struct TuneArgs {
     /// Overwrite that file.
     #[arg(long)]
     force: bool,
-    /// Ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts them
-    /// as processes.
+    /// Number of ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts
+    /// them as processes.
     #[arg(long)]
     ranks: Option<usize>,
     /// Maximum number of ways to try: that of the configuration, and those that the plan expects to be fastest.
@@ -67,7 +67,7 @@ pub struct TuneArgs {
     /// Percent of the free memory that the largest micro-batches leave free.
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MARGIN)]
     margin: f64,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
     /// Print JSON instead of a table.
@@ -106,7 +106,7 @@ struct TuneReport {
 }
 
 impl TuneArgs {
-    /// Tries and writes, or starts the ranks of a node; returns the exit code.
+    /// Tunes the configuration as a rank, or starts the ranks of a node. Returns the exit code.
     pub fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -202,7 +202,7 @@ impl TuneArgs {
         };
         refused().err().unwrap_or_else(|| {
             TrainError::usage(format!(
-                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` shows what each needs",
+                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` shows the needs of each",
                 self.config.display()
             ))
         })
@@ -293,13 +293,11 @@ fn difference(config: &Config, way: &Way) -> (Vec<String>, Vec<&'static str>) {
 }
 
 impl TuneReport {
-    /// Returns the report as JSON.
     fn to_json(&self) -> String {
         // Serializing numbers and strings cannot fail.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// Returns the table as text.
     fn to_text(&self) -> String {
         let mut text = format!(
             "{:.2}M parameters, {}, {} x {} per step; MB of a rank\n\n  {:<21} {:<9} {:<7} {:>5} {:>11} {:>11} \
@@ -335,7 +333,7 @@ impl TuneReport {
                 if way.configured { "  as configured" } else { "" },
             );
         }
-        text + "\nrelative: tok/s over those of the first line in the same round, the median of the rounds\n"
+        text + "\nrelative: tok/s divided by that of the first line in the same round, median of the rounds\n"
     }
 
     /// Describes the written configuration.

@@ -19,7 +19,7 @@ pub struct CheckArgs {
     /// Configuration file of the run.
     #[arg(required_unless_present = "only_machine")]
     pub(super) config: Option<PathBuf>,
-    /// Check this stage alone, and those it needs; may be given several times.
+    /// Check only this stage and the stages it needs; may be repeated.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) stage: Vec<Stage>,
     /// Only examine this machine and the place of this process, without a configuration, as `kiln doctor` does.
@@ -27,13 +27,13 @@ pub struct CheckArgs {
     pub(super) only_machine: bool,
     #[command(flatten)]
     pub(super) machine: MachineArgs,
-    /// Ranks, as threads of this process [default: train.ranks of the configuration].
+    /// Number of ranks, as threads of this process [default: train.ranks].
     #[arg(long)]
     pub(super) ranks: Option<usize>,
     /// Run folder.
     #[arg(long, help = "Run folder [default: runs/<name of the configuration>]")]
     pub(super) out: Option<PathBuf>,
-    /// Change one value of the configuration; may be given several times.
+    /// Override a configuration value; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(super) overrides: Vec<String>,
     /// Resume from the newest checkpoint of the run folder ("latest"), or from this folder.
@@ -50,7 +50,7 @@ pub struct CheckArgs {
     pub(super) allow_changed: Vec<PositionKey>,
     #[command(flatten)]
     pub(super) place: place::Flags,
-    /// Fire drill: let one rank fail, once; clock=SECONDS is for this command.
+    /// Fail one rank on purpose, once. Only this command supports clock=SECONDS.
     #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
     pub(super) fault: Option<Fault>,
 }

@@ -55,7 +55,7 @@ pub(super) fn examine(
     comparison.same(
         "arguments",
         &arguments(config, options),
-        "this rank has other arguments, another configuration or another build than rank 0",
+        "this rank's arguments, configuration or build differ from those of rank 0",
         "start every rank with the same command",
     )?;
     comparison.clocks(ahead)?;
@@ -77,7 +77,7 @@ pub(super) fn examine(
             comparison.same(
                 subject,
                 &print,
-                "this rank would start from other weights than rank 0",
+                "this rank would start from different weights than rank 0",
                 "put the checkpoint on a file system that all machines share, or copy it to all machines",
             )?;
         }
@@ -202,7 +202,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Checks that this rank sees in `folder` what rank 0 has just written there.
+    /// Checks that a file that rank 0 has just written to `folder` is visible to this rank.
     fn shared(&mut self, subject: &'static str, folder: Option<PathBuf>, fix: &str) -> Result<()> {
         // Dropping this deletes the file.
         let (mut written, mut reason) = (None, String::new());
@@ -226,12 +226,12 @@ impl Comparison<'_> {
                 let shown = folder.display();
                 match sees(&folder.join(name), &nonce) {
                     true => {
-                        self.findings.ok(COMM, subject, format!("what rank 0 writes to {shown} is seen here"))
+                        self.findings.ok(COMM, subject, format!("rank 0's files in {shown} are visible here"))
                     }
                     false => self.findings.fail(
                         COMM,
                         subject,
-                        format!("what rank 0 has just written to {shown} is not seen here"),
+                        format!("a file that rank 0 has just written to {shown} is not visible here"),
                         format!("use a folder that all machines share, under the same path: {fix}"),
                     ),
                 }

@@ -116,7 +116,7 @@ fn tokenizer(config: &Config, info: &DataInfo, findings: &mut Findings) -> Optio
                 "it ends a text with token {own}, and the data in {} with token {stated}",
                 folder.display()
             ),
-            "put the tokenizer that the data were prepared with next to them",
+            "put the tokenizer of the prepared data into its folder",
         ),
         _ => findings.ok(DATA, "tokenizer", number_of(tokenizer.vocab_size(), "token")),
     }
@@ -155,7 +155,7 @@ fn check_split(
                 DATA,
                 "tokenizer",
                 format!("sequence {sample} of {what} has the id {id}, and the tokenizer has {known} tokens"),
-                "put the tokenizer that the data were prepared with next to them, or prepare the data again",
+                "put the tokenizer of the prepared data into its folder, or prepare the data again",
             );
             return Ok(());
         }

@@ -53,7 +53,7 @@ const SAVE_NEEDS: [(Stage, &str); 3] =
     [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
 
 impl CheckArgs {
-    /// Runs the checks, or starts the ranks of a node. Returns the exit code.
+    /// Runs the checks as a rank, or starts the ranks of a node. Returns the exit code.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl CheckArgs {
         let examined =
             panic::catch_unwind(AssertUnwindSafe(|| model::examine(&setup, &sources, &data, findings)));
         let trained = examined.unwrap_or_else(|panic| {
-            let text = format!("a part of this program panics: {}", panic_message(&*panic));
+            let text = format!("a part of this program panicked: {}", panic_message(&*panic));
             findings.failed(Stage::Model, "model", TrainError::Crash(text));
             None
         });
@@ -166,8 +166,8 @@ impl CheckArgs {
         (Some(setup), trained)
     }
 
-    /// Compares this process with the others, and returns the findings of all ranks. Returns `None` if the ranks
-    /// lose each other.
+    /// Compares this process with the others, and returns the findings of all ranks. Returns `None` if the connection
+    /// between the ranks is lost.
     fn compare(
         &self,
         setup: &Setup,

@@ -177,7 +177,7 @@ fn check_tokenizer(source: &ModelSource, data: &Found, findings: &mut Findings) 
         findings.warn(
             MODEL,
             "tokenizer",
-            format!("the initial weights have another tokenizer than the data: {}", own.display()),
+            format!("the initial weights have a different tokenizer from the data: {}", own.display()),
             "prepare the data with `kiln data prepare --tokenizer` and this file",
         );
     }

@@ -175,8 +175,8 @@ impl Shrunk {
             let [here, there] = [here, there].map(|outcome| [outcome.loss, outcome.grad_norm]);
             if is_compared && !here.iter().zip(&there).all(|(a, b)| is_near(*a, *b, self.tolerance)) {
                 return Err(TrainError::Crash(format!(
-                    "the {after} after a load has loss and norm {there:?}, and without it {here:?}: check the \
-                     custom layers and optimizer, which may keep state that no checkpoint has"
+                    "the {after} has loss and norm {there:?} after loading the checkpoint, and {here:?} without: check \
+                     the custom layers and optimizer, which may keep state that checkpoints do not store"
                 )));
             }
         }

@@ -172,7 +172,7 @@ impl Report {
         if let Some(position) = &self.position
             && write_batch(&mut self.text, position.rank, position.progress().seen()).is_ok()
         {
-            // A later panic may come in a later micro-batch.
+            // A later panic may occur in a later micro-batch, so this file is replaced.
             write_file(&mut self.folder, BATCH, OFlags::TRUNC, self.text.bytes());
         }
         true
@@ -289,13 +289,11 @@ impl Report {
         writeln!(text, "\nversion  {}", facts().version)
     }
 
-    /// Appends `text` to the text of the crash.
     fn append_text(&mut self) {
         write_file(&mut self.folder, TEXT, OFlags::APPEND, self.text.bytes());
     }
 }
 
-/// Writes to the file `name` of a folder.
 fn write_file(folder: &mut Text<PATH>, name: &str, how: OFlags, bytes: &[u8]) {
     let end = folder.len;
     folder.push(b"/");
@@ -360,7 +358,7 @@ fn write_batch(out: &mut dyn Write, rank: usize, seen: Seen) -> fmt::Result {
 ///
 /// # Errors
 ///
-/// Those of the file system.
+/// Returns the errors of the file system.
 pub fn report_killed(
     crashes: &Path,
     (rank, pid): (usize, i32),

@@ -12,7 +12,8 @@ const COLUMNS: u16 = 80;
 /// Time between two frames of a bar, on average.
 const BETWEEN_FRAMES: Duration = Duration::from_millis(50);
 
-/// Number of frames that may follow each other at once: those of a few quick steps, of which the last may stay for long.
+/// Number of frames that may be drawn without a pause: those of a few quick steps, after which the last frame may stay
+/// for long.
 const BURST: u32 = 20;
 
 /// Erases the line that the cursor is in.

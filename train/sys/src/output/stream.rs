@@ -16,8 +16,8 @@ use rustix::io::Errno;
 /// Maximum number of bytes that wait for the reader, besides a text that is being written.
 const ROOM: usize = 1 << 20;
 
-/// Maximum number of waiting lines with which a reader counts as prompt: frames of a progress bar are drawn,
-/// and lines of the other stream wait for these.
+/// Maximum number of waiting lines for which a reader counts as prompt. Only then are frames of a progress bar drawn,
+/// and only then do lines of the other stream wait for these.
 const FEW: usize = 16;
 
 /// Bytes written at once: a pipe takes them in one piece, and a slow reader is seen to read.

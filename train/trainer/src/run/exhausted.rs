@@ -46,7 +46,7 @@ pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
 fn told(text: &str) {
     let helps = HELPS.get().map_or("", String::as_str);
     keep(text, |folder| {
-        let known = folder.map_or_else(String::new, |folder| format!("details: {}\n", folder.display()));
+        let known = folder.map_or_else(String::new, |folder| format!("crash report: {}\n", folder.display()));
         eprint_line(&format!(
             "error: {text}\n{known}What would help:\n{helps}more: kiln explain out-of-memory"
         ));

@@ -53,7 +53,7 @@ impl ShowArgs {
         if info.unknown > 0 {
             let all = info.train.tokens + info.validation.tokens;
             text += &format!(
-                "{} unknown or left-out tokens: text that the tokenizer cannot express, of {all}\n",
+                "{} of {all} tokens are unknown or were dropped: text that the tokenizer cannot express\n",
                 info.unknown
             );
         }

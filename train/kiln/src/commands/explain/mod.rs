@@ -7,7 +7,7 @@ use clap::Args;
 use crate::error::CommandError;
 use page::{Page, page_of};
 
-/// The catalogue; a link to `docs/errors.md`, so that the crate has it by itself.
+/// The catalogue. The file is a link to `docs/errors.md`, so that the packaged crate includes it.
 const DOCUMENT: &str = include_str!("errors.md");
 
 /// First words of the parts of a page.
@@ -91,7 +91,7 @@ fn plain(paragraph: &str) -> String {
     text
 }
 
-/// A paragraph in lines of at most [`WIDTH`] columns, as far as its words allow.
+/// A paragraph in lines of at most [`WIDTH`] columns; longer words are not broken.
 fn wrapped(paragraph: &str) -> String {
     let mut lines = vec![String::new()];
     for word in paragraph.split_whitespace() {
@@ -113,7 +113,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The `kiln` commands in the document: `true` for those on a line of their own, and their words.
+    /// The `kiln` commands in the document: `true` if the command has a separate line, and its words.
     pub(crate) fn commands() -> Vec<(bool, Vec<&'static str>)> {
         let of_kiln = |is_line| {
             move |text: &'static str| {

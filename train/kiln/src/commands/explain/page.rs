@@ -1,7 +1,7 @@
 //! The names of the pages, and the page of every error. No match has a catch-all arm, so a new variant must choose a page.
 //!
-//! `None` means that there is no page: the variant is not a failure, or it only reports that another rank has
-//! failed (whose own error has a page), or it holds an error of a program's own code.
+//! `None` means that there is no page: the variant is not a failure, or it only reports that another rank has failed
+//! (whose own error has a page), or it wraps an error of custom code.
 
 use std::error::Error;
 use std::io::ErrorKind;
@@ -149,7 +149,7 @@ fn train(error: &TrainError) -> Option<Page> {
     }
 }
 
-/// The page of the first Kiln error among the causes of an error of a program's own code.
+/// The page of the first Kiln error among the causes of an error of custom code.
 fn first_of_causes(error: &(dyn Error + 'static)) -> Option<Page> {
     causes(error).find_map(|error| {
         None.or_else(|| train(error.downcast_ref()?))

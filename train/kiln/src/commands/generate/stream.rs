@@ -25,7 +25,7 @@ impl TextStream {
     ///
     /// # Errors
     ///
-    /// Those of `decode`.
+    /// Returns the errors of `decode`.
     pub(super) fn next<E>(
         &mut self,
         ids: &[u32],
@@ -44,7 +44,7 @@ impl TextStream {
     ///
     /// # Errors
     ///
-    /// Those of `decode`.
+    /// Returns the errors of `decode`.
     pub(super) fn rest<E>(
         self,
         ids: &[u32],

@@ -1,4 +1,4 @@
-//! The scaling of a configuration: the best way to run it on more and more ranks, with the same number of
+//! The scaling of a configuration: the best way to run it on a growing number of ranks, with the same number of
 //! sequences per rank.
 
 use std::fmt::Write as _;
@@ -83,7 +83,7 @@ pub(super) fn run(
 
 fn to_text(points: &[Point], sequences: usize) -> String {
     let mut text = format!(
-        "{sequences} sequences per rank and step; the way that `kiln plan` recommends for so many ranks\n\n\
+        "{sequences} sequences per rank and step; the setup that `kiln plan` recommends for each number of ranks\n\n\
          {:>6} {:>6} {:<21} {:<9} {:<7} {:>6} {:>9} {:>9} {:>9} {:>7} {:>12}\n",
         "ranks",
         "nodes",
@@ -142,6 +142,6 @@ fn drawing(points: &[Point]) -> String {
     ];
     let drawn: Vec<_> =
         plots.iter().filter(|plot| !plot.is_empty()).map(|plot| plot.draw(640.0, 240.0)).collect();
-    let (title, description) = ("kiln plan --sweep", "The best way to run, planned for more and more ranks.");
+    let (title, description) = ("kiln plan --sweep", "The best setup for a growing number of ranks.");
     under_each_other(title, description, &drawn).file("sweep")
 }

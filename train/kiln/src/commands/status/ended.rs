@@ -19,8 +19,8 @@ pub(crate) fn look(out: &Path, stacks: bool) -> Result<Look> {
     let standing = match standing(out)? {
         Standing::NoRun(why) => {
             return Err(CommandError::usage(format!(
-                "{} is not the folder of a run: {why}; name the one that --out has named, or that the run has \
-                 told at its start",
+                "{} is not a run folder: {why}; pass the folder given as --out, or the one that the run printed \
+                 at its start",
                 out.display()
             )));
         }
@@ -48,24 +48,23 @@ pub(crate) fn look(out: &Path, stacks: bool) -> Result<Look> {
     })
 }
 
-/// The verdict on a failed run from the flight recorders that its ranks left. Those of earlier starts are
-/// stored elsewhere.
+/// The verdict on a failed run, from the flight recorders of its last start.
 pub(super) fn verdict(out: &Path) -> Option<String> {
     let is_there = !flight::files_in(&flight::flight_folder(out)).is_empty();
     let text = is_there.then(|| inspect::flight(out).ok())?;
     let verdict = text.as_ref().and_then(|text| text.lines().next());
-    let verdict = verdict.unwrap_or("verdict: there is none, see its folder flight");
+    let verdict = verdict.unwrap_or("verdict: unknown; see the run's folder flight");
     // Flight recorders only show which rank waits for which.
     (!verdict.ends_with(NOTHING)).then(|| verdict.to_owned())
 }
 
-/// Last part of a verdict on ranks that failed without waiting, such as for a NaN loss.
+/// End of the verdict if the ranks failed without waiting, as for a NaN loss.
 const NOTHING: &str = "no rank waits for another";
 
-/// Why the last start of the run in `out` failed, according to its events.
+/// The reason why the last start of the run in `out` failed, according to its events.
 fn failure(out: &Path) -> Option<String> {
     let event = last_event(out)?;
-    (event.kind == FAILURE).then(|| format!("it failed after step {}: {}", event.step, event.text))
+    (event.kind == FAILURE).then(|| format!("the run failed after step {}: {}", event.step, event.text))
 }
 
 fn holder(process: ProcessId, stacks: bool) -> ProcessLook {
@@ -89,32 +88,32 @@ fn judge(
             let is_here = process.is_gone() == Some(false);
             match state_of(process.pid) {
                 ProcessState::Stopped if is_here => {
-                    let by = "as by Ctrl-Z, SIGSTOP or a debugger";
-                    (State::Trouble, format!("its process {} is stopped, {by}", process.pid))
+                    let by = "for example by Ctrl-Z, SIGSTOP or a debugger";
+                    (State::Trouble, format!("process {} is stopped, {by}", process.pid))
                 }
                 _ if is_here => (
                     State::Starting,
-                    format!("process {} prepares it, or ends it, and no rank can be asked", process.pid),
+                    format!("process {} is starting or ending the run, and no rank answers", process.pid),
                 ),
                 _ => {
                     let host = &process.host;
-                    (State::Starting, format!("it is on {host}: look at it there, with kiln status"))
+                    (State::Starting, format!("the run is on {host}: run kiln status there"))
                 }
             }
         }
-        Standing::Held(None) => (State::Starting, "a process is about to begin or to end it".to_owned()),
+        Standing::Held(None) => (State::Starting, "a process is about to start or end the run".to_owned()),
         Standing::Killed(process) => {
             let (host, pid) = (&process.host, process.pid);
-            let gone = format!("its process {pid} on {host} was killed, or the machine went down");
-            (State::Dead, format!("{gone}: it ended without a word; {go_on}"))
+            let gone = format!("process {pid} on {host} was killed, or the machine went down");
+            (State::Dead, format!("{gone}, without reporting an error; {go_on}"))
         }
         _ if let Some(why) = verdict(out).or_else(|| failure(out)) => {
             (State::Failed, format!("{why}; {go_on}"))
         }
         _ if steps.is_some() && logged.max(saved) >= steps => {
-            (State::Finished, "all of its steps are done".to_owned())
+            (State::Finished, "all steps are done".to_owned())
         }
-        _ if saved.is_some() && saved >= logged => (State::Stopped, format!("it was asked to stop: {go_on}")),
-        _ => (State::Failed, format!("it ended before its last step; {go_on}")),
+        _ if saved.is_some() && saved >= logged => (State::Stopped, format!("stopped on request; {go_on}")),
+        _ => (State::Failed, format!("the run ended before its last step; {go_on}")),
     }
 }

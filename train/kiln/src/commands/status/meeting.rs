@@ -34,25 +34,25 @@ fn describe(out: &Path, waiting: &[Waiting], world_size: usize, now: f64) -> Loo
     let mut parts = Vec::new();
     if !there.is_empty() {
         let have = if there.len() == 1 { "has" } else { "have" };
-        parts.push(format!("{} {have} come to the rendezvous at {rendezvous}", ranks_of(&there)));
+        parts.push(format!("{} {have} reached the rendezvous at {rendezvous}", ranks_of(&there)));
     }
     if !started.is_empty() {
-        let have = if started.len() == 1 { "runs and has" } else { "run and have" };
+        let have = if started.len() == 1 { "is running but has" } else { "are running but have" };
         parts.push(format!("{} {have} not reached the rendezvous at {rendezvous}", ranks_of(&started)));
     }
     if !missing.is_empty() {
         let are = if missing.len() == 1 { "is" } else { "are" };
-        let seen = if host.is_some() { "" } else { ", as far as is known here: rank 0 hosts the rendezvous" };
+        let seen = if host.is_some() { "" } else { ", as far as is known here: only rank 0 sees arrivals" };
         parts.push(format!("{} {are} missing{seen}", ranks_of(&missing)));
     }
-    parts.push(format!("the wait is {waited:.0} s long; comm.join_timeout_s ends it in {left:.0} s"));
+    parts.push(format!("the wait has lasted {waited:.0} s; comm.join_timeout_s ends it in {left:.0} s"));
     let rank_look = |rank: usize| {
         let silent = match (come(rank), of(rank)) {
-            (Some(address), _) => format!("is there, from {address}"),
+            (Some(address), _) => format!("has arrived, from {address}"),
             (None, Some(Waiting { process, .. })) => {
-                format!("runs on {}, process {}, and has not reached rank 0", process.host, process.pid)
+                format!("runs on {} as process {}, but has not reached rank 0", process.host, process.pid)
             }
-            (None, None) => "has not come".to_owned(),
+            (None, None) => "has not arrived".to_owned(),
         };
         RankLook { rank, silent: Some(silent), ..RankLook::default() }
     };
@@ -65,7 +65,7 @@ fn describe(out: &Path, waiting: &[Waiting], world_size: usize, now: f64) -> Loo
     Look {
         run: out.display().to_string(),
         state: if waited < SUSPECT { State::Starting } else { State::Suspicion },
-        text: format!("ranks wait for each other: {}", parts.join("; ")),
+        text: format!("ranks are waiting for each other: {}", parts.join("; ")),
         culprits: [started, missing].concat(),
         step: None,
         steps: None,
@@ -97,13 +97,16 @@ mod tests {
         };
         let look = describe(Path::new("run"), &[rank(0, &[0, 1]), rank(3, &[])], 5, 1012.0);
         assert_eq!((look.state, &look.culprits[..]), (State::Starting, &[3, 2, 4][..]));
-        let said = "ranks wait for each other: ranks 0-1 have come to the rendezvous at node7:29500; rank 3 runs and \
-                    has not reached the rendezvous at node7:29500; ranks 2, 4 are missing; the wait is 12 s long; \
-                    comm.join_timeout_s ends it in 288 s";
+        let said = "ranks are waiting for each other: ranks 0-1 have reached the rendezvous at node7:29500; rank 3 is \
+                    running but has not reached the rendezvous at node7:29500; ranks 2, 4 are missing; the wait \
+                    has lasted 12 s; comm.join_timeout_s ends it in 288 s";
         assert_eq!(look.text, said);
         let silent: Vec<_> = look.ranks.iter().map(|rank| rank.silent.as_deref().unwrap_or("")).collect();
-        assert_eq!(silent[..3], ["is there, from 10.0.0.0", "is there, from 10.0.0.1", "has not come"]);
-        assert!(silent[3].ends_with("and has not reached rank 0"), "{silent:?}");
+        assert_eq!(
+            silent[..3],
+            ["has arrived, from 10.0.0.0", "has arrived, from 10.0.0.1", "has not arrived"]
+        );
+        assert!(silent[3].ends_with("but has not reached rank 0"), "{silent:?}");
         let look = describe(Path::new("run"), &[rank(3, &[])], 5, 1031.0);
         assert_eq!(look.state, State::Suspicion);
         assert!(look.text.contains("ranks 0-2, 4 are missing, as far as is known here"), "{}", look.text);

@@ -48,7 +48,7 @@ impl Display for Summary {
             return Ok(());
         }
         writeln!(f, "\n\nGPUs, in all steps")?;
-        write!(f, "  rank           time         busy   communication that nothing hid")?;
+        write!(f, "  rank           time         busy   exposed communication")?;
         for GpuSummary { rank, seconds, busy_s, exposed_s } in self.gpus.iter().take(MOST_RANKS) {
             let (busy, exposed) = (percent(*busy_s, *seconds), percent(*exposed_s, *seconds));
             write!(f, "\n    {rank:<5} {:>12} {busy:>12} {exposed:>12}", ms(*seconds))?;
@@ -141,7 +141,7 @@ impl StepSummary {
         let Some(Slowest { rank, machine, excess_s, reasons }) = &self.slowest else {
             let word = match self.ranks.len() {
                 1 => "there is one rank",
-                _ => "none: the work of all ranks took about as long",
+                _ => "none: the work of all ranks took about the same time",
             };
             return writeln!(f, "  slowest rank: {word}");
         };

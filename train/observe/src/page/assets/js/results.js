@@ -33,12 +33,12 @@ const panel = (title, ...children) => h("section", { class: "panel" }, h("h2", n
 const list = (items) => h("ul", { class: "list" }, items.map((item) => h("li", null, item)));
 const quoted = (word) => (/^[\w./+=:@%-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
-const TRAINING_LOSS = "The training loss of a step is the loss of all tokens of the global batch over their number, before the update. Validation loss is measured after the update of the step that is named.";
-const SPEEDS = "Speeds and times are medians over the logged steps after the first tenth, which warms up; next to them are the first and the third quartile.";
+const TRAINING_LOSS = "The training loss of a step is the mean loss of all tokens of the global batch, before the update. Validation loss is measured after the update of the given step.";
+const SPEEDS = "Speeds and times are medians over the logged steps after the first tenth, which is the warm-up. Next to them are the first and the third quartile.";
 const PEAK = "Peak memory is the most bytes that any rank held.";
 const WAITING = "Waiting is the share of a step in which rank 0 could only wait for other ranks: communication that computation does not hide.";
-const MFU = "MFU is the FLOP/s that the model needs in theory, without recomputation, over the peak of the devices.";
-const SEEDS = "Each row is one run with one seed, and says nothing of the spread between seeds.";
+const MFU = "MFU is the FLOP/s that the model needs in theory, without recomputation, divided by the peak FLOP/s of the devices.";
+const SEEDS = "Each row is one run with one seed, and does not show the spread between seeds.";
 
 /** Facts about runs: a few runs are columns; many are rows, which can be sorted. */
 class Facts {
@@ -92,7 +92,7 @@ function resultsView() {
   const spent = panel("Time of a step on rank 0", times.element);
   const missing = h("section", { class: "panel" }), again = h("pre");
   const root = h("div", { class: "view" }, panel("Results", results.element), ways, spent, panel("Environment", environment.element), missing,
-    panel("How these numbers were found", list([TRAINING_LOSS, SPEEDS, PEAK, WAITING, MFU, SEEDS]), h("p", null, "These commands repeat the runs, with ranks as threads of one process:"), again));
+    panel("How these numbers were measured", list([TRAINING_LOSS, SPEEDS, PEAK, WAITING, MFU, SEEDS]), h("p", null, "These commands repeat the runs, with ranks as threads of one process:"), again));
   let answer = null, asked = "", when = 0;
 
   async function update() {
@@ -110,12 +110,12 @@ function resultsView() {
     rows.forEach((row) => { row.longest = mostOf(rows, ["whole"]).whole; });
     results.set(rows);
     ways.hidden = !answer.is_spread;
-    setText(spread, `Relative speed and losses are compared with ${answer.runs[0]?.id}.${answer.other_keys.length ? ` The runs also differ in ${answer.other_keys.join(", ")}, so losses need not be the same.` : ""}`);
+    setText(spread, `Relative speed and losses are compared with ${answer.runs[0]?.id}.${answer.other_keys.length ? ` The runs also differ in ${answer.other_keys.join(", ")}, so losses may differ.` : ""}`);
     strategies.set(rows);
     spent.hidden = !rows.some((row) => row.spent);
     times.set(rows.filter((row) => row.spent));
     environment.set(rows);
-    const notes = [...answer.differences.map((what) => `The runs differ in their ${what}, so speeds and bits need not agree.`), ...rows.flatMap((row) => row.missing.map((text) => `${row.id}: ${text}`))];
+    const notes = [...answer.differences.map((what) => `The runs differ in their ${what}, so speeds and bits may differ.`), ...rows.flatMap((row) => row.missing.map((text) => `${row.id}: ${text}`))];
     fill(missing, h("h2", null, "Missing"), notes.length ? list(notes) : h("p", { class: "quiet" }, "Nothing."));
     setText(again, rows.map((row) => `kiln train ${quoted(`${row.folder}/config.toml`)} --out ${quoted(`${row.id}-again`)}`).join("\n"));
   }
@@ -134,9 +134,9 @@ function strategiesView() {
   const root = h("div", { class: "view" },
     panel("Sharding strategies", h("p", null, `Every strategy on the same work: a decoder of ${format.short(measured.parameters)} parameters on ${plural(measured.ranks, "rank")}, ${plural(measured.global_batch, "sequence")} of ${plural(measured.seq_len, "token")} per optimizer step. Bytes and counts are those of one rank and one step.`), table.element),
     panel("Environment", list(Object.entries(measured.facts).map(([name, value]) => `${name}: ${value}`))),
-    panel("How these numbers were found", list([
-      `In each of ${plural(measured.rounds, "round")}, every strategy trains one step to warm up and ${plural(measured.steps, "step")} that are measured. Strategies alternate, so a machine that speeds up or slows down does so for all of them. Tokens are made up.`,
-      `Throughput and waiting are medians over rounds; the range is the slowest and the fastest round. Relative speed is the throughput over that of ${rows[0]?.strategy} in the same round, the median of the rounds.`,
+    panel("How these numbers were measured", list([
+      `In each of ${plural(measured.rounds, "round")}, every strategy trains one step to warm up, and then ${plural(measured.steps, "step")} that are measured. Strategies alternate, so changes in the speed of the machine affect all of them. Tokens are made up.`,
+      `Throughput and waiting are medians over rounds; the range is from the slowest to the fastest round. Relative speed is the throughput divided by that of ${rows[0]?.strategy} in the same round; the median of the rounds is shown.`,
       PEAK, WAITING]), h("p", null, "The command:"), h("pre", null, measured.command.map(quoted).join(" "))));
   return { root, update: async () => {} };
 }

@@ -9,7 +9,7 @@ function timelineView() {
   const told = h("p", { class: "told", role: "status" }, "Point at a span, or use the arrow keys.");
   const holder = h("div", { class: "canvas" }, canvas);
   const button = (text, label, act) => h("button", { type: "button", class: "small", "aria-label": label, onclick: act }, text);
-  const tools = h("div", { class: "tools" }, button("+", "Look closer", () => zoomBy(0.5)), button("−", "Look from farther", () => zoomBy(2)), button("All", "Show the whole step", () => show(null)));
+  const tools = h("div", { class: "tools" }, button("+", "Zoom in", () => zoomBy(0.5)), button("−", "Zoom out", () => zoomBy(2)), button("All", "Show the whole step", () => show(null)));
   const sums = new Table("Time of the step by rank", [
     { name: "Rank", isNumber: true, cell: (r) => r.rank, value: (r) => r.rank },
     { name: "Machine", cell: (r) => r.node, value: (r) => r.node },
@@ -155,13 +155,13 @@ function timelineView() {
     if (!run || (data?.run === run.id && (range || document.activeElement === canvas))) return void draw();
     const answer = await ask("/api/timeline", { run: run.id });
     drawn.hidden = Boolean(answer.problem);
-    setText(note, answer.problem ? `${run.id} has no timeline: ${answer.problem}.` : `Above, what each rank's own thread did; below, its collectives. Drag to look closer, double-click to see all. ${sentence(answer.note)}`.trim());
+    setText(note, answer.problem ? `${run.id} has no timeline: ${answer.problem}.` : `Above: activities of each rank's thread. Below: its collectives. Drag to zoom in, double-click to show the whole step. ${sentence(answer.note)}`.trim());
     if (data?.run !== answer.run) range = null;
     data = answer.problem ? null : answer;
     if (!data) return;
     at = null;
     setText(title, `${run.id}, step ${format.count(data.step)}: ${format.microseconds(data.length)}`);
-    canvas.setAttribute("aria-label", `What ${data.ranks.length} ranks did in step ${data.step}. Arrow keys go through spans and ranks; the sums follow as a table.`);
+    canvas.setAttribute("aria-label", `Activities of ${data.ranks.length} ranks in step ${data.step}. Arrow keys move between spans and ranks. A table of the sums follows.`);
     for (const rank of data.ranks) rank.sums = sumsOf(rank, data.names);
     sums.set(data.ranks);
     draw();
