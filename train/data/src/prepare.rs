@@ -174,7 +174,7 @@ fn remarks(encoded: &Encoded, files: usize, division: &Division, options: &Prepa
     let mut remarks = Vec::new();
     let Findings { not_text, bad_lines, json } = &encoded.findings;
     if not_text.count > 0 {
-        remarks.push(Remark::warning(format!(
+        remarks.push(Remark::note(format!(
             "{} of {files} files {} not UTF-8 text and {} skipped: {not_text}; convert or unpack files to read them",
             not_text.count,
             not_text.choose("is", "are"),

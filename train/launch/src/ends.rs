@@ -176,7 +176,7 @@ impl Ends {
             Verdict::Preempted if self.ranks.iter().any(End::was_stopped) => {
                 return print("a rank was asked to stop before there was anything to save; start it again");
             }
-            Verdict::Preempted => return print("preempted; the ranks have saved their state"),
+            Verdict::Preempted => return print("stopped on request; the ranks have saved their state"),
             _ => {}
         }
         let mut failed: Vec<&End> = self.ranks.iter().filter(|end| end.failed()).collect();

@@ -359,7 +359,7 @@ fn runs_that_have_ended_say_how() {
     let (look, code) = status(&workspace, &[]);
     let look = look.unwrap();
     assert_eq!((state(&look), code), ("stopped", Some(0)), "{look:#}");
-    assert!(text(&look).contains("is saved, and --resume latest continues from there"), "{look:#}");
+    assert!(text(&look).contains("is saved; resume with: kiln train --resume run"), "{look:#}");
     workspace.remove("run");
 
     // Folders that hold no run.

@@ -7,7 +7,7 @@ use crate::error::{CommandError, Result};
 use kiln_observe::ask::{ProcessState, state_of, threads_of};
 use kiln_observe::status::{Look, ProcessLook, State};
 use kiln_train::flight;
-use kiln_train::process::ProcessId;
+use kiln_train::process::{self, ProcessId, quoted};
 use kiln_train::run::{FAILURE, Progress, Standing, last_event, progress, standing};
 
 /// The status of the run in `out` according to its files.
@@ -80,7 +80,10 @@ fn judge(
     saved: Option<u64>,
 ) -> (State, String) {
     let go_on = match saved {
-        Some(step) => format!("step {step} is saved, and --resume latest continues from there"),
+        Some(step) => {
+            let program = process::command().unwrap_or("kiln");
+            format!("step {step} is saved; resume with: {program} train --resume {}", quoted(out))
+        }
         None => "nothing was saved".to_owned(),
     };
     match standing {
