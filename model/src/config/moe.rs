@@ -41,7 +41,7 @@ pub struct MoeConfig {
     /// else each layer by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_aux_loss_over: Option<BalanceOver>,
-    /// Whether experts have a bias that balances them without a loss (Wang et al., 2024; DeepSeek-V3). See
+    /// True if experts have a bias that balances them without a loss (Wang et al., 2024; DeepSeek-V3). See
     /// [`Moe`](crate::layers::Moe).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub expert_bias: bool,

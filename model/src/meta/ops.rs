@@ -425,8 +425,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// A layer that is known by its parameters alone: each matrix is taken for a map whose input and output
-    /// are kept.
+    /// A layer of which only the parameters are known: each matrix is assumed to be a map whose input and
+    /// output are kept.
     pub fn unknown<M: Module>(&self, layer: &M, x: MetaTensor) -> MetaTensor {
         self.note_undescribed(std::any::type_name::<M>());
         let d = x.width();
