@@ -140,10 +140,7 @@ pub fn folder(lookup: &Lookup) -> Option<PathBuf> {
 /// If there is none.
 pub fn folder_to_keep() -> std::io::Result<PathBuf> {
     folder(&environment).ok_or_else(|| {
-        std::io::Error::new(
-            std::io::ErrorKind::NotFound,
-            "neither XDG_CACHE_HOME nor HOME says where kernels are kept",
-        )
+        std::io::Error::new(std::io::ErrorKind::NotFound, "no folder for kernels: set XDG_CACHE_HOME or HOME")
     })
 }
 

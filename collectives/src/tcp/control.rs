@@ -214,7 +214,7 @@ impl Inner {
         match frame::encode(message, MESSAGE_LIMIT) {
             // If sending fails, the rendezvous is gone, which the reading thread notices.
             Ok(frame) => drop(lock(&self.writer).deliver(&frame)),
-            Err(error) => tracing::warn!("cannot tell the rendezvous: {error}"),
+            Err(error) => tracing::warn!("cannot inform the rendezvous: {error}"),
         }
     }
 
