@@ -62,7 +62,7 @@ pub(crate) enum Gradient {
     /// `written` marks the parameters that have a gradient; the elements of the others are arbitrary. `earlier`
     /// is the reduced sum of earlier micro-batches, if any.
     Accumulating { flat: Buffer, written: Vec<bool>, earlier: Option<Buffer> },
-    /// Sent off to be reduced.
+    /// Its reduction has started.
     Reducing(Reduction),
     /// f32, of this rank's shard: the sum of the micro-batches so far, until the next one has a gradient. Under the
     /// hybrid strategies it is not summed over the replicas yet.
