@@ -188,7 +188,7 @@ fn the_balance_loss_is_added_with_its_weight() {
     assert_close(&with_two, &twice, 1e-4, "gradient");
 }
 
-/// Loss and gradients of one layer are the same either way, those of two layers are not. Over all layers, a
+/// For one layer, both settings give the same loss and gradients; for two layers, they differ. Over all layers, a
 /// coefficient counts the experts' shares of all tokens: less than over each, since layers prefer other experts.
 #[test]
 fn the_balance_can_span_all_layers() {
