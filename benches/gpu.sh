@@ -367,7 +367,7 @@ prediction=(--predicted "$predicted")
 # Each finished row is logged, so that a step that runs out of time still has results.
 export KILN_LOG=warn,kiln=info
 
-# -- What the steps do ------------------------------------------------------------------------------------------------
+# -- The steps --------------------------------------------------------------------------------------------------------
 
 # A small run, in f32, on a device.
 small_run() {

@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to over pipes: needs nothing but Python and Chromium."""
+"""A headless Chromium, controlled through pipes. Needs only Python and Chromium."""
 
 import base64
 import json
@@ -90,7 +90,7 @@ class Browser:
             file.write(base64.b64decode(data))
 
     def complaints(self):
-        """What the console has, and uncaught exceptions."""
+        """Returns the messages of the console, and uncaught exceptions."""
         found = []
         for event in self.events:
             method, params = event.get("method"), event.get("params", {})
@@ -103,7 +103,7 @@ class Browser:
         return found
 
     def requests(self):
-        """Addresses that were asked for."""
+        """Returns the requested addresses."""
         return [event["params"]["request"]["url"] for event in self.events
                 if event.get("method") == "Network.requestWillBeSent"]
 

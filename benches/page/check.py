@@ -1,4 +1,4 @@
-"""What check.sh checks: the page of made-up runs, as a person and as a stranger see it."""
+"""The checks of check.sh: the page of made-up runs, for its user and for unauthorised clients."""
 
 import contextlib
 import http.client
@@ -34,7 +34,7 @@ def check(is_right, what):
 @contextlib.contextmanager
 def serving(program, runs, token=None):
     environment = dict(os.environ, **({"KILN_PAGE_TOKEN": token} if token else {}))
-    # The page shows the folder as it was named: without the place of this check.
+    # The page shows the folder as it was given, so it does not contain the temporary path.
     runs = pathlib.Path(runs).absolute()
     runs.parent.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen([os.path.abspath(program), runs.name, "127.0.0.1:0"], stdout=subprocess.PIPE, text=True,
@@ -58,7 +58,7 @@ def ready(browser, url):
 
 
 def choose(browser, base, compared, detail, theme=""):
-    """What the browser keeps for the page."""
+    """Returns the data that the browser stores for the page."""
     browser.open(base)
     browser.wait("document.readyState === 'complete'")
     browser.value(f"localStorage.setItem('kiln.compared', JSON.stringify({compared!r}));"
@@ -67,7 +67,7 @@ def choose(browser, base, compared, detail, theme=""):
 
 
 def timed(what, measure):
-    """Checks the shortest of three times: other work on the machine only makes them longer."""
+    """Checks the shortest of three times, since other work on the machine only makes them longer."""
     times = []
     while len(times) < 3 and (not times or min(times) >= MOST_SECONDS):
         times.append(measure())
@@ -75,11 +75,11 @@ def timed(what, measure):
 
 
 def cold(program, runs):
-    """Seconds from the start of the server until the first curve is drawn."""
+    """Returns the seconds from the start of the server until the first curve is drawn."""
     browser = Browser()
     browser.size(1280, 900)
     with serving(program, runs) as url:
-        # The address is told when the server begins to read.
+        # The server prints its address when it begins to read the runs.
         took = ready(browser, url)
     browser.close()
     return took
@@ -97,7 +97,7 @@ def reading(browser, base):
     step = "document.querySelector('.card:nth-child(2) .value').firstChild.textContent"
     before = browser.value(step)
     browser.wait(f"{step} !== {before!r}")
-    check(True, f"the page follows a run that goes on: step {before}, then {browser.value(step)}")
+    check(True, f"the page follows a running run: step {before}, then {browser.value(step)}")
 
     ready(browser, base + "#/curves")
     names = browser.value("[...document.querySelector('.chart .legend').querySelectorAll('li:not(.place)')].map((one) => one.firstChild.nextSibling.textContent)")
@@ -111,7 +111,7 @@ def reading(browser, base):
     check(colours == [True] * 3, f"each in its colour: {colours}")
     browser.value("document.querySelector('.chip input').click()")
     browser.wait("document.querySelector('.chart .legend').querySelectorAll('li:not(.place)').length === 2")
-    check(True, "a run is taken out of the comparison by a click")
+    check(True, "a click removes a run from the comparison")
 
 
 def operating(browser, base):
@@ -182,7 +182,7 @@ def screenshots(browser, base, shots):
 
 
 def crowded(browser, base):
-    """A hundred clients that do not go on, and a page that is as fast as before."""
+    """Checks that a hundred stalled clients do not slow the page down."""
     address = urllib.parse.urlparse(base)
     request = f"GET / HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode()
     clients = []
@@ -190,7 +190,7 @@ def crowded(browser, base):
         client = socket.create_connection((address.hostname, address.port))
         client.sendall(request * 5 if number % 2 else request[:-4])
         clients.append(client)
-    timed("with 100 clients that do not go on, the page is drawn", lambda: ready(browser, base))
+    timed("with 100 stalled clients, the page is drawn", lambda: ready(browser, base))
     for client in clients:
         client.close()
 
@@ -221,14 +221,14 @@ def strangers(program, runs):
 
         button = "[...document.querySelectorAll('.controls button')]"
         names = browser.value(f"{button}.map((one) => one.textContent)")
-        check(names == ["Save a checkpoint", "Save and end"], f"a server that takes orders has buttons: {names}")
+        check(names == ["Save a checkpoint", "Save and end"], f"a server with --control has buttons: {names}")
         browser.value(f"{button}[0].click()")
         told = "document.querySelector('.controls [role=status]').textContent"
         browser.wait(f"{told} === 'Told: checkpoint.'")
         browser.value(f"window.confirm = () => false; {button}[1].click()")
-        check(browser.value(told) == "Told: checkpoint.", "ending a run is asked back, and not done without a yes")
+        check(browser.value(told) == "Told: checkpoint.", "ending a run asks for confirmation, and does nothing without it")
         browser.value(f"window.confirm = () => true; {button}[1].click()")
-        check(browser.wait(f"{told} === 'Told: quit.'"), "orders are given with the cookie")
+        check(browser.wait(f"{told} === 'Told: quit.'"), "commands are sent with the cookie")
 
         page = (f"<!doctype html><title>other</title><iframe src='{base}'></iframe><script>"
                 f"fetch('{base}api/runs', {{credentials: 'include'}}).then((answer) => answer.text()).then((text) => window.got = text, (error) => window.got = 'nothing: ' + error)</script>")
@@ -272,7 +272,7 @@ def write_sweep(folder):
 
 
 def reported(program, work, shots):
-    """A report is the page without a server: complete with twenty runs, and nothing is loaded."""
+    """Checks a report, which is the page without a server: complete with twenty runs, and it loads nothing."""
     write_sweep(work / "sweep")
     subprocess.run([os.path.abspath(program), "sweep", "--report", "report"], cwd=work, check=True)
     base = (work / "report/report.html").absolute().as_uri()
@@ -284,7 +284,7 @@ def reported(program, work, shots):
     all_names = [f"sweep-{number:02}" for number in range(20)]
     check([name.split(" ")[0] for name in names] == all_names, f"the legend of a report has all of 20 runs: {len(names)}")
     looks = browser.value("new Set([...document.querySelectorAll('.chart:first-child .legend .key')].map((key) => key.className + key.style.getPropertyValue('--key'))).size")
-    check(looks == 20, f"they look different: {looks}")
+    check(looks == 20, f"all runs look different: {looks}")
 
     # Reads the values at the last step, which three runs have not reached or survived.
     browser.value("document.querySelector('.chart .plot').focus()")
@@ -294,7 +294,7 @@ def reported(program, work, shots):
     values = dict(name.split(" ") for name in browser.value(legend))
     ended = {name: value for name, value in values.items() if value == "–"}
     check(sorted(ended) == ["sweep-01", "sweep-02", "sweep-03"], f"runs that ended earlier have no value at the last step: {sorted(ended)}")
-    check(values["sweep-00"] == f"{2 + 6 / 400:.4f}", f"the value of a run is that of its metrics: {values['sweep-00']}")
+    check(values["sweep-00"] == f"{2 + 6 / 400:.4f}", f"the value of a run equals its metrics: {values['sweep-00']}")
     browser.value("document.querySelector('.chart details').open = true")
     browser.wait("document.querySelectorAll('.chart details tbody tr').length === 20")
     table = browser.value("[...document.querySelectorAll('.chart details tbody tr')].slice(0, 2).map((row) => row.lastChild.textContent)")
@@ -303,13 +303,13 @@ def reported(program, work, shots):
     ready(browser, f"{base}#/results")
     rows = browser.wait("document.querySelectorAll('.panel:first-child tbody tr').length")
     told = browser.value("document.querySelector('main').textContent")
-    check(rows == 20 and "not finite" in told and "recorded up to step 1 of 400" in told, "results name what diverged and what is missing")
+    check(rows == 20 and "not finite" in told and "recorded up to step 1 of 400" in told, "results list diverged and unfinished runs")
     check("the same bits at all" not in told and "differs from step 1 on" in told, "losses of strategies are compared")
     ready(browser, f"{base}#/configuration")
     heads = browser.wait("[...document.querySelectorAll('.panel:first-child thead th')].map((one) => one.textContent)")
     check(heads == ["Run", "optim.lr", "shard.strategy", "train.seed"], f"settings of 20 runs are columns: {heads}")
     ready(browser, f"{base}#/text")
-    check(browser.wait("document.title") == "Text · Kiln", "text of a run is not obeyed")
+    check(browser.wait("document.title") == "Text · Kiln", "the page does not execute text of a run")
     views = browser.value("[...document.querySelectorAll('nav a')].map((one) => one.textContent)")
     check(views == ["Overview", "Curves", "Results", "Configuration", "Text", "Events"], f"runs that have ended have no ranks to show: {views}")
     for width, theme in ((1280, "light"), (1920, "dark"), (390, "light")):
@@ -322,7 +322,7 @@ def reported(program, work, shots):
             if shots:
                 browser.screenshot(shots / f"report-{view}-{width}.png")
     complaints, requests = browser.complaints(), browser.requests()
-    check(not complaints, f"the console of a report has no complaint {complaints or ''}")
+    check(not complaints, f"the console of a report has no messages {complaints or ''}")
     outside = [url for url in requests if not url.startswith((base, "data:", "about:"))]
     check(not outside, f"a report loads nothing {outside or ''}")
     browser.close()
@@ -344,7 +344,7 @@ def main():
         if shots:
             screenshots(browser, base, shots)
         complaints, requests = browser.complaints(), browser.requests()
-        check(not complaints, f"the console has no complaint {complaints or ''}")
+        check(not complaints, f"the console has no messages {complaints or ''}")
         outside = [url for url in requests if not url.startswith((base, "data:", "about:"))]
         check(not outside, f"of {len(requests)} requests none went to another host {outside or ''}")
         browser.close()

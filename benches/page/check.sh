@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks the web page of runs in a headless Chromium, and /metrics with promtool: benches/page/check.sh [FOR-SCREENSHOTS]
 #
-# Makes up runs, one of them with a million steps and 64 ranks (300 MB in a temporary folder). With a folder as argument,
-# screenshots of all views go there. Needs chromium, python3 and promtool (Debian: chromium, python3, prometheus).
+# Creates made-up runs, one with a million steps and 64 ranks (300 MB in a temporary folder). Saves screenshots of all
+# views to the given folder, if any. Needs chromium, python3 and promtool (Debian: chromium, python3, prometheus).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 for program in chromium python3 promtool; do

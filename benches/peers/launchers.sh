@@ -125,7 +125,7 @@ for (step, loss), (_, found) in zip(expected, actual):
         sys.exit(f"loss of step {step} is {found}, expected {loss}")
 said = re.findall(r"^step +1\b", open(sys.argv[3]).read(), re.MULTILINE)
 if len(said) > 1:
-    sys.exit(f"step 1 was reported {len(said)} times: every rank trained for itself")
+    sys.exit(f"step 1 was reported {len(said)} times: the ranks trained separately")
 PYTHON
 }
 

@@ -22,7 +22,7 @@ SHARE, MICROSECONDS = 0.01, 200
 # Slices `s` with the process `p` of their rank.
 OF_RANK = """from slice s join process_track t on t.id = s.track_id join process p using (upid)"""
 
-# What a recorder sums up.
+# The totals of a recorder.
 KINDS = ("busy_ns", "waited_ns", "calls", "bytes_sent")
 
 # Annotations of the slice `s`.
@@ -30,7 +30,7 @@ ARGS = "extract_arg(s.arg_set_id, 'debug.{}')"
 
 
 def unknown(message):
-    """Names of messages that have fields which Perfetto's own schema does not."""
+    """Returns the names of messages that have fields missing from Perfetto's own schema."""
     found = set()
     if len(unknown_fields.UnknownFieldSet(message)) > 0:
         found.add(message.DESCRIPTOR.name)
@@ -100,7 +100,7 @@ class Check:
             and {arg('c', 'group')} = {arg('w', 'group')} and {arg('c', 'sequence')} = {arg('w', 'sequence')})""")
         flows = self.count("select 1 from flow")
         self.expect(flows == waited and flows > 0, "an arrow for each wait whose collective is there:", flows)
-        # Perfetto has an arrow leave from whichever of the two slices has begun first.
+        # Perfetto draws an arrow from the slice that began first.
         right = self.count(f"""select 1 from flow f join slice a on a.id = f.slice_out join slice b on b.id = f.slice_in
             join process_track at on at.id = a.track_id join process_track bt on bt.id = b.track_id
             where at.upid = bt.upid and {arg('a', 'group')} = {arg('b', 'group')}
@@ -115,7 +115,7 @@ class Check:
         self.expect(late == 0, "no wait ends before its collective begins")
 
     def recorded(self):
-        """What the recorders have summed up: by rank, name and kind."""
+        """Returns the recorders' totals by rank, name and kind."""
         sums = collections.Counter()
         for row in self.rows(f"""select p.name as rank, a.flat_key as key, a.int_value as value
             {OF_RANK} join args a using (arg_set_id)
@@ -127,7 +127,7 @@ class Check:
         return sums
 
     def of_trace(self):
-        """The same from the slices."""
+        """Returns the same totals, computed from the slices."""
         sums = collections.Counter()
         arg = ARGS.format
         for row in self.rows(f"""select p.name as rank, {arg('operation')} as operation, count(*) as calls,
@@ -150,7 +150,7 @@ class Check:
         for kind in ("calls", "bytes_sent"):
             wrong = [(key, recorded[key], traced[key]) for key in keys if key[1] == kind and recorded[key] != traced[key]]
             total = sum(value for key, value in traced.items() if key[1] == kind)
-            self.expect(not wrong and total > 0, f"{kind} by rank and operation equal the recorder's, in all {total}", wrong)
+            self.expect(not wrong and total > 0, f"{kind} by rank and operation equal the recorder's, {total} in total", wrong)
         for kind in ("busy_ns", "waited_ns"):
             apart = lambda key: abs(recorded[key] - traced[key])
             bound = lambda key: max(SHARE * recorded[key], MICROSECONDS * 1e3)

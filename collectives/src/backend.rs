@@ -74,7 +74,7 @@ pub trait GroupControl: Send + Sync {
 ///
 /// The worker thread of the process group calls [`Backend::execute`] and [`Backend::split`], one at a time and
 /// in the order of the calls; all other methods may be called from any thread at any time. The
-/// [crate documentation](crate#a-backend-of-your-own) shows where to start.
+/// [crate documentation](crate#a-custom-backend) shows where to start.
 pub trait Backend: GroupControl + Sized + 'static {
     /// Name of the backend, as [`Communicator::backend`](crate::Communicator::backend) returns it.
     const NAME: &'static str;

@@ -23,7 +23,7 @@ impl DeviceMemory {
     }
 
     /// Allocates `bytes` bytes with arbitrary contents, rounded up to whole words. It allocates at least one
-    /// word, because a kernel cannot be given an empty buffer.
+    /// word, because kernels do not accept empty buffers.
     pub(crate) fn empty(client: &Client, bytes: usize) -> DeviceMemory {
         DeviceMemory::new(client.clone(), client.empty(whole_words(bytes)))
     }

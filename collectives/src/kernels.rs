@@ -122,7 +122,7 @@ fn grid(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     (cubecl::calculate_cube_count_elemwise(client, elements, units), units)
 }
 
-/// Copies bytes; each unit fills one word of `to`. Positions are in bytes; `whole` says that all of them are
+/// Copies bytes; each unit fills one word of `to`. Positions are in bytes; `whole` is true if all of them are
 /// multiples of a word.
 #[cube(launch_unchecked)]
 fn copy_bytes(

@@ -53,7 +53,7 @@
 //!
 //! NCCL keeps these guarantees with the exceptions that the module `nccl` lists.
 //!
-//! # A backend of your own
+//! # A custom backend
 //!
 //! A backend moves the data; everything else is shared. Implement [`GroupControl`] and [`Backend`] for one
 //! rank's side of a group, and pass it to [`ProcessGroup::start`], which implements [`Communicator`]: it checks

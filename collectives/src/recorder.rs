@@ -116,7 +116,7 @@ impl Recorder {
             created_monotonic: monotonic(),
             capacity,
             log: Mutex::new(Log {
-                // At once: memory that grows while a rank works would be taken for that of its tensors.
+                // Allocated in advance: memory that grows while a rank works would be mistaken for its tensors'.
                 records: VecDeque::with_capacity(capacity.min(DEFAULT_CAPACITY) + 1),
                 ..Log::default()
             }),

@@ -112,7 +112,7 @@ impl Default for Timeline {
             module: None,
             since: Duration::ZERO,
             times: Vec::new(),
-            // At once: memory that grows while a rank works would be taken for that of its tensors.
+            // Allocated in advance: memory that grows while a rank works would be mistaken for its tensors'.
             spans: VecDeque::with_capacity(CAPACITY + 1),
             steps: VecDeque::with_capacity(STEPS),
             keeps_all: false,
@@ -149,7 +149,7 @@ impl Timeline {
         if now - start < SHORT {
             let time = self.time();
             time.waited += now - start;
-            // Waiting time must not count as busy as well.
+            // Waiting time must not also count as busy.
             self.since += now - start;
             return;
         }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Launches the ranks of one node. The scripts beside this one call it; it is not run by itself:
+# Launches the ranks of one node. Called by the other scripts in this folder; do not run it directly:
 #
 #     launch.sh NODES RANKS_PER_NODE CONFIG [ARGUMENTS OF kiln train …]
 #

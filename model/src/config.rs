@@ -266,7 +266,7 @@ pub enum ModelConfigError {
     )]
     NoExperts,
     /// A different feed-forward layer is configured with sizes of experts.
-    #[error("[model.moe] is there, and model.feed_forward is \"{feed_forward}\": set it to \"moe\"")]
+    #[error("[model.moe] is set, but model.feed_forward is \"{feed_forward}\": set it to \"moe\"")]
     UnusedExperts {
         /// The feed-forward layer.
         feed_forward: String,
@@ -408,13 +408,13 @@ impl ModelConfig {
         }
         let Some(pattern) = &self.window_pattern else { return Ok(()) };
         let problem = if self.window.is_none() {
-            "there is no window: set model.window"
+            "needs a window: set model.window"
         } else if pattern.bytes().any(|letter| ![WINDOWED, FULL].contains(&letter)) {
-            "must have no letters but w, a block with the window, and f, one with full attention"
+            "must contain only w, for a block with the window, and f, for a block with full attention"
         } else if !pattern.as_bytes().contains(&WINDOWED) {
-            "must have a w: without one no block has the window"
+            "must contain a w: otherwise no block has the window"
         } else if pattern.len() > self.layers {
-            "must have at most as many letters as there are blocks (model.layers)"
+            "must not have more letters than model.layers"
         } else {
             return Ok(());
         };

@@ -44,7 +44,7 @@ pub enum ShardError {
     },
     /// A host-only rule of the optimizer is selected for weights on a GPU.
     #[error(
-        "the optimizer's rule `{rule}` works on the CPU alone, and weights are on a GPU: train on the CPU, or \
+        "the optimizer's rule `{rule}` runs only on the CPU, but weights are on a GPU: train on the CPU, or \
          set shard.offload = true"
     )]
     HostRule {
@@ -71,7 +71,7 @@ pub enum ShardError {
     /// A block that runs again in backward uses a tensor that its gradient would have to reach.
     #[error(
         "block `{group}` uses a tensor that needs a gradient besides its input and its weights: blocks \
-         that run again in backward cannot pass a gradient on to it; make it part of the input, detach it, \
+         that run again in backward cannot pass it a gradient; make it part of the input, detach it, \
          or set shard.recompute = \"none\""
     )]
     Captured {
@@ -80,8 +80,8 @@ pub enum ShardError {
     },
     /// There is no gradient to replace.
     #[error(
-        "`{name}` has no gradient now: there is one from the backward of the last micro-batch to the \
-         optimizer step, and none of parameters that are frozen"
+        "`{name}` has no gradient now: gradients exist from the backward of the last micro-batch to the \
+         optimizer step, and frozen parameters have none"
     )]
     NoGradient {
         /// Name of the parameter.
@@ -114,7 +114,7 @@ pub enum ShardError {
         reason: String,
     },
     /// A tensor cannot be read.
-    #[error("values to be read: {reason}")]
+    #[error("cannot read a tensor: {reason}")]
     Unreadable {
         /// The reason.
         reason: String,

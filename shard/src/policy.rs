@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::mesh::Strategy;
 
-/// When gathered weights are freed after forward.
+/// The modules whose gathered weights are freed after forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reshard {
-    /// As the strategy says, except for modules whose own options keep them.
+    /// The strategy's modules, except those whose own options keep weights.
     #[default]
     Default,
     /// Every module, right after its forward.
@@ -81,7 +81,7 @@ impl fmt::Display for Recompute {
 pub struct Policy {
     /// The sharding strategy.
     pub strategy: Strategy,
-    /// When weights are freed after forward.
+    /// The modules whose weights are freed after forward.
     pub reshard: Reshard,
     /// The parts of a model that are computed again in backward.
     pub recompute: Recompute,

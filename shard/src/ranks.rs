@@ -28,7 +28,7 @@ impl RankError for ShardError {
     }
 }
 
-/// For a loop with errors of several libraries.
+/// Supports loops with errors of several libraries.
 impl RankError for Box<dyn Error + Send + Sync> {
     fn is_consequence(&self) -> bool {
         self.downcast_ref().is_some_and(|error: &ShardError| error.is_consequence())
@@ -80,7 +80,7 @@ impl<E: RankError> RanksError<E> {
 }
 
 /// Runs `body(communicator)` on `world_size` ranks, each with `threads` compute threads, and returns the
-/// results in rank order. When one rank fails, the others are informed and end as well.
+/// results in rank order. If one rank fails, the others are notified and end too.
 pub fn run_ranks<T, E, F>(world_size: usize, threads: usize, body: F) -> Result<Vec<T>, RanksError<E>>
 where
     T: Send,

@@ -231,7 +231,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         token: &OrderToken,
         run: impl Fn(&M, Tensor<3>) -> BlockOutput + Send + Sync + 'static,
     ) -> BlockOutput {
-        // Opened here, in the forward pass; the second run adopts it.
+        // Records the use here, in the forward pass, for the second run.
         self.open_use();
         let sharded = self.clone();
         let body = Body::new(move |x, pass| {
@@ -269,7 +269,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
     fn materialize(&self, token: &OrderToken, after: After) -> Unsharded<M> {
         let Inner { template, places, groups, .. } = &*self.inner;
         groups.iter().take(1).for_each(|group| group.enter());
-        // All gathers of the module start before the first is waited for.
+        // Starts all gathers of the module before waiting for the first one.
         for group in groups {
             group.unshard(token.direction);
         }

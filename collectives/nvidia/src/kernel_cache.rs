@@ -79,7 +79,7 @@ static COMPILING: AtomicU64 = AtomicU64::new(0);
 /// The kernels of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Kernels taken from the folder.
+    /// Number of kernels read from the folder.
     pub taken: u64,
     /// Kernels compiled by NVRTC.
     pub compiled: u64,
@@ -140,10 +140,7 @@ pub fn folder(lookup: &Lookup) -> Option<PathBuf> {
 /// If there is none.
 pub fn folder_to_keep() -> std::io::Result<PathBuf> {
     folder(&environment).ok_or_else(|| {
-        std::io::Error::new(
-            std::io::ErrorKind::NotFound,
-            "neither XDG_CACHE_HOME nor HOME says where kernels are kept",
-        )
+        std::io::Error::new(std::io::ErrorKind::NotFound, "no folder for kernels: set XDG_CACHE_HOME or HOME")
     })
 }
 
@@ -156,7 +153,7 @@ pub fn counts() -> Counts {
     }
 }
 
-/// Describes in one line where kernels are kept, and their number.
+/// Describes in one line the folder of kernels and their number.
 pub fn describe() -> String {
     let Some(folder) = folder(&environment) else {
         return "compiled by every process anew, since neither XDG_CACHE_HOME nor HOME says where to keep them"

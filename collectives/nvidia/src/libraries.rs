@@ -44,8 +44,8 @@ pub struct Missing {
 pub fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     let asked = cudarc::get_lib_name_candidates(wanted.stem);
     let mut failures = Vec::new();
-    // First the way cudarc will ask, and then by the other names that the loader may know. A name by which a
-    // library has been requested is taken: if functions are to be replaced, cudarc's names come last.
+    // First by the names that cudarc will request, and then by other names that the loader may know. A name by which
+    // a library has been requested is taken: if functions are to be replaced, cudarc's names come last.
     let (files, names) = (wanted.files.iter().copied(), asked.iter().map(String::as_str));
     let by_name: Vec<_> = match wanted.instead {
         None => names.chain(files).collect(),

@@ -22,7 +22,7 @@ pub struct Lag {
 /// Minimum share of the time that a reported rank costs.
 const LEAST_SHARE: f64 = 0.25;
 
-/// Minimum ratio of its cost to that of any other rank. If all ranks are late in turn, the machine is busy.
+/// Minimum ratio of its cost to that of any other rank. If all ranks are late alternately, the machine is busy.
 const LEAST_RATIO: f64 = 4.0;
 
 /// Minimum time of the operations in seconds. In less time, a busy machine may delay any rank.

@@ -1,4 +1,4 @@
-//! A rank's NCCL communicator: how operations are queued on the GPU, and the queued operations.
+//! A rank's NCCL communicator: queueing operations on the GPU, and the queued operations.
 
 #![allow(unsafe_code)]
 

@@ -19,7 +19,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Retains the context of GPU `index`. The driver must be there.
+    /// Retains the context of GPU `index`. The driver must exist.
     pub(crate) fn of(index: usize) -> Result<Context, NcclError> {
         let driver = |call| move |error| NcclError::driver(call, error);
         cudarc::driver::result::init().map_err(driver("cuInit"))?;

@@ -15,7 +15,7 @@ pub enum NcclError {
     )]
     NoDriver,
     /// The GPU's number is out of range.
-    #[error("there is no GPU {index}: the driver names {count}, counted from 0")]
+    #[error("there is no GPU {index}: the driver reports {count}, counted from 0")]
     NoDevice {
         /// Requested number.
         index: usize,
@@ -72,15 +72,15 @@ pub enum NcclError {
         waited: Duration,
     },
     /// Other ranks cannot use NCCL.
-    #[error("NCCL cannot be used on {}: see what they say", list_ranks(.ranks))]
+    #[error("NCCL cannot be used on {}: see their errors", list_ranks(.ranks))]
     Peers {
         /// Ranks of the group.
         ranks: Vec<usize>,
     },
     /// Several threads of one process share a GPU, which NCCL does not support.
     #[error(
-        "{} are threads of one process and share GPU {index}: give each a GPU of its own, or leave \
-         NCCL out",
+        "{} are threads of one process and share GPU {index}: give each a separate GPU, or do not \
+         attach NCCL",
         list_ranks(.ranks)
     )]
     SharedDevice {
@@ -90,7 +90,7 @@ pub enum NcclError {
         index: usize,
     },
     /// NCCL is already attached to the group.
-    #[error("NCCL has been added to this group before: `attach` is called once")]
+    #[error("NCCL has been added to this group before: call `attach` only once")]
     Attached,
     /// The ranks could not agree, through the group, to attach NCCL to it.
     #[error(transparent)]

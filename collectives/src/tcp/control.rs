@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// ranks for at most twice [`GRACE`]: once about a lost connection and once about this trouble.
 const ANSWER: Duration = Duration::from_secs(3 * GRACE.as_secs());
 
-/// Silence of the rendezvous after which it counts as gone. It sends a message once per [`HEARTBEAT`].
+/// Time without messages after which the rendezvous counts as gone. It sends one per [`HEARTBEAT`].
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// Time that a rank, asked about an operation, waits for its own caller to issue it.
@@ -122,7 +122,7 @@ impl Control {
         verdicts.next()
     }
 
-    /// Fails one group on this rank alone, unless it has failed already.
+    /// Fails one group on this rank only, unless it has failed already.
     pub(super) fn fail_here(&self, group: GroupNumber, abort: Abort) {
         self.inner.fail(Some(group), Cause::Abort(abort));
     }
@@ -214,7 +214,7 @@ impl Inner {
         match frame::encode(message, MESSAGE_LIMIT) {
             // If sending fails, the rendezvous is gone, which the reading thread notices.
             Ok(frame) => drop(lock(&self.writer).deliver(&frame)),
-            Err(error) => tracing::warn!("cannot tell the rendezvous: {error}"),
+            Err(error) => tracing::warn!("cannot inform the rendezvous: {error}"),
         }
     }
 

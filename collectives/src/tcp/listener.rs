@@ -140,7 +140,7 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
     let (number, displaced) = guard.unauthenticated.enter(&stream, from.ip());
     if let Some(address) = displaced {
         guard.warnings.warn(format!(
-            "closed a connection from {address} that had not proved itself: too many others wait"
+            "closed an unauthenticated connection from {address}: too many others are waiting"
         ));
     }
     let inside = Arc::clone(guard);

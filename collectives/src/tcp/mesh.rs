@@ -44,9 +44,9 @@ const ATTEMPT: Duration = Duration::from_secs(30);
 pub(super) enum MeshError {
     #[error("cannot connect to world rank {rank} at {address}: {source}")]
     Connect { rank: usize, address: SocketAddr, source: io::Error },
-    #[error("world rank {rank} at {address} does not let it in: {source}")]
+    #[error("world rank {rank} at {address} refused its connection: {source}")]
     Handshake { rank: usize, address: SocketAddr, source: HandshakeError },
-    #[error("world rank {rank} does not say whether its memory can be read: {source}")]
+    #[error("world rank {rank} did not report whether its memory can be read: {source}")]
     Probe { rank: usize, source: FrameError },
     #[error("world rank {rank} did not connect in time")]
     Missing { rank: usize },

@@ -272,8 +272,8 @@ pub enum JoinError {
     },
     /// The ranks have no secret, and meet where other machines can connect.
     #[error(
-        "rank {rank} has no secret, and {host}, where the ranks meet, is not a loopback address: whoever \
-         reaches it could take a rank's place. Set KILN_JOB_SECRET to the same random text for all \
+        "rank {rank} has no secret, and {host}, where the ranks meet, is not a loopback address: any program \
+         that reaches it could take a rank's place. Set KILN_JOB_SECRET to the same random text for all \
          ranks on all machines (`openssl rand -hex 32` makes one); or, if everyone on this network may \
          join, say so with comm.open = true"
     )]

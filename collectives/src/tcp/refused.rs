@@ -19,7 +19,7 @@ pub(super) struct Refused {
 /// The reason why a caller was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Why {
-    /// It does not know the secret, so it may be anyone.
+    /// It does not know the secret, so it may be any program.
     Secret,
     /// It belongs to another job. Contains a sentence for the message.
     Job(String),

@@ -52,7 +52,7 @@ pub(super) enum Presence {
         /// Arrival time of its last message.
         heard: Instant,
     },
-    /// It has said goodbye.
+    /// It has ended its session.
     Left,
     /// Its connection ended without a goodbye.
     Gone,

@@ -175,7 +175,7 @@ impl Inner {
         self.registry.notify();
         let inner = Arc::clone(self);
         if let Err(error) = spawn(&format!("kiln-rank-{rank}"), move || inner.listen(rank, reader)) {
-            tracing::warn!("no thread to listen to rank {rank}: {error}");
+            tracing::warn!("cannot start a thread to listen to rank {rank}: {error}");
             self.registry.lock().ranks[rank] = Presence::Absent;
             self.registry.notify();
         }

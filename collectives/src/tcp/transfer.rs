@@ -136,7 +136,7 @@ impl Transfer<'_> {
         output: &mut [u8],
         chunks: &[Range<usize>],
     ) -> Result<(), Stop> {
-        // Partial sums of half types would have to travel as f32, which gains nothing over direct transfers.
+        // Partial sums of half types would have to be sent as f32, which gains nothing over direct transfers.
         let is_wide = matches!(dtype, DType::F32 | DType::F64);
         let ring = self.ring && self.world_size() > 2 && is_wide;
         let bytes = if ring { BLOCK } else { self.world_size() * BLOCK };

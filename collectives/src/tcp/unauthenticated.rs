@@ -1,9 +1,9 @@
 //! Connections whose other side has not yet proved that it knows the secret.
 //!
 //! Anyone can open such connections, so their number is limited. When there are too many, one is closed: the
-//! oldest connection of the address that has the most. Addresses from which no rank has come go first. So a
-//! client that opens many connections and sends nothing loses its own, and a rank, which answers at once,
-//! rarely has one of the oldest.
+//! oldest connection of the address that has the most. Addresses from which no rank has come are preferred.
+//! So a client that opens many connections and sends nothing loses its own, and a rank, which answers
+//! immediately, rarely has one of the oldest.
 
 use crate::sync::lock;
 use rustix::net::SendFlags;
@@ -96,8 +96,8 @@ impl State {
         for open in self.open.values() {
             *counts.entry(open.from).or_default() += 1;
         }
-        // Addresses from which no rank has connected go first, then those with the most connections. Ties are
-        // decided by age.
+        // Prefers addresses from which no rank has connected, then addresses with the most connections. Age
+        // decides ties.
         let rank = |from: &IpAddr| {
             let is_foreign = !from.to_canonical().is_loopback() && !self.known.contains(from);
             (is_foreign, counts.get(from).copied())

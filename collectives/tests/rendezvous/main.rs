@@ -195,7 +195,7 @@ fn missing_ranks_are_named_in_time() {
     assert_eq!(missing, [1, 2, 3]);
 }
 
-/// Rank 2 of the world never arrives. Rank 0 learns of the stop, whether it has registered by then or not.
+/// Rank 2 of the world never arrives. Rank 0 learns of the stop, even if it registers later.
 #[test]
 fn a_stop_request_ends_the_wait_of_all_ranks() {
     let outcome = tcp::loopback(2, |options| {

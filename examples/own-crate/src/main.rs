@@ -1,4 +1,4 @@
-//! A feed-forward layer of your own, and all commands of `kiln` on it.
+//! A custom feed-forward layer, and all commands of `kiln` with it.
 
 use std::process::ExitCode;
 

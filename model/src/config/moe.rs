@@ -9,7 +9,7 @@ use super::{ModelConfigError, at_least_one, at_most, in_range};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BalanceOver {
-    /// Each layer by itself, and the mean of these losses (Fedus et al., 2021).
+    /// Each layer separately: the loss is the mean over the layers (Fedus et al., 2021).
     #[default]
     EachLayer,
     /// All layers together, as if their tokens were those of one layer: expert 3 of one layer may make up for expert 3
@@ -18,8 +18,8 @@ pub enum BalanceOver {
     AllLayers,
 }
 
-/// `[model.moe]`: the shape of the feed-forward layer [`MOE`](super::MOE), and what its router does. Defaults
-/// are those of Qwen3-MoE's models; a size that is left out is 0, which no model can have.
+/// `[model.moe]`: the shape of the feed-forward layer [`MOE`](super::MOE), and the settings of its router.
+/// Defaults are those of Qwen3-MoE's models; sizes have none and are required.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoeConfig {
@@ -37,11 +37,11 @@ pub struct MoeConfig {
     pub norm_topk_prob: bool,
     /// Weight of the loss that balances the experts; 0 for none. See [`Moe`](crate::layers::Moe).
     pub router_aux_loss_coef: f64,
-    /// The layers over which that loss balances the experts. By default those of the weights that a run starts from,
-    /// else each layer by itself.
+    /// The layers over which that loss balances the experts. Default: the setting of the weights that a run starts
+    /// from, else each layer separately.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_aux_loss_over: Option<BalanceOver>,
-    /// Whether experts have a bias that balances them without a loss (Wang et al., 2024; DeepSeek-V3). See
+    /// True if experts have a bias that balances them without a loss (Wang et al., 2024; DeepSeek-V3). See
     /// [`Moe`](crate::layers::Moe).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub expert_bias: bool,

@@ -14,7 +14,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use super::{Context, Layer};
 use crate::meta::{MetaTape, MetaTensor};
 
-/// A layer of any type, behind one pointer. As a module it is the layer inside: it adds nothing to the names
+/// A layer of any type, behind one pointer. As a module it is transparent: it adds nothing to the names
 /// of parameters.
 pub struct AnyLayer(Box<dyn Object>);
 

@@ -130,8 +130,9 @@ impl Moe {
         }
     }
 
-    /// The loss of the layer before its coefficient, `[1]`, of the experts' `load` `[experts]` and the `probabilities`
-    /// `[tokens, experts]` of all: `experts · Σ_e f_e · P_e`, or its part of that of all layers, times their square.
+    /// Returns the balance loss of the layer without its coefficient, `[1]`: `experts · Σ_e f_e · P_e`, or its part of
+    /// the loss over all layers times the square of their number. `load` is `[experts]`, `probabilities` is `[tokens,
+    /// experts]`.
     fn balance_loss(&self, load: Tensor<1>, probabilities: Tensor<2>, context: &Context) -> Tensor<1> {
         let [tokens, experts] = probabilities.dims();
         let load = load.div_scalar(tokens as f64);
@@ -144,7 +145,7 @@ impl Moe {
         loss.mul_scalar(experts as f64)
     }
 
-    /// The experts of each of `tokens`, and the router's probabilities, `[tokens, experts]`.
+    /// Returns the experts of each of `tokens`, and the router's probabilities, `[tokens, experts]`.
     fn route(&self, tokens: Tensor<2>) -> (Routing, Tensor<2>) {
         let logits = self.router.forward(tokens);
         let probabilities = ops::router_softmax(logits);
@@ -216,9 +217,9 @@ impl Layer for Moe {
     }
 }
 
-/// A loss that is zero, `[1]`, and whose gradient for the `bias` of each expert is `experts` times its `load`
-/// minus all `choices`: load minus mean, in whole numbers, whose sums are exact over a power of two of passes.
-/// They are so small that no norm of a gradient has a bit of them.
+/// Returns a zero loss, `[1]`, whose gradient for the `bias` of each expert is `experts` times its `load` minus
+/// all `choices`, times [`STEERING`]: load minus mean, in whole numbers, whose sums are exact over a power of
+/// two of passes. The factor is so small that these gradients do not change a bit of any gradient norm.
 fn steering_loss(bias: Tensor<1>, load: Tensor<1>, choices: usize) -> Tensor<1> {
     let [experts] = load.dims();
     let above_mean = load.mul_scalar(experts as f64).sub_scalar(choices as f64).mul_scalar(STEERING);

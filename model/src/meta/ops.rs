@@ -243,7 +243,7 @@ impl MetaTape<'_> {
                     for x in [&q, &k, &v] {
                         tape.register(x.node, tape.tensor(x.width).memory);
                     }
-                    // On a GPU, the sums are for the kernels that run afterwards.
+                    // On a GPU, the sums are inputs of the kernels that run afterwards.
                     drop(sums.or_else(|| Some(tape.wide_rows(heads as u64))));
                     drop(keys_and_values);
                 }
@@ -416,7 +416,7 @@ impl MetaTape<'_> {
         drop(x);
         let y = self.tensor(width);
         self.record(y, node.is_some(), move |tape, dy| {
-            // Of the quotient: of its numerator, and of its denominator before it is summed.
+            // The gradients of the quotient's numerator, and of its denominator before the sum.
             let quotient = [(); 2].map(|()| tape.tensor(width));
             drop(dy);
             let dx = tape.tensor(width).memory;
@@ -425,8 +425,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// A layer that is known by its parameters alone: each matrix is taken for a map whose input and output
-    /// are kept.
+    /// A layer of which only the parameters are known: each matrix is assumed to be a map whose input and
+    /// output are kept.
     pub fn unknown<M: Module>(&self, layer: &M, x: MetaTensor) -> MetaTensor {
         self.note_undescribed(std::any::type_name::<M>());
         let d = x.width();

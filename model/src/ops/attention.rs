@@ -91,7 +91,7 @@ pub fn cached_attention_reference(
     let mask = |offset: i64| Tensor::<2, Bool>::tril_mask([seq, filled], offset, &scores.device());
     let hidden = match window {
         None => mask(before),
-        // `tril_mask` is true above a diagonal: hide the scores above this one, and those not above that one.
+        // `tril_mask` is true above a diagonal: hides later keys, and keys before the window.
         Some(window) => mask(before).bool_or(mask(before - window as i64).bool_not()),
     };
     let scores = scores.mask_fill(hidden.unsqueeze(), f64::NEG_INFINITY);

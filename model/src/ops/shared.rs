@@ -15,7 +15,7 @@ pub struct SharedInput(Arc<Mutex<State>>);
 pub(super) struct State {
     /// Number of operations whose backward has not run yet.
     left: usize,
-    /// True if an operation has registered a gradient of the input, to which the next one adds its own.
+    /// True if an operation has registered a gradient of the input, to which the next operation adds.
     pub(super) has_gradient: bool,
     /// Dropped after the backward of the last operation.
     pub(super) prepared: Prepared,

@@ -149,12 +149,12 @@ fn windows_follow_their_pattern() {
     assert_eq!(said(Some(0), None), "model.window = 0: must be at least 1");
     assert!(said(Some(usize::MAX), None).contains("must be at most 10000000"));
     for (window, pattern, problem) in [
-        (None, "wf", "there is no window: set model.window"),
-        (Some(1), "wF", "must have no letters but w"),
-        (Some(1), "w€", "must have no letters but w"),
-        (Some(1), "f", "must have a w"),
-        (Some(1), "", "must have a w"),
-        (Some(1), "wwwwf", "must have at most as many letters as there are blocks"),
+        (None, "wf", "needs a window: set model.window"),
+        (Some(1), "wF", "must contain only w"),
+        (Some(1), "w€", "must contain only w"),
+        (Some(1), "f", "must contain a w"),
+        (Some(1), "", "must contain a w"),
+        (Some(1), "wwwwf", "must not have more letters than model.layers"),
     ] {
         let said = said(window, Some(pattern));
         assert!(said.contains(&format!("model.window_pattern = \"{pattern}\": {problem}")), "{said}");

@@ -1,9 +1,9 @@
-//! Matrix products by cuBLASLt, under the stand-ins of `benches/standins`: they compute products on the host,
-//! hold them to cuBLASLt's rules, and keep a trace of all that reaches the driver. No kernel runs there, so
-//! the products here are those that need none.
+//! Matrix products by cuBLASLt, under the stand-ins of `benches/standins`, which compute products on the
+//! host, check cuBLASLt's rules, and trace all calls to the driver. They run no kernels, so these tests only
+//! use products that need none.
 //!
 //! `benches/standins/products.sh` runs this. On a machine with a GPU, `products_are_right` and
-//! `a_layer_is_one_product` can be run as they are; they look at results only, then.
+//! `a_layer_is_one_product` also run without it; they then check results only.
 
 mod algorithms;
 mod fallback;

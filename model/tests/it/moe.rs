@@ -188,7 +188,7 @@ fn the_balance_loss_is_added_with_its_weight() {
     assert_close(&with_two, &twice, 1e-4, "gradient");
 }
 
-/// Loss and gradients of one layer are the same either way, those of two layers are not. Over all layers, a
+/// For one layer, both settings give the same loss and gradients; for two layers, they differ. Over all layers, a
 /// coefficient counts the experts' shares of all tokens: less than over each, since layers prefer other experts.
 #[test]
 fn the_balance_can_span_all_layers() {
@@ -292,5 +292,5 @@ fn sizes_that_cannot_be_are_refused() {
     assert!(error.to_string().contains("needs the section [model.moe]"), "{error}");
     let unused = ModelConfig { feed_forward: "swiglu".to_owned(), ..config(experts()) };
     let message = unused.validate().unwrap_err().to_string();
-    assert_eq!(message, "[model.moe] is there, and model.feed_forward is \"swiglu\": set it to \"moe\"");
+    assert_eq!(message, "[model.moe] is set, but model.feed_forward is \"swiglu\": set it to \"moe\"");
 }

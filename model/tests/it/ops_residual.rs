@@ -16,8 +16,7 @@ pub fn around_reference(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1>
     (x.clone() + rms_norm_reference(x, t[1].clone(), 1e-5) * z).flatten(0, 1)
 }
 
-/// A layer that adds `y`, followed by `rms_norm(x + y) · z` of another layer, which reads the stream after
-/// it.
+/// Computes a layer that adds `y`, followed by another layer that adds `rms_norm(x + y) · z`.
 pub fn two_layers(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
     let [x, y, z] = [0, 3, 2].map(|i| t[i].clone().reshape([rows, width]));
     let (stream, normed) = Residual::new(x).add_result_and_norm(y * 1.0, t[1].clone(), 1e-5);

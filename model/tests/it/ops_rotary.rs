@@ -100,8 +100,8 @@ fn stretched_rotary_matches_reference() {
     }
 }
 
-/// Scaled positions are rotated like the positions that they are divided to; the table differs from the one
-/// without scaling.
+/// With linear scaling, a position is rotated like the unscaled position divided by the factor. The two use
+/// different tables.
 #[test]
 fn linear_scaling_interpolates_positions() {
     let scaling = Some(RopeScaling::Linear { factor: 4.0 });

@@ -1,6 +1,6 @@
 //! Bugs planted into the kernels of Kiln, as NVRTC compiles them: each must be reported by name, with its line,
-//! or found by the test that compares with a reference. The kernels are executed by the stand-in for NVIDIA's
-//! driver, which puts the bugs into them: `benches/standins/execute.sh planted`.
+//! or found by the test that compares with a reference. The stand-in for NVIDIA's driver plants
+//! the bugs and executes the kernels: `benches/standins/execute.sh planted`.
 
 use std::env;
 use std::process::{Command, Output};

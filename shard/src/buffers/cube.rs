@@ -22,7 +22,7 @@ use super::weights::FlatWeights;
 /// Units (threads) of a cube.
 pub(crate) const UNITS: usize = 256;
 
-/// Elements that a unit reads at once where their number and their place allow it: 16 bytes of `f32`.
+/// Number of elements that a unit reads at once if their number and position permit it: 16 bytes of `f32`.
 const VECTOR: usize = 4;
 
 /// Runs `$body` with `$float` as the type of `$dtype`'s elements; for floats of 32 and 16 bits.
@@ -113,13 +113,13 @@ impl FlatTensors for Cube {
     }
 }
 
-/// The f32 value at `handle` as a tensor `[1]` on the device of `like`.
+/// Returns the f32 value at `handle` as a tensor `[1]` on the device of `like`.
 fn scalar(like: &CubeTensor, handle: Handle) -> CubeTensor {
     let (client, device, shape) = (like.client.clone(), like.device.clone(), Shape::new([1]));
     CubeTensor::new_contiguous(client, device, shape, handle, burn_dtype(DType::F32))
 }
 
-/// `source` written as the dtype of `target`: floats of 32 and 16 bits, as long as each other.
+/// Writes `source` to `target` in the dtype of `target`: floats of 32 and 16 bits, of the same length.
 pub(super) fn cast(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
     let (from, to, len) = (device_of(source)?, device_of(target)?, target.len());
     let vector = vector_of([len]);
@@ -144,7 +144,7 @@ pub(super) fn add(target: &mut Buffer, source: &Buffer) -> Result<(), BufferErro
     unsafe { accumulate(handle, source.dtype(), target, 0..len, false) }
 }
 
-/// `len` zeros on the device of `client`.
+/// Creates `len` zeros on the device of `client`.
 pub(crate) fn zeros(client: &Client, dtype: DType, len: usize) -> Buffer {
     let mut buffer = Buffer::empty_on(client, dtype, len);
     // It is on a device.
@@ -187,7 +187,7 @@ pub(super) fn write(buffer: &mut Buffer, start: usize, values: &[f32]) -> Result
 ///
 /// # Safety
 ///
-/// `range` lies inside `target`, and there are as many values.
+/// `range` must lie inside `target`, and `source` must have as many values.
 unsafe fn accumulate(
     source: Handle,
     dtype: DType,
@@ -198,7 +198,7 @@ unsafe fn accumulate(
     let memory = device_of(target)?;
     // A view may begin at any of its tensor's elements.
     let offset = source.offset_start.unwrap_or(0) as usize / dtype.size();
-    // Four of f32 and the four that they are added to are above the kernel's limit of registers.
+    // Vectors of four f32 values, with four to add to, would exceed the kernel's limit of registers.
     let vector = match dtype {
         DType::F32 => 1,
         _ => vector_of([offset, range.start, range.len(), target.len()]),
@@ -220,21 +220,21 @@ unsafe fn accumulate(
     Ok(())
 }
 
-/// Elements to read at once, where these numbers of elements lie before and in what is read.
+/// Returns the number of elements to read at once. `counts` are offsets and lengths of the data in elements.
 fn vector_of<const N: usize>(counts: [usize; N]) -> usize {
     if counts.iter().all(|count| count.is_multiple_of(VECTOR)) { VECTOR } else { 1 }
 }
 
-/// Enough cubes for `len` units.
+/// Returns enough cubes for `len` units.
 fn cubes(client: &Client, len: usize) -> CubeCount {
     calculate_cube_count_elemwise(client, len, CubeDim::new_1d(UNITS as u32))
 }
 
-/// All elements of a buffer, as a kernel's argument.
+/// Returns all elements of a buffer as a kernel's argument.
 ///
 /// # Safety
 ///
-/// The kernel must not touch elements behind those of the buffer.
+/// The kernel must not access elements beyond those of the buffer.
 pub(crate) unsafe fn whole(buffer: &Buffer, memory: &DeviceMemory) -> BufferArg {
     // SAFETY: the memory has room for as many elements as the buffer; the rest is up to the caller.
     unsafe { BufferArg::from_raw_parts(memory.handle().clone(), buffer.len()) }

@@ -1,6 +1,6 @@
 //! Element-by-element comparison of two tensors, for `kiln diff`.
 
-/// The comparison of two tensors of equal shape, which are passed part by part.
+/// A comparison of two tensors of equal shape, which are passed part by part.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorDifference {
     /// Sum of squares of each tensor.
@@ -95,7 +95,7 @@ mod tests {
                 assert_eq!((difference.others, difference.non_finite), (2, 1), "{value}");
                 assert_eq!((difference.furthest.index, difference.relative()), (2, f64::INFINITY), "{value}");
             }
-            // The same in both, it hides no other difference.
+            // A value that is the same in both hides no other difference.
             let difference = compare(&[value, 4.0], &[value, 2.0]);
             assert_eq!((difference.others, difference.non_finite, difference.relative()), (1, 0, 0.5));
         }

@@ -74,7 +74,7 @@ impl FlatTensors for Flex {
     }
 }
 
-/// `source` (f32) written as the dtype of `target`; both have the same length.
+/// Writes `source` (f32) to `target` in the dtype of `target`; both have the same length.
 pub(super) fn cast_from_f32(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
     let source = source.as_slice::<f32>()?;
     match target.dtype() {
@@ -85,7 +85,7 @@ pub(super) fn cast_from_f32(source: &Buffer, target: &mut Buffer) -> Result<(), 
     Ok(())
 }
 
-/// `source`, of 16 or 64 bits, written to `target` (f32).
+/// Writes `source`, of 16 or 64 bits, to `target` (f32).
 pub(super) fn cast_to_f32(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
     let out = target.as_mut_slice::<f32>()?;
     match source.dtype() {
@@ -114,8 +114,8 @@ pub(super) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
     Ok(copy)
 }
 
-/// Copies values on several threads: to memory that has never been touched, each thread gets its share of it
-/// from the kernel.
+/// Copies values on several threads, so that the kernel's work to map untouched memory is shared by the
+/// threads.
 pub(crate) fn copy_values(source: &[f32], target: &mut [f32]) {
     let chunks = target.par_chunks_mut(TASK).zip(source.par_chunks(TASK));
     chunks.for_each(|(target, source)| target.copy_from_slice(source));
@@ -125,7 +125,7 @@ fn cast<A: Sync, B: Send>(source: &[A], target: &mut [B], convert: impl Fn(&A) -
     change(source, target, |target, source| *target = convert(source));
 }
 
-/// Changes every element of `target` by that of `source`, on several threads.
+/// Changes every element of `target` by the same element of `source`, on several threads.
 fn change<A: Sync, B: Send>(source: &[A], target: &mut [B], change: impl Fn(&mut B, &A) + Sync) {
     let arch = pulp::Arch::new();
     target.par_chunks_mut(CAST_TASK).zip(source.par_chunks(CAST_TASK)).for_each(|(target, source)| {
@@ -168,15 +168,15 @@ fn accumulate<T: Sync>(
     Ok(())
 }
 
-/// Sum of squares in f64, with the same bits at any number of threads.
+/// Returns the sum of squares in f64, with the same bits at any number of threads.
 pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
     let arch = pulp::Arch::new();
     let sums: Vec<f64> = values.par_chunks(TASK).map(|chunk| arch.dispatch(SquaresOf(chunk))).collect();
     sums.iter().sum()
 }
 
-/// Not a closure: what calls a closure is compiled apart from it if that is long, and without this
-/// processor's vector instructions.
+/// Not a closure: the caller of a long closure is compiled separately from it, and without this processor's
+/// vector instructions.
 struct SquaresOf<'a>(&'a [f32]);
 
 impl pulp::NullaryFnOnce for SquaresOf<'_> {

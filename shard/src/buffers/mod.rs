@@ -1,4 +1,4 @@
-//! Flat buffers on the host or on a GPU: made, cast, read, written, and viewed as tensors.
+//! Flat buffers on the host or on a GPU: creating, casting, reading, writing, and viewing as tensors.
 //!
 //! The rest of this crate handles [`Buffer`](kiln_collectives::Buffer)s without asking where they
 //! are. `host` works on the host's memory, `cube` on a GPU's; `elements` chooses between the two.

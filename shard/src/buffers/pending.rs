@@ -5,8 +5,7 @@ use kiln_collectives::BufferError;
 #[cfg(feature = "cube")]
 use super::readback::Readback;
 
-/// Requested values of a tensor. On a GPU the copy is queued behind the GPU's earlier work, and nothing has
-/// waited for it yet.
+/// Requested values of a tensor. On a GPU, the copy is queued behind earlier work and may not be complete.
 pub struct PendingValues(State);
 
 enum State {

@@ -1,4 +1,4 @@
-//! Copies from a GPU to the host that nothing waits for yet.
+//! Non-blocking copies from a GPU to the host.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -72,7 +72,7 @@ impl FlatWeights {
 }
 
 /// Keeps the memory of weights alive.
-// One per parameter group: the difference in size does not matter.
+// There is one per parameter group, so the size of its variants does not matter.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Owner {
     /// A buffer that was gathered.
@@ -116,7 +116,7 @@ impl Drop for Gathered {
         let (Some(buffer), Some(pool)) = (self.buffer.take(), &self.pool) else { return };
         #[cfg(feature = "cube")]
         if buffer.device().is_some_and(DeviceMemory::is_shared) {
-            // A view remains, and takes over the memory.
+            // A view remains and now owns the memory.
             return;
         }
         pool.put(buffer);

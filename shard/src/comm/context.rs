@@ -39,9 +39,9 @@ pub(crate) struct CommContext {
     pub(crate) mesh: Mesh,
     pub(crate) rank: usize,
     pub(crate) world: Arc<dyn Communicator>,
-    /// Ranks that share one copy of the model; `None` when a rank holds a whole copy.
+    /// Ranks that share one copy of the model; `None` if each rank holds a whole copy.
     pub(crate) shard: Option<Arc<dyn Communicator>>,
-    /// Ranks that hold the same shard; `None` when there is one copy only.
+    /// Ranks that hold the same shard; `None` if there is only one copy.
     pub(crate) replicate: Option<Arc<dyn Communicator>>,
     /// Placement of the weights, and the device that computes with them; set by the first module.
     placement: OnceLock<(Placement, Device)>,
@@ -116,13 +116,13 @@ impl CommContext {
         self.policy.offload && !self.placement().is_host()
     }
 
-    /// Settles where weights are, unless an earlier module has.
+    /// Sets the placement of weights, unless an earlier module has set it.
     pub(crate) fn place_on(&self, device: &Device) -> &Placement {
         let place = || (Placement::from_device(device), device.clone().without_autodiff());
         &self.placement.get_or_init(place).0
     }
 
-    /// A buffer for gathered weights, with arbitrary contents.
+    /// Returns a buffer for gathered weights, with arbitrary contents.
     pub(crate) fn gather_buffer(&self, dtype: DType, len: usize) -> Buffer {
         let new = || self.placement().empty(dtype, len);
         self.pool.take(dtype, len).unwrap_or_else(|| owned_by(MemoryOwner::GatheredWeights, new))
@@ -155,7 +155,7 @@ impl CommContext {
         }
     }
 
-    /// The value, or `None` after [`CommContext::fail`].
+    /// Returns the value, or `None` after [`CommContext::fail`].
     pub(crate) fn or_fail<T>(&self, result: Result<T, ShardError>) -> Option<T> {
         result.map_err(|error| self.fail(error)).ok()
     }
@@ -169,11 +169,11 @@ impl CommContext {
         lock(&self.error).clone().map_or(Ok(()), Err)
     }
 
-    /// The first error. To be called where something was waited for in vain.
+    /// Returns the first error. Call it only after a failed wait.
     pub(crate) fn failure(&self) -> ShardError {
         match self.check() {
             Err(error) => error,
-            Ok(()) => unreachable!("invariant: what was waited for in vain has left an error"),
+            Ok(()) => unreachable!("invariant: a failed wait has left an error"),
         }
     }
 
@@ -191,7 +191,7 @@ impl CommContext {
         self.policy.reduces(self.is_last_micro_batch(), communicates)
     }
 
-    /// Notes that a view outlived the weights of `group`. Each group is logged once, by rank 0: the
+    /// Logs that a view outlived the weights of `group`: once per group and only on rank 0, since the
     /// other ranks run the same model.
     pub(crate) fn report_pinned(&self, group: &str) {
         let mut pinned = lock(&self.pinned);

@@ -1,6 +1,6 @@
-//! Gradients on their way over the ranks.
+//! Reduction of gradients over the ranks.
 //!
-//! At most one reduce-scatter is under way: the next group's first gradient waits for it and takes
+//! At most one reduce-scatter is in progress: the next group's first gradient waits for it and takes
 //! over its buffer, so that backward holds one flat gradient besides the gradients of the group it
 //! computes. The wait spans the whole backward of a group, which is what hides the communication.
 //!
@@ -23,13 +23,13 @@ use crate::sync::lock;
 /// Reduces the gradients of one rank's parameter groups.
 pub(crate) struct Reducer {
     context: Arc<CommContext>,
-    /// The one reduction under way whose buffer the next gradient takes over.
+    /// The reduction in progress, whose buffer the next gradient takes over.
     under_way: Mutex<Option<Reduction>>,
-    /// A flat f32 gradient that has been reduced, for the next group of the same size.
+    /// The buffer of a reduced flat f32 gradient, for the next group of the same size.
     spare: Mutex<Option<Buffer>>,
 }
 
-/// One gradient on its way; its shard is there after [`Reducer::wait`]. Clones are the same one.
+/// The reduction of one gradient; [`Reducer::wait`] returns its shard. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Reduction(Arc<Mutex<Stage>>);
 
@@ -41,10 +41,10 @@ enum Stage {
     Adding { work: Work, earlier: Buffer },
     /// This rank's shard, summed over the replicas.
     Replicating(Work),
-    /// This rank's shard, on its way to the host.
+    /// This rank's shard, during its copy to the host.
     #[cfg(feature = "cube")]
     Arriving(Readback),
-    /// f32, where the optimizer needs it.
+    /// f32, in the memory where the optimizer needs it.
     Reduced(Buffer),
     /// Taken, or lost in a failure that the context has kept.
     Gone,
@@ -69,17 +69,17 @@ impl Reducer {
         Reducer { context, under_way: Mutex::default(), spare: Mutex::default() }
     }
 
-    /// A flat f32 gradient of `len` elements with arbitrary contents. Waits for the reduction under way.
+    /// Returns a flat f32 gradient of `len` elements with arbitrary contents. Waits for the reduction in progress.
     pub(crate) fn take_buffer(&self, len: usize) -> Buffer {
         self.settle();
-        // One of another size makes room first.
+        // A buffer of another size is freed first, to make room.
         let spare = lock(&self.spare).take().filter(|buffer| buffer.len() == len);
         let new = || self.context.placement().empty(DType::F32, len);
         spare.unwrap_or_else(|| owned_by(MemoryOwner::Gradients, new))
     }
 
     /// Starts reducing the flat gradient of a parameter group in one micro-batch. `earlier` is the reduced sum of
-    /// those before it, if there is one.
+    /// earlier micro-batches, if any.
     pub(crate) fn launch(
         &self,
         label: Label,
@@ -108,7 +108,7 @@ impl Reducer {
                 self.settle();
                 Stage::Adding { work: group.all_reduce(label, gradient), earlier }
             }
-            // It becomes the sum itself, so no buffer of it is left for the next gradient.
+            // The gradient itself becomes the sum, so its buffer cannot be reused for the next gradient.
             (None, Some(group), None) => {
                 return Ok(Reduction::new(Stage::Replicating(group.all_reduce(label, gradient))));
             }
@@ -120,7 +120,7 @@ impl Reducer {
         Ok(reduction)
     }
 
-    /// Sums this rank's shard over the replicas, if there are any, once it is that of the whole step.
+    /// Sums this rank's shard over the replicas, if any, once it contains the whole step.
     fn replicate(&self, label: Label, shard: Buffer) -> Result<Stage, ShardError> {
         match &self.context.replicate {
             Some(group) if self.context.is_last_micro_batch() => {
@@ -133,7 +133,7 @@ impl Reducer {
         }
     }
 
-    /// Brings a reduced shard to where the optimizer needs it, once it is that of the whole step.
+    /// Moves a reduced shard to the optimizer's memory, once it contains the whole step.
     fn arrive(&self, shard: Buffer) -> Result<Stage, ShardError> {
         let shard = into_f32(shard)?;
         #[cfg(feature = "cube")]
@@ -143,7 +143,7 @@ impl Reducer {
         Ok(Stage::Reduced(shard))
     }
 
-    /// Waits for the reduction under way, and starts what comes after it.
+    /// Waits for the reduction in progress, and starts its next stage.
     pub(crate) fn settle(&self) {
         let Some(reduction) = lock(&self.under_way).take() else { return };
         let stage = match reduction.take() {
@@ -168,7 +168,7 @@ impl Reducer {
         }
     }
 
-    /// Keeps a whole gradient that has been reduced for the next one, if it is f32.
+    /// Keeps the buffer of a reduced whole gradient for the next gradient, if it is f32.
     fn keep(&self, gradient: Buffer) {
         if gradient.dtype() == DType::F32 {
             *lock(&self.spare) = Some(gradient);
@@ -199,13 +199,13 @@ impl Reducer {
         }
     }
 
-    /// Frees the spare buffer: this backward reduces nothing more.
+    /// Frees the spare buffer at the end of this backward's reductions.
     pub(crate) fn finish(&self) {
         *lock(&self.spare) = None;
     }
 }
 
-/// `gradient`, added to the f32 sum of `earlier` micro-batches if there is one.
+/// Adds `gradient` to the f32 sum of `earlier` micro-batches, if any.
 fn added(earlier: Option<Buffer>, gradient: Buffer) -> Result<Buffer, ShardError> {
     let Some(mut sum) = earlier else { return Ok(gradient) };
     add(&mut sum, &gradient)?;

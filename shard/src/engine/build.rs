@@ -44,7 +44,7 @@ impl EngineBuilder {
         shard_size: Option<usize>,
     ) -> Result<Self, ShardError> {
         let is_supported = |dtype| matches!(dtype, DType::F32 | DType::BF16);
-        // f16 is for GPUs that hold the state, which is known only when the first module is added.
+        // f16 requires a GPU that holds the state, which is known only when the first module is added.
         if !is_supported(policy.compute_dtype) && policy.compute_dtype != DType::F16 {
             return Err(ShardError::UnsupportedDType { what: "compute dtype", dtype: policy.compute_dtype });
         }
@@ -235,7 +235,7 @@ impl Engine {
     }
 }
 
-/// Informs each group which groups passes need after it.
+/// Sets for each group the groups that passes need after it.
 fn connect(groups: &ParamGroups) {
     let weak = |position: usize| {
         let module = groups.get(position).map_or(0..0, |group| group.options.module.clone());

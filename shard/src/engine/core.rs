@@ -43,7 +43,7 @@ pub struct Engine {
     /// Optimizer steps on a GPU; created by the first backward pass.
     #[cfg(feature = "cube")]
     pub(super) device_step: OnceLock<DeviceStep>,
-    /// Maximum GPU memory in bytes that this rank was observed to hold.
+    /// Maximum observed GPU memory of this rank in bytes.
     device_peak: AtomicU64,
 }
 

@@ -69,7 +69,7 @@ impl Engine {
         for (_, ValueHistogram { min, max, sum, sum_squares, counts }) in found.iter() {
             message.extend([*sum, *sum_squares]);
             message.extend_from_slice(counts);
-            // Only sums are available, so each rank has its own place, and zeros in those of the others.
+            // Only sums are available, so each rank has its own entry and adds zeros to the other ranks' entries.
             for value in [min, max] {
                 message.extend((0..ranks).map(|rank| if rank == own { *value } else { 0.0 }));
             }

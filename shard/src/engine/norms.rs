@@ -34,8 +34,8 @@ impl Engine {
         self.norms("weight_norms", false)
     }
 
-    /// Starts to read `values` `[n]` in f32 from the device that this rank computes on. Nothing waits for a
-    /// GPU until [`PendingValues::wait`].
+    /// Starts to read `values` `[n]` in f32 from the device that this rank computes on. Does not wait for a
+    /// GPU; [`PendingValues::wait`] does.
     ///
     /// # Errors
     ///

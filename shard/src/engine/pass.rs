@@ -12,7 +12,7 @@ use crate::sync::lock;
 use crate::tape::{LossSink, add_loss};
 
 impl Engine {
-    /// Opens a step: gradients of the last one are gone, nothing is under way.
+    /// Begins a step: drops the gradients of the previous step.
     pub fn begin_step(&self) {
         *lock(&self.loss) = Default::default();
         self.groups.iter().for_each(|group| group.begin_step());
@@ -50,11 +50,11 @@ impl Engine {
     }
 
     fn finish_reductions(&self) {
-        // In the order of backward: modules that it has not left, such as those that the loss does
-        // not depend on, have a gradient of zero, reduced in the same order on every rank.
+        // In the order of backward: modules that backward has not left, such as modules that do not affect
+        // the loss, have a gradient of zero, reduced in the same order on every rank.
         self.groups.iter().rev().for_each(|group| group.post_backward());
         self.reducer.settle();
-        // All copies to the host are under way before the first is waited for.
+        // Starts all copies to the host before waiting for the first one.
         self.groups.iter().rev().for_each(|group| group.start_arrival());
         self.groups.iter().rev().for_each(|group| group.wait_for_reduced());
         self.reducer.finish();

@@ -69,7 +69,7 @@ static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Bytes of all ranks of this process.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
-/// The maximum of `TOTAL`: memory freed since then is in pages that the process has.
+/// The maximum of `TOTAL`: the process keeps the pages of memory freed since then.
 static MOST: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Maximum bytes of pages of this process.
@@ -89,7 +89,7 @@ const POLL: Duration = Duration::from_millis(10);
 thread_local! {
     /// The counter of the rank that the thread works for; [`NO_RANK`] until the thread is bound to a rank.
     pub(super) static RANK: Cell<usize> = const { Cell::new(NO_RANK) };
-    /// The same, without a bound, once it was said.
+    /// The bound rank itself, which may exceed [`MAX_RANKS`]; `None` until the thread is bound to a rank.
     pub(super) static BOUND: Cell<Option<usize>> = const { Cell::new(None) };
     static OWNER: Cell<MemoryOwner> = const { Cell::new(MemoryOwner::Activations) };
     static IS_TELLING: Cell<bool> = const { Cell::new(false) };
@@ -148,7 +148,7 @@ pub fn on_failure(told: fn(usize)) {
     let _ = FAILURE.set(told);
 }
 
-/// `block`, which the system has given for `size` bytes, or null.
+/// Returns `block`, the system's allocation of `size` bytes; reports the failure if it is null.
 pub(super) fn check_failure(block: *mut u8, size: usize) -> *mut u8 {
     #[cold]
     fn tell(size: usize) {
@@ -167,7 +167,7 @@ pub(super) fn holders(rank: usize, held: &mut Vec<(Tag, usize)>) {
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let others: usize = BY_OWNER[rank][1..].iter().map(read).sum();
     for (place, bytes) in BY_PLACE[rank].iter().map(read).enumerate() {
-        // Memory of other owners has no place.
+        // Only activations are counted by module.
         let bytes = if place == 0 { bytes.saturating_sub(others) } else { bytes };
         held.push((Tag(rank | place << 32), bytes));
     }
@@ -310,7 +310,7 @@ fn exhausted(size: usize) {
     IS_TELLING.set(false);
 }
 
-/// Describes the owners and their bytes, when `size` more bytes would exceed `limit`.
+/// Describes the owners and their bytes, for a request of `size` bytes that would exceed `limit`.
 fn describe(size: usize, limit: usize) -> String {
     let mut text = String::new();
     // Writing into a String cannot fail.
@@ -323,7 +323,7 @@ fn describe(size: usize, limit: usize) -> String {
 ///
 /// # Errors
 ///
-/// If `out` takes no more.
+/// If `out` is full.
 pub fn write_holders(out: &mut dyn fmt::Write, size: usize) -> fmt::Result {
     write_text(out, size, None)
 }
@@ -332,7 +332,7 @@ fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fm
     struct Mib(usize);
     impl fmt::Display for Mib {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            // Padded by hand: a number knows no unit.
+            // Padded by hand, to include the unit.
             let mib = self.0 as f64 / f64::from(1 << 20);
             match f.width() {
                 Some(width) => write!(f, "{mib:>width$.1} MiB", width = width.saturating_sub(4)),
@@ -344,7 +344,7 @@ fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fm
     let counter = RANK.try_with(Cell::get).unwrap_or(0) % MAX_RANKS;
     let rank = BOUND.try_with(Cell::get).ok().flatten().unwrap_or(counter);
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-    // A thread that allocates may have it, and may be this one.
+    // The lock may be held by a thread that allocates, even by this thread.
     let names = NAMES.try_lock().ok();
     let names = names.as_ref().map_or(&[][..], |names| &names[..]);
     let name = |place: usize| name_of(place, names).unwrap_or("elsewhere");
@@ -364,7 +364,7 @@ fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fm
     for (place, (bytes, at)) in places.iter_mut().enumerate() {
         (*bytes, *at) = (read(&BY_PLACE[counter][place]), place);
     }
-    // What other owners hold has no place.
+    // Only activations are counted by module.
     let others: usize = BY_OWNER[counter][1..].iter().map(read).sum();
     places[0].0 = places[0].0.saturating_sub(others);
     places.sort_unstable_by_key(|(bytes, place)| (std::cmp::Reverse(*bytes), *place));

@@ -1,4 +1,4 @@
-//! An optimizer step on a GPU that nothing on the host waits for.
+//! An optimizer step on a GPU, for which the host does not wait.
 //!
 //! Whether and how far weights move depends on the norm of the gradient over all ranks. Reading it would make
 //! the host wait for the whole step, and the GPU for the host in the next one. So the GPU makes the decision:

@@ -141,7 +141,7 @@ pub(super) fn decide(
     }
 }
 
-/// Computes the factors of one AdamW step, if `decision` says so. `state`: the betas to the power of the
+/// Computes the factors of one AdamW step, if `decision` permits the update. `state`: the betas to the power of the
 /// updates so far, the learning rate over the first bias correction, the root of the second.
 #[cube(launch_unchecked)]
 pub(super) fn adamw_factors(state: &mut [f32], decision: &[f32], beta1: f32, beta2: f32, learning_rate: f32) {

@@ -84,7 +84,7 @@ impl IterationOps for Flex {
 impl IterationOps for CubeBackend {
     fn normalized(matrices: FloatTensor<Self>) -> FloatTensor<Self> {
         let squares = Self::float_mul(matrices.clone(), matrices.clone());
-        // Dimension by dimension: a sum over all elements at once may use any order.
+        // Sums one dimension at a time: a sum over all elements may use any order.
         let squares = Self::float_sum_dim(Self::float_sum_dim(squares, 2), 1);
         let norms = Self::float_clamp_min(Self::float_sqrt(squares), Scalar::from(EPSILON));
         Self::float_div(matrices, norms)

@@ -156,7 +156,7 @@ pub struct DirectionRun<'a> {
     pub slots: Vec<&'a mut [f32]>,
 }
 
-/// A rule on a GPU, where nothing on the host waits for the decision about an update.
+/// A rule on a GPU. The host does not wait for the decision about an update.
 #[cfg(feature = "cube")]
 pub trait DeviceRule: Send + Sync {
     /// Creates the rule's state in GPU memory, which is kept from step to step, after `updates` updates.
@@ -245,8 +245,8 @@ pub struct DeviceShard<'a> {
 
 #[cfg(feature = "cube")]
 impl DeviceShard<'_> {
-    /// Elements that a thread reads at once. All parameters start at multiples of it, and the gaps between
-    /// them are zero.
+    /// Number of elements that a thread reads at once. All parameters start at multiples of it, and the
+    /// gaps between them are zero.
     pub const VECTOR: usize = 4;
     /// Number of values of a decision.
     pub const DECISION: usize = 6;

@@ -70,7 +70,7 @@ impl Segments {
             let count = segments.iter().filter(is_of).count();
             let table = match count {
                 0 => return None,
-                // All segments, which is so unless parameters have separate settings.
+                // All segments are in this class, unless parameters have separate settings.
                 count if count == segments.len() => table.clone(),
                 _ => upload_table(client, segments.iter().filter(is_of)),
             };
@@ -108,7 +108,7 @@ fn upload_table<'a>(client: &Client, segments: impl Iterator<Item = &'a Segment>
         let Range { start, end } = segment.range;
         [start / VECTOR, end.div_ceil(VECTOR), usize::from(segment.decays)]
     });
-    // Never empty: kernels cannot be given an empty buffer.
+    // Never empty: kernels do not accept empty buffers.
     upload(client, table.chain([0; 3]).collect())
 }
 

@@ -1,9 +1,9 @@
 //! The life of one parameter group: a flat buffer of parameters, of which this rank holds a shard.
 //!
-//! `unshard` starts the gather, `wait_for_unshard` hands out the weights, `reshard` frees them,
-//! `accumulate` takes gradients, `post_backward` sends them off to be reduced. The verbs are
-//! FSDP2's. Where backward calls them is decided by the boundaries of modules
-//! (`tape/boundary.rs`), never by which parameters a batch has reached.
+//! `unshard` starts the gather, `wait_for_unshard` returns the weights, `reshard` frees them,
+//! `accumulate` adds gradients, and `post_backward` starts their reduction. The verbs are FSDP2's.
+//! In backward, the boundaries of modules (`tape/boundary.rs`) determine the calls, never the
+//! parameters that a batch has reached.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -32,7 +32,7 @@ pub(crate) struct ParamGroup {
     state: Mutex<GroupState>,
 }
 
-/// The parameter groups of one module, or those that are done with together.
+/// The parameter groups of one module, or groups that are released together.
 pub(crate) type ParamGroups = Vec<Arc<ParamGroup>>;
 
 /// The role of a parameter group in its model.
@@ -40,7 +40,7 @@ pub(crate) type ParamGroups = Vec<Arc<ParamGroup>>;
 pub(crate) struct GroupOptions {
     /// Place in the forward order.
     pub(crate) position: usize,
-    /// Places of all groups of its module, which are needed and done at the same time.
+    /// Positions of all groups of its module, which are gathered and released at the same time.
     pub(crate) module: Range<usize>,
     /// Set if the strategy may free the weights between forward and backward.
     pub(crate) reshard_after_forward: bool,
@@ -72,7 +72,7 @@ impl std::fmt::Debug for ParamGroup {
 }
 
 impl ParamGroup {
-    /// `master` is this rank's shard, f32.
+    /// Creates a group; `master` is this rank's shard, f32.
     pub(crate) fn new(
         layout: ParamGroupLayout,
         options: GroupOptions,
@@ -91,9 +91,9 @@ impl ParamGroup {
         }
     }
 
-    /// Says which groups passes need next. Called once, when all modules are there.
+    /// Sets the groups that passes need next. Called once, after all modules were added.
     pub(crate) fn set_neighbours(&self, neighbours: Neighbours) {
-        // A second call would say the same: an engine is built once.
+        // There is no second call: an engine is built once.
         let _ = self.neighbours.set(neighbours);
     }
 
@@ -101,7 +101,7 @@ impl ParamGroup {
         lock(&self.state)
     }
 
-    /// The calling rank is in the module of this group from now on.
+    /// Records that the calling rank has entered the module of this group.
     pub(crate) fn enter(&self) {
         memory::enter_module(self.options.position);
         self.context.world.recorder().enter_module(&self.label);
@@ -111,7 +111,7 @@ impl ParamGroup {
         Label::new(self.label.clone(), phase)
     }
 
-    /// Starts gathering the weights unless they are here or on their way.
+    /// Starts gathering the weights unless they are in memory or being gathered.
     pub(crate) fn unshard(&self, direction: Direction) {
         let mut state = self.state();
         if matches!(state.weights, Weights::Sharded)
@@ -161,7 +161,7 @@ impl ParamGroup {
         context.policy.keeps_compute_shard(on_host, holds_copy, self.options.reshard_after_forward)
     }
 
-    /// This rank's shard in the compute dtype, which is kept on the GPU.
+    /// Returns this rank's shard in the compute dtype, which is kept on the GPU.
     fn compute_shard(&self, state: &mut GroupState) -> Result<Arc<Buffer>, ShardError> {
         if let Some(shard) = &state.compute_shard {
             return Ok(shard.clone());
@@ -172,15 +172,15 @@ impl ParamGroup {
         };
         let shard = match self.context.offloads() {
             true => Arc::new(self.context.placement().place(cast)),
-            // The master is on the GPU, and so is what was cast.
+            // The master is on the GPU, so the cast shard is too.
             false => Arc::new(cast.into_owned()),
         };
         state.compute_shard = Some(shard.clone());
         Ok(shard)
     }
 
-    /// After an update of the master, which has written the compute shard as well if it `is_written`. With
-    /// offload, sends the new weights up to the GPU.
+    /// Drops the outdated compute shard after an update of the master, unless the update has written it
+    /// (`is_written`). With offload, copies the new weights to the GPU.
     pub(crate) fn refresh_compute_shard(
         &self,
         state: &mut GroupState,
@@ -200,9 +200,9 @@ impl ParamGroup {
         Counted { _group: streams.then(|| UnshardedGroup::new(&self.context.unsharded)), _bytes: held }
     }
 
-    /// The whole weights, gathering them if need be. In forward, then starts gathering the module that
-    /// is needed next, so that it arrives while this one computes; in backward, the boundary at the
-    /// module's output has done that.
+    /// Returns the whole weights; gathers them if necessary. In forward, also starts gathering the next module,
+    /// so that it arrives while this one computes; in backward, the boundary at the module's output has
+    /// done that.
     pub(crate) fn wait_for_unshard(&self, direction: Direction) -> FlatWeights {
         self.context.keep_awake();
         self.unshard(direction);
@@ -221,7 +221,7 @@ impl ParamGroup {
                 let buffer = self.context.wait(work).unwrap_or_else(|| self.zeros());
                 self.gathered(buffer, counted)
             }
-            // Only after a failure: the pass continues with zeros until it is checked.
+            // Only after a failure: the pass continues with zeros until the failure is checked.
             Weights::Sharded => self.gathered(self.zeros(), Counted::default()),
         };
         state.weights = Weights::Unsharded(weights.clone());
@@ -238,15 +238,15 @@ impl ParamGroup {
         self.context.placement().zeros(dtype, self.layout.padded_numel())
     }
 
-    /// Gathers the weights for backward, unless they are here or it does not read them.
+    /// Gathers the weights for backward, unless they are in memory or backward does not read them.
     pub(crate) fn unshard_in_backward(&self) {
         if self.options.unshard_in_backward {
             self.unshard(Direction::Backward);
         }
     }
 
-    /// Starts gathering the next module of a forward pass. Modules are used in order; one that comes a
-    /// second time (a tied embedding under the head) has had its successor.
+    /// Starts gathering the next module of a forward pass. Modules are used in order; if a module is
+    /// used again (a tied embedding under the head), its successor has been gathered already.
     fn prefetch_in_forward(&self) {
         let position = self.options.position;
         if self.context.forward_position.fetch_max(position, Ordering::Relaxed) <= position {
@@ -255,7 +255,7 @@ impl ParamGroup {
         }
     }
 
-    /// Starts gathering the module whose weights backward reads after this one's.
+    /// Starts gathering the module that backward reads next.
     pub(crate) fn prefetch_in_backward(&self) {
         match self.neighbours.get().map_or(&[][..], |neighbours| &neighbours.previous) {
             [] => self.context.pool.close(),
@@ -263,7 +263,7 @@ impl ParamGroup {
         }
     }
 
-    /// Parameter `index` as a tensor, gathering the group if need be.
+    /// Returns parameter `index` as a tensor; gathers the group if necessary.
     pub(crate) fn parameter<B: FlatTensors>(
         &self,
         token: &FloatTensor<B>,
@@ -276,7 +276,7 @@ impl ParamGroup {
         B::view(&weights, token, &parameter.shape, parameter.offset, dtype)
     }
 
-    /// Frees the whole weights. A gather under way is waited for: the other ranks take part in it.
+    /// Frees the whole weights. Waits for a gather in progress, in which the other ranks take part.
     pub(crate) fn reshard(&self) {
         let weights = std::mem::replace(&mut self.state().weights, Weights::Sharded);
         match weights {
@@ -296,9 +296,9 @@ impl ParamGroup {
         }
     }
 
-    /// Frees the whole weights after forward. Frozen ones stay where they may be on burn's `tape` until
-    /// backward: it can gather a tracked tensor again, but not a constant. Whether the batch has used
-    /// them makes no difference: every rank must free the same weights.
+    /// Frees the whole weights after forward. Frozen weights that may be on burn's `tape` stay until
+    /// backward, which can gather a tracked tensor again, but not a constant. This does not depend on
+    /// the batch's use of the weights: every rank must free the same ones.
     pub(crate) fn reshard_after_forward(&self, tape: bool) {
         let stays = tape && self.options.unshard_in_backward && !self.layout.trainable;
         if self.reshards_after_forward() && !stays {
@@ -311,12 +311,12 @@ impl ParamGroup {
         self.context.policy.reshards_after_forward(self.options.reshard_after_forward)
     }
 
-    /// Announces a use whose backward will come.
+    /// Records a use whose backward will follow.
     pub(crate) fn open_use(&self) {
         self.state().open_uses += 1;
     }
 
-    /// Takes the gradient of parameter `index` from one use.
+    /// Adds the gradient of parameter `index` from one use.
     pub(crate) fn accumulate<B: FlatTensors>(&self, index: usize, from: &Use, gradient: FloatTensor<B>) {
         if self.context.failed() {
             return;
@@ -337,8 +337,8 @@ impl ParamGroup {
         }
     }
 
-    /// Gathers stand below everything that reads them on the tape, so the first gradient of a use
-    /// means that nothing of this use will read the weights again: they make room for the gradient.
+    /// Frees the weights before the first gradient of a use, to make room for it. On the tape, a gather
+    /// is below everything that reads it, so nothing in this use will read the weights again.
     fn before_first_gradient(&self) {
         self.reshard_after_use();
         self.open_gradient(&mut self.state());
@@ -369,7 +369,7 @@ impl ParamGroup {
         }
     }
 
-    /// Backward is done with one use. With the last one of a micro-batch that is reduced, the gradient is sent off.
+    /// Ends the backward of one use. After the last use in a micro-batch that is reduced, reduces the gradient.
     pub(crate) fn leave_backward(&self) {
         if self.context.failed() {
             return;
@@ -384,8 +384,8 @@ impl ParamGroup {
         }
     }
 
-    /// Sends the gradient off to be reduced, once in a backward that reduces. Parameters without a gradient
-    /// count as zero: every rank must take part in the same reductions.
+    /// Starts reducing the gradient, once per backward that reduces. Parameters without a gradient count as
+    /// zero: every rank must take part in the same reductions.
     pub(crate) fn post_backward(&self) {
         if !self.layout.trainable {
             return;
@@ -412,15 +412,15 @@ impl ParamGroup {
         }
     }
 
-    /// With replicas, waits for their sum, and starts to bring it to where the optimizer needs it.
+    /// Waits for the sum over replicas, if any, and starts moving it to the optimizer's memory.
     pub(crate) fn start_arrival(&self) {
         if let Gradient::Reducing(reduction) = &self.state().gradient {
             self.reducer.start_arrival(reduction);
         }
     }
 
-    /// Waits for this rank's shard of the reduced gradient: that of the step in the last micro-batch, else the sum so
-    /// far.
+    /// Waits for this rank's shard of the reduced gradient: of the whole step in the last micro-batch, else the sum
+    /// so far.
     pub(crate) fn wait_for_reduced(&self) {
         let mut state = self.state();
         if let Gradient::Reducing(reduction) = &state.gradient {
@@ -432,7 +432,7 @@ impl ParamGroup {
         }
     }
 
-    /// Ready for the next step: nothing is open, and no gradient is left of the last one.
+    /// Prepares for the next step: closes all uses and drops the gradient of the previous step.
     pub(crate) fn begin_step(&self) {
         let mut state = self.state();
         state.open_uses = 0;

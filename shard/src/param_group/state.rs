@@ -14,9 +14,9 @@ use crate::memory::{MemoryOwner, owned_by};
 pub enum StateKind<'a> {
     /// The f32 master weight.
     Weight,
-    /// The reduced gradient; there between backward and the optimizer step.
+    /// The reduced gradient; exists between backward and the optimizer step.
     Gradient,
-    /// A slot of the optimizer's state by its name, such as `exp_avg`; there after the first optimizer step.
+    /// A slot of the optimizer's state by its name, such as `exp_avg`; exists after the first optimizer step.
     Slot(&'a str),
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct GroupState {
 #[allow(clippy::large_enum_variant)]
 pub(super) enum Weights {
     Sharded,
-    /// The gather is under way.
+    /// The gather is in progress.
     Unsharding {
         work: Work,
         counted: Counted,
@@ -58,11 +58,11 @@ pub(super) enum Weights {
 pub(crate) enum Gradient {
     /// No use has had a gradient yet.
     None,
-    /// Uses and, where it is not reduced in between, micro-batches add to it: f32, of the whole group. `written`
-    /// says which parameters have a gradient in it; the elements of the others are arbitrary. `earlier` is the
-    /// reduced sum of earlier micro-batches, if there is one.
+    /// The sum over uses and over micro-batches that are not reduced separately: f32, of the whole group.
+    /// `written` marks the parameters that have a gradient; the elements of the others are arbitrary. `earlier`
+    /// is the reduced sum of earlier micro-batches, if any.
     Accumulating { flat: Buffer, written: Vec<bool>, earlier: Option<Buffer> },
-    /// Sent off to be reduced.
+    /// Its reduction has started.
     Reducing(Reduction),
     /// f32, of this rank's shard: the sum of the micro-batches so far, until the next one has a gradient. Under the
     /// hybrid strategies it is not summed over the replicas yet.
@@ -80,10 +80,10 @@ pub(crate) struct Slot {
     pub(crate) values: Arc<Buffer>,
 }
 
-/// A shard for the optimizer to change in place.
+/// A shard that the optimizer changes in place.
 pub(crate) struct ShardMut<'a> {
     pub(crate) weights: &'a mut Buffer,
-    /// The same in the compute dtype, if it is kept and neither a gather nor whole weights hold it.
+    /// The shard in the compute dtype, if it is kept and neither a gather nor whole weights use it.
     #[cfg_attr(not(feature = "cube"), expect(dead_code))]
     pub(crate) compute: Option<&'a mut Buffer>,
     pub(crate) slots: Vec<&'a mut Buffer>,
@@ -102,7 +102,7 @@ impl GroupState {
         }
     }
 
-    /// The reduced gradient, between backward and the optimizer step.
+    /// Returns the reduced gradient, between backward and the optimizer step.
     pub(crate) fn reduced(&self) -> Option<&Buffer> {
         match &self.gradient {
             Gradient::Reduced(shard) => Some(shard),
@@ -121,7 +121,7 @@ impl GroupState {
         }
     }
 
-    /// The current values. While the returned reference exists, they are not changed in place.
+    /// Returns the current values, which are not changed in place while the returned reference exists.
     pub(crate) fn values(&self, kind: StateKind<'_>) -> Option<Arc<Buffer>> {
         match kind {
             StateKind::Weight => Some(self.master.clone()),
@@ -132,7 +132,7 @@ impl GroupState {
         }
     }
 
-    /// The values for writing. Creates a missing slot with zeros; a missing gradient is an error.
+    /// Returns the values for writing. Creates a missing slot with zeros; a missing gradient is an error.
     /// `group` and `parameter` are names for errors.
     pub(crate) fn values_mut(
         &mut self,
@@ -188,8 +188,8 @@ impl GroupState {
     }
 }
 
-/// `buffer` for changing in place. While a snapshot reads it, it is copied first; anything else that
-/// holds it is a view that pins it, which is an error.
+/// Returns `buffer` for changing in place. Copies it first if a snapshot reads it. Any other reference is a
+/// view that pins it, which is an error.
 pub(crate) fn make_mut<'a>(
     buffer: &'a mut Arc<Buffer>,
     snapshot: &Weak<()>,

@@ -47,7 +47,7 @@ impl Plant {
         Ok(Plant { kernel, which, find, put: lines.next().unwrap_or_default() })
     }
 
-    /// The text of a module with the bug in it, with the same number of lines, and the places of the bug.
+    /// Returns the text of a module with the bug, with the same number of lines, and the places of the bug.
     pub fn apply(&self, text: &str) -> (String, Vec<Planted>) {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         let mut planted = Vec::new();

@@ -14,7 +14,7 @@ use crate::ops::shared::SharedInput;
 
 /// Sums are written to new memory, never over `y`. While CubeCL places a new buffer it holds a handle to it,
 /// so whether `y` has another owner depends on timing. In-place and out-of-place sums are two kernels, and a
-/// run could meet one that its warm-up had not compiled.
+/// run could need one that its warm-up had not compiled.
 impl ResidualOp for CubeBackend {
     fn fused_residual(x: CubeTensor, y: CubeTensor, _: SharedInput) -> CubeTensor {
         let (x, y) = (contiguous(&x), contiguous(&y));

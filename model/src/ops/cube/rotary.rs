@@ -39,7 +39,7 @@ impl RotaryOp for CubeBackend {
 type TableKey = (CubeDevice, usize, [u64; 6]);
 
 /// Tables in use. A model uses one table, which every layer of every step reads. Its angles are computed in
-/// double precision on the host: in `f32`, a late position times a frequency has no digits left.
+/// double precision on the host: in `f32`, the product of a late position and a frequency has no accurate fraction.
 static TABLES: LazyLock<Mutex<HashMap<TableKey, CubeTensor>>> = LazyLock::new(Mutex::default);
 
 /// Returns cosines, then sines, of each position: `[positions, 2, head_dim / 2]` for at least `positions`, on

@@ -123,8 +123,8 @@ impl Setup {
     }
 }
 
-/// Runs `program` with and without the bug, with all delays. With it, the same report is always given, which
-/// is returned; without it, there is none.
+/// Runs `program` with and without the bug, with all delays. Returns the report, which is the same with
+/// all delays; without the bug, there must be no report.
 #[track_caller]
 pub fn planted(program: impl Fn(&Setup, bool)) -> String {
     let mut messages = Vec::new();

@@ -1,4 +1,4 @@
-//! Bugs planted into the use of streams: each report names both sides, whatever the delays, and the same
+//! Bugs planted into the use of streams: each report names both sides, with any delays, and the same
 //! program without the bug runs and has the right result.
 
 use std::sync::{Arc, Mutex, mpsc};

@@ -92,13 +92,13 @@ pub(super) fn multiply(
     let all = [a, b, output].into_iter().chain(bias);
     assert!(
         all.into_iter().all(|tensor| tensor.handle.service == service),
-        "matrices of two devices have no product"
+        "matrices on different devices cannot be multiplied"
     );
     let alignments = [a, b, output].map(|tensor| alignment_of(tensor.handle.offset_start.unwrap_or(0)));
     if !has_algorithm(service.device, problem, alignments) {
         assert!(
             problem.allows_burn(),
-            "{}, and burn's kernels would round the operands to TF32. Compute in bf16 (precision.compute = \
+            "{}, but burn's kernels would round the operands to TF32. Compute in bf16 (precision.compute = \
              \"bf16\") or on the CPU (device.backend = \"cpu\"), or allow TF32 in your program with \
              kiln_model::ops::cube::matmul::allow_tf32(true)",
             ProductError::no_algorithm(problem)

@@ -366,5 +366,5 @@ fn other_forms_say_their_line() {
         assert_eq!(refused(from, to).line, line, "{to}");
     }
     let error = refused(".target sm_90a", ".target sm_90");
-    assert!(error.reason.contains("needs sm_90a, and the module is for sm_90"), "{error}");
+    assert!(error.reason.contains("needs sm_90a, but the module is for sm_90"), "{error}");
 }
