@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
-use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde::de::{Deserializer, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, de};
 
 /// Reads the address of a page from `text`: `127.0.0.1:6006`, `localhost:6006`, or a port alone (`6006`, `:6006`), which
@@ -47,7 +47,11 @@ pub(super) fn paths<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, 
         }
 
         fn visit_str<E: de::Error>(self, path: &str) -> Result<Vec<PathBuf>, E> {
-            Ok(vec![path.into()])
+            match path.starts_with('[') {
+                // An array whose strings have no quotes.
+                true => Err(E::invalid_type(Unexpected::Str(path), &self)),
+                false => Ok(vec![path.into()]),
+            }
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut paths: A) -> Result<Vec<PathBuf>, A::Error> {

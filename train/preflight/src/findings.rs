@@ -139,10 +139,11 @@ impl Findings {
 }
 
 /// Words that begin a piece of advice.
-const ADVICE: [&str; 32] = [
-    "allow", "build", "check", "choose", "copy", "create", "describe", "end", "export", "free", "give", "go",
-    "install", "leave", "lower", "make", "name", "or", "prepare", "put", "raise", "remove", "run", "set",
-    "start", "take", "to", "unset", "update", "use", "what", "write",
+const ADVICE: [&str; 41] = [
+    "add", "allow", "build", "check", "choose", "continue", "copy", "create", "describe", "end", "export",
+    "free", "give", "go", "increase", "install", "leave", "lower", "make", "name", "omit", "or", "pass",
+    "prepare", "put", "raise", "reduce", "remove", "restart", "resume", "run", "set", "start", "take", "to",
+    "unset", "update", "use", "wait", "what", "write",
 ];
 
 /// Splits an error message into the problem and the advice, if it can be split.

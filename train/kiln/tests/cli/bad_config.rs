@@ -119,7 +119,7 @@ fn overrides_are_checked_like_the_file() {
         ("text for a switch", "data.shuffle=sometimes"),
         ("number for a switch", "data.shuffle=1"),
         ("list without quotes", "data.text=[a.txt]"),
-        ("text for a list", "data.text=a.txt"),
+        ("text for a list", "sample.prompts=a"),
         ("list for a number", "train.steps=[1]"),
         ("fraction for a count", "train.steps=4.5"),
         ("number for a section", "model.rope_scaling=3"),

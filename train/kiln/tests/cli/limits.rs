@@ -47,7 +47,7 @@ fn threads_are_bounded_by_the_cores_of_this_machine() {
     let many = train(4096);
     let cores = std::thread::available_parallelism().expect("cores").get();
     assert!(cores >= 256 || many.code == Some(2), "{many:?}");
-    let Some((_, rest)) = many.stderr.split_once("device.threads = 4096: at most ") else {
+    let Some((_, rest)) = many.stderr.split_once("device.threads = 4096: must be at most ") else {
         assert!(cores >= 256, "{many:?}");
         return;
     };

@@ -76,7 +76,7 @@ fn a_loop_on_the_trainer_stops_when_it_is_asked_to() {
     signal(&child, Signal::TERM);
     let ended = workspace.end(child);
     assert_eq!(ended.code, Some(75), "{ended:?}");
-    assert!(ended.stdout.contains("continue with --resume latest"), "{ended:?}");
+    assert!(ended.stdout.contains("resume with: "), "{ended:?}");
     let steps = workspace.steps("run").len();
     assert_eq!(workspace.checkpoints("run"), [format!("fsdp_cpt{steps}"), "latest".to_owned()]);
     // Resumes for a few more steps, and takes all of them.

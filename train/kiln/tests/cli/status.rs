@@ -206,7 +206,9 @@ fn ranks_that_have_not_come_are_named() {
     assert!(text(&look).contains("; ranks 1-3 are missing; the wait has lasted "), "{look:#}");
     let second = start("2");
     let (look, _) = look_for(&workspace, |look| text(look).contains("ranks 0, 2 have reached"));
-    assert!(text(&look).contains(&format!("to the rendezvous at 127.0.0.1:{port}; ranks 1, 3 are missing")));
+    assert!(
+        text(&look).contains(&format!("reached the rendezvous at 127.0.0.1:{port}; ranks 1, 3 are missing"))
+    );
     assert_eq!(look["culprits"], Json::from(vec![1, 3]));
     assert_eq!(look["ranks"][2]["silent"], "has arrived, from 127.0.0.1", "{look:#}");
     assert_eq!(look["ranks"][3]["silent"], "has not arrived", "{look:#}");

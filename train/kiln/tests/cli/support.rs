@@ -221,7 +221,9 @@ impl Workspace {
     pub fn succeed(&self, arguments: &[&str]) -> String {
         let ended = self.kiln(arguments);
         assert_eq!(ended.code, Some(0), "kiln {arguments:?}: {ended:?}");
-        assert_eq!(ended.stderr, "", "kiln {arguments:?}");
+        // Progress of work that takes long, as it may on a busy machine.
+        let mut problems = ended.stderr.lines().filter(|line| !line.contains(" s so far"));
+        assert_eq!(problems.next(), None, "kiln {arguments:?}: {ended:?}");
         ended.stdout
     }
 

@@ -51,7 +51,8 @@ impl StepLine {
             format!("norm {:>6.3}", self.grad_norm),
             format!("{:>4} tok/s", short(self.tokens_per_s)),
             match self.mfu {
-                Some(mfu) => format!("mfu {:>2.0}%", mfu * 100.0),
+                Some(mfu) if mfu < 0.095 => format!("mfu {:.1}%", mfu * 100.0),
+                Some(mfu) => format!("mfu {:>3.0}%", mfu * 100.0),
                 None => format!("{:>12}", flops_per_s(self.flops)),
             },
         ];
