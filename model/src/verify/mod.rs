@@ -6,19 +6,18 @@
 //! so that one wrong kernel does not fail the others.
 
 mod cases;
-mod inputs;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "cube")]
 use crate::ops::cube::{attention::has_warpgroups, matmul::rounds_to_tf32};
 use crate::ops::{FusedOp, use_plain};
+use crate::random::{GOLDEN, mix};
 pub use cases::Shapes;
 use cases::{Case, cases};
-use inputs::{flat, normal, values};
 
 /// The comparison of an operation with its reference in one dtype.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -140,6 +139,32 @@ fn run(
     let gradients = (output * weights).sum().backward();
     let of_leaf = |leaf: &Tensor<1>| leaf.grad(&gradients).map_or_else(Vec::new, values);
     std::iter::once(result).chain(leaves.iter().map(of_leaf)).collect()
+}
+
+/// Returns standard normal values that depend only on `seed` and the index.
+fn normal(len: usize, seed: u64) -> Vec<f64> {
+    let uniform = |i: u64| (mix((seed << 40 | i).wrapping_mul(GOLDEN)) >> 11) as f64 / (1u64 << 53) as f64;
+    let value = |i: u64| {
+        let (a, b) = (uniform(2 * i), uniform(2 * i + 1));
+        (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos()
+    };
+    (0..len as u64).map(value).collect()
+}
+
+/// Creates a tensor of `values` in `dtype`.
+fn flat(values: &[f64], dtype: FloatDType, device: &Device) -> Tensor<1> {
+    let dtype = DType::from(dtype);
+    let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(dtype);
+    Tensor::from_data(data, (device, dtype))
+}
+
+/// Returns the values of a tensor.
+///
+/// # Panics
+///
+/// If its device has failed.
+fn values(tensor: Tensor<1>) -> Vec<f64> {
+    tensor.into_data().convert_dtype(DType::F64).iter().collect()
 }
 
 /// Returns the bound relative to the largest value. `f32` is rounded to 24 bits repeatedly, or in products to

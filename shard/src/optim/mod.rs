@@ -16,7 +16,6 @@ mod matrices;
 mod muon;
 mod newton_schulz;
 mod optimizer;
-mod owners;
 mod rule;
 #[cfg(feature = "cube")]
 mod segments;
@@ -29,11 +28,10 @@ pub(crate) use device::{DecisionValues, DeviceStep, Sums};
 pub use host::clip_factor;
 pub(crate) use host::{HostStep, norm};
 pub use loss_scale::LossScale;
-pub(crate) use matrices::{Target, transform};
+pub(crate) use matrices::{Owners, Target, transform};
 pub use muon::{AdjustLr, Muon};
 pub(crate) use optimizer::GroupRule;
 pub use optimizer::{Choice, Optimizer};
-pub(crate) use owners::Owners;
 #[cfg(feature = "cube")]
 pub use rule::{DeviceRule, DeviceShard, HalfDType};
 pub use rule::{DirectionRun, LearningRates, Rule, Settings, ShardRun, UpdateStep};

@@ -3,12 +3,12 @@
 //! On a GPU or driver that is new to this build of Kiln, every fused kernel is compared once with its plain
 //! form on small inputs ([`kiln_model::verify`]); the result is stored next to the kernel cache (`kept`). An
 //! operation that fails is computed with plain operations, on all ranks alike; a warning reports this, and a
-//! report is written that users can send (`report`).
+//! report is written that users can send.
 
 mod kept;
-mod report;
 
-use std::path::Path;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use burn::tensor::FloatDType;
@@ -129,7 +129,7 @@ fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
         if wrong.is_empty() {
             tracing::debug!("kernels: an earlier start found no fault, as recorded in {}", file.display());
         } else {
-            warn(device, &findings, Some(&report::beside(file)), "an earlier start found that ");
+            warn(device, &findings, Some(&report_beside(file)), "an earlier start found that ");
         }
         return wrong;
     }
@@ -141,7 +141,7 @@ fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     if wrong.is_empty() {
         tracing::info!("{}", all_right(&findings, time));
     } else {
-        warn(device, &findings, kept.map(report::beside).as_deref(), "");
+        warn(device, &findings, kept.map(report_beside).as_deref(), "");
     }
     wrong
 }
@@ -149,10 +149,10 @@ fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
 /// Writes the findings to `file`, and a report next to it. Returns whether that succeeded; a run continues
 /// without them.
 fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
-    let report = report::text(key, findings, time);
+    let report = report_text(key, findings, time);
     let written = Kept::write(file, key, findings).and_then(|()| match wrong(findings).is_empty() {
         true => Ok(()),
-        false => crate::metrics::write_atomic(&report::beside(file), report.as_bytes()),
+        false => crate::metrics::write_atomic(&report_beside(file), report.as_bytes()),
     });
     if let Err(error) = &written {
         let file = file.display();
@@ -177,7 +177,7 @@ fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, wh
     for op in wrong(findings) {
         let wrong: Vec<_> =
             findings.iter().filter(|finding| finding.op == op && !finding.is_right()).collect();
-        let how: Vec<_> = wrong.iter().map(|finding| report::error(finding)).collect();
+        let how: Vec<_> = wrong.iter().map(|finding| error_of(finding)).collect();
         tracing::warn!(
             "{who}the kernel of {op} is wrong on {}: {}. The run uses {} instead, which gives correct \
              results; {}",
@@ -190,6 +190,50 @@ fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, wh
     match report {
         Some(report) => tracing::warn!("please send the report on these kernels: {}", report.display()),
         None => tracing::warn!("the report on these kernels could not be written"),
+    }
+}
+
+/// Returns the path of the report next to a result's file.
+fn report_beside(file: &Path) -> PathBuf {
+    file.with_extension("txt")
+}
+
+/// Returns a report for developers who can fix a kernel.
+fn report_text(key: &Key, findings: &[Finding], time: Duration) -> String {
+    let mut text = format!(
+        "Kiln compared the fused kernels of a GPU with the same operations on the CPU in f64.\n\n\
+         device: {}\nprogram: {}\nattention (width of a head, window): {:?}\ntook: {}\n",
+        key.device,
+        key.build,
+        key.shapes.attention,
+        duration(time)
+    );
+    if let Some(op) = key.fault {
+        let _ = writeln!(text, "drill: {op} was treated as wrong; this does not report a real fault");
+    }
+    text.push('\n');
+    for finding in findings {
+        let _ = writeln!(text, "{}", line_of(finding));
+    }
+    text
+}
+
+/// Returns a line about one operation in one dtype.
+fn line_of(finding: &Finding) -> String {
+    let verdict = if finding.is_right() { "right" } else { "WRONG" };
+    let name = finding.op.name();
+    format!("{name:<14} {verdict}  {}", error_of(finding))
+}
+
+/// Describes the error of an operation in one dtype.
+fn error_of(finding: &Finding) -> String {
+    let Finding { dtype, bound, place, .. } = finding;
+    let dtype = format!("{dtype:?}").to_lowercase();
+    match finding.error {
+        Some(error) => {
+            format!("{dtype}: largest relative error {error:.1e} ({place}), bound {bound:.0e}")
+        }
+        None => format!("{dtype}: no finite result ({place}), bound {bound:.0e}"),
     }
 }
 
@@ -220,7 +264,7 @@ fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
     let begun = Instant::now();
     let findings = verify(&device.device(), &key.dtypes, &key.shapes, key.fault);
     let mut lines = vec![key.device.clone()];
-    lines.extend(findings.iter().map(report::line));
+    lines.extend(findings.iter().map(line_of));
     let (is_right, time) = (wrong(&findings).is_empty(), begun.elapsed());
     lines.push(match is_right {
         true => all_right(&findings, time),

@@ -1,15 +1,22 @@
 //! Compares a run's planned memory with the available memory. A run that cannot fit is refused before anything
-//! is allocated, with suggestions that would make it fit, instead of being killed later.
+//! is allocated, with suggestions that would make it fit, instead of being killed later. A run that needs more
+//! than planned reports what holds the memory, before the kernel would kill the process silently.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::process;
+use std::sync::OnceLock;
 
+use super::plan::Plan;
 use crate::error::MemoryError;
+use crate::process::keep;
+use crate::process::launcher::{self, Message};
+use crate::process::output::{self, eprint_line};
 use burn::tensor::Device;
-use kiln_model::{Decoder, ModelConfig};
+use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{Accumulate, Optimizer, Recompute, Strategy};
 
-use kiln_config::device::{Memory, ResolvedDevice};
+use kiln_config::device::{self, Memory, ResolvedDevice};
 use kiln_config::{Choice, Config, Precision};
 use kiln_launch::place::RankEnv;
 use kiln_plan::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks, not_described};
@@ -24,6 +31,15 @@ const GPU: &str = "the GPU";
 /// GPU runs have not been measured yet, so more of them pass, with a warning.
 const ALLOWANCE: f64 = 0.98;
 const GPU_ALLOWANCE: f64 = 0.85;
+
+/// Suggestions for the message of a run that exhausts the memory.
+static HELPS: OnceLock<String> = OnceLock::new();
+
+/// Memory of a process outside of its ranks and their heaps, in bytes.
+const SPARE: u64 = 40 << 20;
+
+/// Exit code of a run that failed.
+const FAILED: i32 = 1;
 
 /// Warnings of a check, none of which prevents the run.
 pub type Warnings = Vec<String>;
@@ -159,8 +175,41 @@ pub fn check(
     Ok(warnings)
 }
 
+/// Limits the memory of this process's ranks to the memory of the machine, if the host computes.
+pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
+    let Plan { config, model, optimizer, registry, device, .. } = plan;
+    if device.is_gpu() {
+        return;
+    }
+    let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain());
+    let Ok(decoder) = decoder else { return };
+    let helps = what_helps(config, model, &decoder, optimizer, false, place);
+    let processes = place.map_or(1, |place| place.local_world_size.max(1));
+    // Below an address space limit, an allocation fails before the process would be killed.
+    let Some(machine) = Memory::for_machine() else { return };
+    let share = config.device.memory_fraction.unwrap_or(1.0) / processes as f64;
+    // Cached file pages and the kernel's pages count as well.
+    let bytes = machine.total as f64 * share - SPARE as f64;
+    let _ = HELPS.set(helps);
+    kiln_shard::memory::limit(bytes.max(1.0) as usize, report_exhausted);
+}
+
+/// Ends the process, whose memory is exhausted as `text` describes.
+fn report_exhausted(text: &str) {
+    let helps = HELPS.get().map_or("", String::as_str);
+    keep(text, |folder| {
+        let known = folder.map_or_else(String::new, |folder| format!("crash report: {}\n", folder.display()));
+        eprint_line(&format!(
+            "error: {text}\n{known}What would help:\n{helps}more: kiln explain out-of-memory"
+        ));
+    });
+    launcher::send(Message::Failure, text.lines().next().unwrap_or(text));
+    output::finish();
+    process::exit(FAILED);
+}
+
 /// Suggests changes that reduce the memory of a run that has started, for a later out-of-memory message.
-pub(super) fn what_helps(
+fn what_helps(
     config: &Config,
     model: &ModelConfig,
     decoder: &Decoder,

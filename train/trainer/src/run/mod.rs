@@ -7,7 +7,6 @@
 
 mod agree;
 mod events;
-mod exhausted;
 mod folder;
 mod inherited;
 mod joining;
@@ -22,7 +21,6 @@ mod recorded;
 mod requirements;
 mod startup;
 mod step;
-mod surroundings;
 mod train;
 mod trainer;
 

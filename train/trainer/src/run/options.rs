@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::observe::Tools;
-use crate::error::PositionKey;
+use crate::error::{PositionKey, Result, TrainError};
 use crate::fault::Fault;
+use crate::process::{self, launcher};
 use crate::registry::Registry;
 use kiln_checkpoint::weights::AllowMissing;
-use kiln_launch::place::{Job, RankEnv};
+use kiln_launch::place::{self, Flags, Job, RankEnv, Role};
 
 /// Options of a run outside its configuration.
 #[derive(Clone, Debug, Default)]
@@ -46,10 +47,57 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
+    /// Returns options for a process that may be one of several: calls [`process::start`], and reads the place
+    /// of this process from its environment, as `kiln train` does.
+    ///
+    /// # Errors
+    ///
+    /// If the environment contradicts itself, if `KILN_LOG` is not a level, or if this process was started once
+    /// per node instead of once per rank.
+    pub fn from_environment() -> Result<RunOptions> {
+        let stop = process::start().map_err(|error| TrainError::usage(error.to_string()))?;
+        let (place, job) = match place::find_here(&Flags::default())? {
+            Role::Alone(job) => (None, job),
+            Role::Rank(place) => (Some(place), Job::default()),
+            Role::Node(node) if node.nodes == 1 => (None, node.job),
+            Role::Node(node) => {
+                return Err(TrainError::usage(format!(
+                    "{} has started one process per node, and this program needs one per rank: start as \
+                     many as each node has ranks, for example with srun --ntasks-per-node or torchrun \
+                     --nproc-per-node",
+                    node.source
+                )));
+            }
+        };
+        Ok(RunOptions { place, job, stop, ..RunOptions::default() })
+    }
+
     /// Returns the job that starts this run, perhaps not for the first time.
     pub(super) fn job(&self) -> &Job {
         self.place.as_ref().map_or(&self.job, |place| &place.job)
     }
+}
+
+/// Fails if this process is one rank of several and `options` do not say which: every rank would start the
+/// whole job. Otherwise reports what the process lacks.
+pub(super) fn check_surroundings(options: &RunOptions) -> Result<()> {
+    // A caller that keeps a clone of the flag sets it.
+    process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);
+    // Checked before any work is done.
+    launcher::grace()?;
+    if options.place.is_some() || options.alone {
+        return Ok(());
+    }
+    let (who, count, what) = match place::find_here(&Flags::default())? {
+        Role::Rank(place) if place.world_size > 1 => (place.source, place.world_size, "ranks"),
+        Role::Node(node) if node.nodes > 1 => (node.source, node.nodes, "nodes"),
+        _ => return Ok(()),
+    };
+    Err(TrainError::usage(format!(
+        "{who} has started this process as one of {count} {what}, and each of them would start the whole \
+         job: set RunOptions::place, as RunOptions::from_environment does, or RunOptions::alone if this \
+         process is to train by itself"
+    )))
 }
 
 /// The source that a run resumes from.

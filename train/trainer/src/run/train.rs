@@ -9,11 +9,11 @@ use kiln_shard::ranks::{self, run_ranks};
 
 use super::events::Events;
 use super::observe::{RunFacts, Tools};
-use super::options::{RunOptions, Summary};
+use super::options::{RunOptions, Summary, check_surroundings};
 use super::plan::Plan;
 use super::startup::StartTimes;
 use super::trainer::Trainer;
-use super::{agree, exhausted, joining, plan, surroundings};
+use super::{agree, joining, memory, plan};
 use crate::error::{Result, TrainError};
 use crate::fault::{self, Drill};
 use crate::flight::FlightGuard;
@@ -90,7 +90,7 @@ pub fn train_with(
 ) -> Result<Summary> {
     let mut start = StartTimes::default();
     let _output = output::never_block();
-    surroundings::check(options)?;
+    check_surroundings(options)?;
     let config = with_ranks(config, options)?;
     let device = ResolvedDevice::new(&config, options.registry.layers(), options.place.as_ref())?;
     if let Some(place) = &options.place {
@@ -192,7 +192,7 @@ fn prepare_process(
     let begun = Instant::now();
     kernels::settle(&plan.config, &plan.model, device, place.map(|(world, _)| world))?;
     plan.start.add("check of kernels", begun.elapsed());
-    exhausted::limit(plan, place.map(|(_, place)| place));
+    memory::limit(plan, place.map(|(_, place)| place));
     let Config { train, comm, log, .. } = &plan.config;
     let facts = RunFacts {
         out: &plan.out,
