@@ -16,7 +16,7 @@ pub(super) struct StepLine {
     pub(super) trend: char,
     pub(super) grad_norm: f64,
     pub(super) tokens_per_s: f64,
-    /// Share of the device's peak, if that is known; otherwise FLOP/s are shown.
+    /// Share of the device's peak, if that is known; otherwise a terminal shows FLOP/s.
     pub(super) mfu: Option<f64>,
     pub(super) flops: f64,
     /// Peak memory of a rank in bytes; 0 if it is not counted.
@@ -47,15 +47,14 @@ impl StepLine {
     /// Returns the line in a log: at most 100 columns, aligned from step to step.
     pub(super) fn in_log(&self) -> String {
         let mut parts = vec![
-            format!("loss {:>6.4}", self.loss),
-            format!("norm {:>6.3}", self.grad_norm),
+            format!("loss {:>7.4}", self.loss),
+            format!("norm {:>5.2}", self.grad_norm),
             format!("{:>4} tok/s", short(self.tokens_per_s)),
-            match self.mfu {
-                Some(mfu) if mfu < 0.095 => format!("mfu {:.1}%", mfu * 100.0),
-                Some(mfu) => format!("mfu {:>3.0}%", mfu * 100.0),
-                None => format!("{:>12}", flops_per_s(self.flops)),
-            },
         ];
+        parts.extend(self.mfu.map(|mfu| match mfu * 100.0 {
+            percent if percent < 9.5 => format!("mfu {percent:.1}%"),
+            percent => format!("mfu {percent:>3.0}%"),
+        }));
         parts.extend(self.wait.map(|wait| format!("wait {:>2.0}%", wait * 100.0)));
         parts.extend((self.peak_bytes > 0).then(|| format!("{:>8}", size(self.peak_bytes))));
         parts.push(format!("eta {}", clock(self.left)));
@@ -165,7 +164,7 @@ mod tests {
         };
         let lines = [early.in_log(), line(400, 400, Some(0.04)).in_log(), line(400, 400, None).in_log()];
         let unknown = StepLine { mfu: None, ..line(20, 400, None) }.in_log();
-        let longest = StepLine { step: 100_000, steps: 100_000, mfu: None, ..early.clone() }.in_log();
+        let longest = StepLine { step: 100_000, steps: 100_000, ..early.clone() }.in_log();
         assert!(longest.chars().count() <= 100, "{longest}");
         insta::assert_snapshot!(format!("{}\n{unknown}", lines.join("\n")));
     }
