@@ -3,7 +3,7 @@
 # under every strategy at 1, 2 and 3 ranks, as threads and as processes, in f32 and bf16, and of a run that the second
 # build resumes from a checkpoint of the first.
 #
-#     benches/same-bits.sh OLD NEW            two binaries; about six minutes on two cores
+#     benches/same-bits.sh OLD NEW            two binaries; about eight minutes on two cores
 #     CONFIGS=debug benches/same-bits.sh OLD NEW
 #
 # Prints a line per run; exits with 1 if one differs. Needs python3.
@@ -39,7 +39,7 @@ train() {
     fi || { tail -3 "$out.log" >&2; failed=1; }
 }
 
-for config in ${CONFIGS:-debug quickstart 10m}; do
+for config in ${CONFIGS:-debug quickstart 10m moe}; do
     for ranks in 1 2 3; do
         for strategy in FULL_SHARD SHARD_GRAD_OP NO_SHARD HYBRID_SHARD; do
             for precision in f32 bf16; do
