@@ -13,7 +13,7 @@ pub enum ShardError {
     /// A collective failed.
     #[error(transparent)]
     Comm(Arc<CommError>),
-    /// A buffer had another dtype than expected.
+    /// A buffer had a different dtype than expected.
     #[error(transparent)]
     Buffer(Arc<BufferError>),
     /// The ranks cannot be arranged.
@@ -51,12 +51,12 @@ pub enum ShardError {
         /// The rule.
         rule: String,
     },
-    /// A rule of the optimizer has returned an invalid update for a matrix.
+    /// A rule of the optimizer returned an invalid update for a matrix.
     #[error("the update of `{name}`: {reason}")]
     Update {
         /// Name of the parameter.
         name: String,
-        /// The fault in it.
+        /// What is wrong with the update.
         reason: String,
     },
     /// The optimizer cannot change weights that something else still reads.
@@ -68,7 +68,7 @@ pub enum ShardError {
         /// Name of the parameter group.
         group: String,
     },
-    /// A block that runs again in backward uses a tensor that its gradient would have to reach.
+    /// A block that is recomputed in backward uses a captured tensor that needs a gradient.
     #[error(
         "block `{group}` uses a tensor that needs a gradient besides its input and its weights: blocks \
          that run again in backward cannot pass a gradient on to it; make it part of the input, detach it, \
@@ -110,7 +110,7 @@ pub enum ShardError {
     InitialValues {
         /// Name of the parameter.
         name: String,
-        /// The fault in them.
+        /// What is wrong with the values.
         reason: String,
     },
     /// A tensor cannot be read.
@@ -124,7 +124,7 @@ pub enum ShardError {
     Gradient {
         /// Name of the parameter.
         name: String,
-        /// The fault in it.
+        /// What is wrong with the gradient.
         reason: String,
     },
 }

@@ -19,13 +19,13 @@ use super::readback::Readback;
 use super::tensors::{DeviceScalar, FlatTensors, LossSum, burn_dtype};
 use super::weights::FlatWeights;
 
-/// Units (threads) of a cube.
+/// Number of units (threads) per cube.
 pub(crate) const UNITS: usize = 256;
 
-/// Elements that a unit reads at once where their number and their place allow it: 16 bytes of `f32`.
+/// Number of elements that a unit reads at once if all offsets and lengths are multiples of it: 16 bytes of `f32`.
 const VECTOR: usize = 4;
 
-/// Runs `$body` with `$float` as the type of `$dtype`'s elements; for floats of 32 and 16 bits.
+/// Runs `$body` with `$float` as the element type of `$dtype`, a float of 16 or 32 bits.
 macro_rules! with_float {
     ($dtype:expr, $float:ident => $body:expr) => {
         match $dtype {
@@ -113,13 +113,14 @@ impl FlatTensors for Cube {
     }
 }
 
-/// The f32 value at `handle` as a tensor `[1]` on the device of `like`.
+/// Returns the f32 value at `handle` as a tensor `[1]` on the device of `like`.
 fn scalar(like: &CubeTensor, handle: Handle) -> CubeTensor {
     let (client, device, shape) = (like.client.clone(), like.device.clone(), Shape::new([1]));
     CubeTensor::new_contiguous(client, device, shape, handle, burn_dtype(DType::F32))
 }
 
-/// `source` written as the dtype of `target`: floats of 32 and 16 bits, as long as each other.
+/// Writes `source` to `target`, converted to the dtype of `target`. Both are floats of 16 or 32 bits, of equal
+/// length.
 pub(super) fn cast(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
     let (from, to, len) = (device_of(source)?, device_of(target)?, target.len());
     let vector = vector_of([len]);
@@ -144,7 +145,7 @@ pub(super) fn add(target: &mut Buffer, source: &Buffer) -> Result<(), BufferErro
     unsafe { accumulate(handle, source.dtype(), target, 0..len, false) }
 }
 
-/// `len` zeros on the device of `client`.
+/// Allocates `len` zeros on the device of `client`.
 pub(crate) fn zeros(client: &Client, dtype: DType, len: usize) -> Buffer {
     let mut buffer = Buffer::empty_on(client, dtype, len);
     // It is on a device.
@@ -173,7 +174,7 @@ pub(super) fn clear(buffer: &mut Buffer, range: Range<usize>) -> Result<(), Buff
     Ok(())
 }
 
-/// Writes `values` to the elements of `buffer` (f32) from `start` on.
+/// Writes `values` to `buffer` (f32), from element `start` on.
 pub(super) fn write(buffer: &mut Buffer, start: usize, values: &[f32]) -> Result<(), BufferError> {
     if values.is_empty() {
         return Ok(());
@@ -183,11 +184,11 @@ pub(super) fn write(buffer: &mut Buffer, start: usize, values: &[f32]) -> Result
     unsafe { accumulate(source, DType::F32, buffer, start..start + values.len(), true) }
 }
 
-/// Adds the values at `source`, of `dtype`, to elements `range` of `target` (f32), or replaces them.
+/// Adds the values at `source`, of `dtype`, to elements `range` of `target` (f32), or overwrites those elements.
 ///
 /// # Safety
 ///
-/// `range` lies inside `target`, and there are as many values.
+/// `range` must lie inside `target`, and `source` must have as many values as `range`.
 unsafe fn accumulate(
     source: Handle,
     dtype: DType,
@@ -220,21 +221,21 @@ unsafe fn accumulate(
     Ok(())
 }
 
-/// Elements to read at once, where these numbers of elements lie before and in what is read.
+/// Returns how many elements a unit reads at once: [`VECTOR`] if it divides all of `counts`, else 1.
 fn vector_of<const N: usize>(counts: [usize; N]) -> usize {
     if counts.iter().all(|count| count.is_multiple_of(VECTOR)) { VECTOR } else { 1 }
 }
 
-/// Enough cubes for `len` units.
+/// Returns enough cubes for `len` units.
 fn cubes(client: &Client, len: usize) -> CubeCount {
     calculate_cube_count_elemwise(client, len, CubeDim::new_1d(UNITS as u32))
 }
 
-/// All elements of a buffer, as a kernel's argument.
+/// Passes all elements of `buffer` to a kernel.
 ///
 /// # Safety
 ///
-/// The kernel must not touch elements behind those of the buffer.
+/// The kernel must not access memory beyond the end of the buffer.
 pub(crate) unsafe fn whole(buffer: &Buffer, memory: &DeviceMemory) -> BufferArg {
     // SAFETY: the memory has room for as many elements as the buffer; the rest is up to the caller.
     unsafe { BufferArg::from_raw_parts(memory.handle().clone(), buffer.len()) }

@@ -12,7 +12,7 @@ use crate::sync::lock;
 use crate::tape::{LossSink, add_loss};
 
 impl Engine {
-    /// Opens a step: gradients of the last one are gone, nothing is under way.
+    /// Begins a step: clears the loss and the gradients of the previous step.
     pub fn begin_step(&self) {
         *lock(&self.loss) = Default::default();
         self.groups.iter().for_each(|group| group.begin_step());
@@ -25,9 +25,9 @@ impl Engine {
         OrderToken::root(device)
     }
 
-    /// Runs backward from `loss` `[1]`, and adds it to that of the step. Gradients are reduced over the ranks during
-    /// the backward of the last micro-batch of a step, or of each, and add up over them
-    /// ([`Accumulate`](crate::Accumulate)). Collective.
+    /// Runs backward from `loss` `[1]`, and adds `loss` to the loss of the step. Depending on
+    /// [`Accumulate`](crate::Accumulate), gradients are reduced over the ranks in the backward of every micro-batch,
+    /// or only of the last one of a step; either way, they are summed over micro-batches. Collective.
     pub fn backward(&self, loss: Tensor<1>, last_micro_batch: bool) -> Result<(), ShardError> {
         self.context.check()?;
         self.context.begin_backward(last_micro_batch);
@@ -71,8 +71,8 @@ impl Engine {
         self.context.pool.close();
     }
 
-    /// Frees the frozen groups at the end of backward, which has not left those before the first
-    /// trained parameter.
+    /// Frees the weights of frozen groups at the end of backward. Backward never reaches the modules before the first
+    /// trained parameter, so their weights have not been freed yet.
     fn reshard_frozen(&self) {
         let frozen = |group: &&ParamGroup| !group.layout.trainable;
         let groups = self.groups.iter().map(|group| &**group).filter(frozen);
