@@ -2,14 +2,14 @@
 
 use crate::layout::{Layout, ParamGroupLayout};
 
-/// The owner of every parameter whose rule works on whole matrices, by position of its group and its index
-/// there. It depends only on the layout, so it is the same on all ranks.
+/// The rank that owns each parameter whose rule works on whole matrices, by the group's position and the parameter's
+/// index in the group. Ownership depends only on the layout, so it is the same on all ranks.
 pub(crate) struct Owners(Vec<Vec<usize>>);
 
 impl Owners {
-    /// Spreads the parameters of the groups that are `whole` over all ranks. Groups are processed separately,
-    /// because they are transformed one after the other; in each, the parameter with the most work is
-    /// assigned first, to the rank with the least work so far.
+    /// Assigns the parameters of the `whole` groups to all ranks. Groups are balanced separately, because they are
+    /// transformed one after the other. In each group, the parameter with the most work is assigned first, to the
+    /// rank with the least work so far.
     pub(crate) fn new(layout: &Layout, whole: impl Fn(usize) -> bool) -> Self {
         let mut load = vec![0u128; layout.mesh.world_size()];
         let mut of_group = |group: &ParamGroupLayout| {
@@ -30,7 +30,7 @@ impl Owners {
         Owners(groups.map(|(at, group)| if whole(at) { of_group(group) } else { Vec::new() }).collect())
     }
 
-    /// Returns the parameters of the group at `position` that `rank` owns, by their index there.
+    /// Returns the indices of the parameters in the group at `position` that `rank` owns.
     pub(crate) fn owned_by(&self, rank: usize, position: usize) -> impl Iterator<Item = usize> {
         let owners = self.0[position].iter().enumerate();
         owners.filter(move |(_, owner)| **owner == rank).map(|(index, _)| index)
@@ -44,7 +44,7 @@ fn cost(shape: &[usize]) -> u128 {
     matrices as u128 * least * least * (2 * most + least)
 }
 
-/// Returns a shape as that of matrices: `[matrices, rows, columns]`. A vector is one row.
+/// Interprets a shape as matrices: `[matrices, rows, columns]`. A vector is one row.
 pub(super) fn as_matrices(shape: &[usize]) -> [usize; 3] {
     match *shape {
         [] => [1, 1, 1],

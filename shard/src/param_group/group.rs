@@ -1,9 +1,8 @@
 //! The life of one parameter group: a flat buffer of parameters, of which this rank holds a shard.
 //!
-//! `unshard` starts the gather, `wait_for_unshard` hands out the weights, `reshard` frees them,
-//! `accumulate` takes gradients, `post_backward` sends them off to be reduced. The verbs are
-//! FSDP2's. Where backward calls them is decided by the boundaries of modules
-//! (`tape/boundary.rs`), never by which parameters a batch has reached.
+//! `unshard` starts the gather, `wait_for_unshard` returns the weights, `reshard` frees them, `accumulate` adds
+//! gradients, and `post_backward` starts their reduction. These verbs are FSDP2's. Module boundaries
+//! (`tape/boundary.rs`) determine where backward calls them, regardless of which parameters a batch has used.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -32,29 +31,29 @@ pub(crate) struct ParamGroup {
     state: Mutex<GroupState>,
 }
 
-/// The parameter groups of one module, or those that are done with together.
+/// The parameter groups of one module, or those that backward leaves together.
 pub(crate) type ParamGroups = Vec<Arc<ParamGroup>>;
 
 /// The role of a parameter group in its model.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupOptions {
-    /// Place in the forward order.
+    /// Position in the order of the forward pass.
     pub(crate) position: usize,
-    /// Places of all groups of its module, which are needed and done at the same time.
+    /// Positions of all groups of the same module, which are gathered and freed together.
     pub(crate) module: Range<usize>,
     /// Set if the strategy may free the weights between forward and backward.
     pub(crate) reshard_after_forward: bool,
     /// Set if backward reads the weights' values.
     pub(crate) unshard_in_backward: bool,
-    /// Set if any of its parameters has initial values instead of being loaded later.
+    /// Set if any of its parameters is initialised now, instead of being loaded later.
     pub(crate) is_initialised: bool,
 }
 
-/// The groups of the modules that a pass needs next.
+/// The groups of the modules that forward and backward need next.
 pub(crate) struct Neighbours {
-    /// In forward.
+    /// Needed next in forward.
     pub(crate) next: Vec<Weak<ParamGroup>>,
-    /// In backward; empty if backward reads no weights of the modules before this one.
+    /// Needed next in backward; empty if backward reads no weights of the modules before this one.
     pub(crate) previous: Vec<Weak<ParamGroup>>,
 }
 
@@ -72,7 +71,7 @@ impl std::fmt::Debug for ParamGroup {
 }
 
 impl ParamGroup {
-    /// `master` is this rank's shard, f32.
+    /// Creates a parameter group from `master`, this rank's shard in f32.
     pub(crate) fn new(
         layout: ParamGroupLayout,
         options: GroupOptions,
@@ -91,7 +90,7 @@ impl ParamGroup {
         }
     }
 
-    /// Says which groups passes need next. Called once, when all modules are there.
+    /// Sets which groups forward and backward need next. Called once, when all modules have been added.
     pub(crate) fn set_neighbours(&self, neighbours: Neighbours) {
         // A second call would say the same: an engine is built once.
         let _ = self.neighbours.set(neighbours);
@@ -101,7 +100,7 @@ impl ParamGroup {
         lock(&self.state)
     }
 
-    /// The calling rank is in the module of this group from now on.
+    /// Records that the calling rank has entered the module of this group.
     pub(crate) fn enter(&self) {
         memory::enter_module(self.options.position);
         self.context.world.recorder().enter_module(&self.label);
@@ -111,7 +110,7 @@ impl ParamGroup {
         Label::new(self.label.clone(), phase)
     }
 
-    /// Starts gathering the weights unless they are here or on their way.
+    /// Starts gathering the weights unless they are in memory or already being gathered.
     pub(crate) fn unshard(&self, direction: Direction) {
         let mut state = self.state();
         if matches!(state.weights, Weights::Sharded)
@@ -161,7 +160,7 @@ impl ParamGroup {
         context.policy.keeps_compute_shard(on_host, holds_copy, self.options.reshard_after_forward)
     }
 
-    /// This rank's shard in the compute dtype, which is kept on the GPU.
+    /// Returns this rank's shard in the compute dtype, which is kept on the GPU.
     fn compute_shard(&self, state: &mut GroupState) -> Result<Arc<Buffer>, ShardError> {
         if let Some(shard) = &state.compute_shard {
             return Ok(shard.clone());
@@ -179,8 +178,8 @@ impl ParamGroup {
         Ok(shard)
     }
 
-    /// After an update of the master, which has written the compute shard as well if it `is_written`. With
-    /// offload, sends the new weights up to the GPU.
+    /// Handles an update of the master weights, which has also written the compute shard if it `is_written`. With
+    /// offload, sends the new weights to the GPU.
     pub(crate) fn refresh_compute_shard(
         &self,
         state: &mut GroupState,
@@ -200,9 +199,9 @@ impl ParamGroup {
         Counted { _group: streams.then(|| UnshardedGroup::new(&self.context.unsharded)), _bytes: held }
     }
 
-    /// The whole weights, gathering them if need be. In forward, then starts gathering the module that
-    /// is needed next, so that it arrives while this one computes; in backward, the boundary at the
-    /// module's output has done that.
+    /// Returns the whole weights, gathering them if necessary. In forward, it then starts gathering the next module,
+    /// so that the transfer overlaps with this module's computation. In backward, the boundary at the module's output
+    /// has already done that.
     pub(crate) fn wait_for_unshard(&self, direction: Direction) -> FlatWeights {
         self.context.keep_awake();
         self.unshard(direction);
@@ -238,15 +237,15 @@ impl ParamGroup {
         self.context.placement().zeros(dtype, self.layout.padded_numel())
     }
 
-    /// Gathers the weights for backward, unless they are here or it does not read them.
+    /// Gathers the weights for backward, unless they are in memory or backward does not read them.
     pub(crate) fn unshard_in_backward(&self) {
         if self.options.unshard_in_backward {
             self.unshard(Direction::Backward);
         }
     }
 
-    /// Starts gathering the next module of a forward pass. Modules are used in order; one that comes a
-    /// second time (a tied embedding under the head) has had its successor.
+    /// Starts gathering the next module of a forward pass. Modules are used in order; for a module that is used again
+    /// (a tied embedding under the head), the next one has already been gathered.
     fn prefetch_in_forward(&self) {
         let position = self.options.position;
         if self.context.forward_position.fetch_max(position, Ordering::Relaxed) <= position {
@@ -255,7 +254,7 @@ impl ParamGroup {
         }
     }
 
-    /// Starts gathering the module whose weights backward reads after this one's.
+    /// Starts gathering the module whose weights backward reads after this module's.
     pub(crate) fn prefetch_in_backward(&self) {
         match self.neighbours.get().map_or(&[][..], |neighbours| &neighbours.previous) {
             [] => self.context.pool.close(),
@@ -263,7 +262,7 @@ impl ParamGroup {
         }
     }
 
-    /// Parameter `index` as a tensor, gathering the group if need be.
+    /// Returns parameter `index` as a tensor, gathering the group if necessary.
     pub(crate) fn parameter<B: FlatTensors>(
         &self,
         token: &FloatTensor<B>,
@@ -276,7 +275,7 @@ impl ParamGroup {
         B::view(&weights, token, &parameter.shape, parameter.offset, dtype)
     }
 
-    /// Frees the whole weights. A gather under way is waited for: the other ranks take part in it.
+    /// Frees the whole weights. Waits for a gather in progress, because the other ranks take part in it.
     pub(crate) fn reshard(&self) {
         let weights = std::mem::replace(&mut self.state().weights, Weights::Sharded);
         match weights {
@@ -296,9 +295,9 @@ impl ParamGroup {
         }
     }
 
-    /// Frees the whole weights after forward. Frozen ones stay where they may be on burn's `tape` until
-    /// backward: it can gather a tracked tensor again, but not a constant. Whether the batch has used
-    /// them makes no difference: every rank must free the same weights.
+    /// Frees the whole weights after forward. Frozen weights that may be on burn's `tape` are kept until backward,
+    /// because it can gather a tracked tensor again, but not a constant. They are kept even if this rank's batch has
+    /// not used them: every rank must free the same weights.
     pub(crate) fn reshard_after_forward(&self, tape: bool) {
         let stays = tape && self.options.unshard_in_backward && !self.layout.trainable;
         if self.reshards_after_forward() && !stays {
@@ -311,12 +310,12 @@ impl ParamGroup {
         self.context.policy.reshards_after_forward(self.options.reshard_after_forward)
     }
 
-    /// Announces a use whose backward will come.
+    /// Registers a use of the group whose backward has yet to run.
     pub(crate) fn open_use(&self) {
         self.state().open_uses += 1;
     }
 
-    /// Takes the gradient of parameter `index` from one use.
+    /// Adds the gradient of parameter `index` from one use.
     pub(crate) fn accumulate<B: FlatTensors>(&self, index: usize, from: &Use, gradient: FloatTensor<B>) {
         if self.context.failed() {
             return;
@@ -337,14 +336,14 @@ impl ParamGroup {
         }
     }
 
-    /// Gathers stand below everything that reads them on the tape, so the first gradient of a use
-    /// means that nothing of this use will read the weights again: they make room for the gradient.
+    /// Frees the weights to make room for the gradient. On the tape, a gather precedes every operation that reads its
+    /// result, so once backward delivers the first gradient of a use, that use reads the weights no more.
     fn before_first_gradient(&self) {
         self.reshard_after_use();
         self.open_gradient(&mut self.state());
     }
 
-    /// Allocates the flat gradient of this micro-batch unless there is one.
+    /// Allocates the flat gradient of this micro-batch, unless it exists.
     fn open_gradient(&self, state: &mut GroupState) {
         let earlier = match std::mem::replace(&mut state.gradient, Gradient::None) {
             Gradient::None => None,
@@ -359,8 +358,8 @@ impl ParamGroup {
         state.gradient = Gradient::Accumulating { flat, written, earlier };
     }
 
-    /// Frees the weights when backward has read them for the last time in this use, unless another
-    /// use or micro-batch will read them again.
+    /// Frees the weights after backward has read them for the last time in this use, unless another use or
+    /// micro-batch will read them again.
     fn reshard_after_use(&self) {
         let last_use = self.state().open_uses <= 1;
         let done = last_use || !self.options.unshard_in_backward;
@@ -369,7 +368,8 @@ impl ParamGroup {
         }
     }
 
-    /// Backward is done with one use. With the last one of a micro-batch that is reduced, the gradient is sent off.
+    /// Ends the backward of one use. After the last use, starts the gradient's reduction if this micro-batch is
+    /// reduced.
     pub(crate) fn leave_backward(&self) {
         if self.context.failed() {
             return;
@@ -384,8 +384,8 @@ impl ParamGroup {
         }
     }
 
-    /// Sends the gradient off to be reduced, once in a backward that reduces. Parameters without a gradient
-    /// count as zero: every rank must take part in the same reductions.
+    /// Starts the gradient's reduction, once per backward pass that reduces. Parameters without a gradient count as
+    /// zero, because every rank must take part in the same reductions.
     pub(crate) fn post_backward(&self) {
         if !self.layout.trainable {
             return;
@@ -412,15 +412,16 @@ impl ParamGroup {
         }
     }
 
-    /// With replicas, waits for their sum, and starts to bring it to where the optimizer needs it.
+    /// With replicas, waits until they have summed the gradient, and starts moving it to the memory where the
+    /// optimizer runs.
     pub(crate) fn start_arrival(&self) {
         if let Gradient::Reducing(reduction) = &self.state().gradient {
             self.reducer.start_arrival(reduction);
         }
     }
 
-    /// Waits for this rank's shard of the reduced gradient: that of the step in the last micro-batch, else the sum so
-    /// far.
+    /// Waits for this rank's shard of the reduced gradient. In the last micro-batch, it is the gradient of the whole
+    /// step; in earlier ones, the sum so far.
     pub(crate) fn wait_for_reduced(&self) {
         let mut state = self.state();
         if let Gradient::Reducing(reduction) = &state.gradient {
@@ -432,7 +433,7 @@ impl ParamGroup {
         }
     }
 
-    /// Ready for the next step: nothing is open, and no gradient is left of the last one.
+    /// Prepares for the next step: discards the previous gradient and forgets unfinished uses.
     pub(crate) fn begin_step(&self) {
         let mut state = self.state();
         state.open_uses = 0;
