@@ -6,8 +6,8 @@ use super::ops::bytes;
 use super::tape::{MetaTape, MetaTensor, Products};
 
 impl MetaTape<'_> {
-    /// Mirrors [`ops::router_softmax`](crate::ops::router_softmax): probabilities in f32, which backward
-    /// keeps.
+    /// Mirrors [`ops::router_softmax`](crate::ops::router_softmax): probabilities in f32, which are saved for
+    /// backward.
     pub fn router_softmax(&self, logits: MetaTensor) -> MetaTensor {
         let MetaTensor { width, node, .. } = logits;
         let y = MetaTensor { memory: Rc::new(self.wide_rows(width)), width, node: None };

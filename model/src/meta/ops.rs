@@ -20,7 +20,7 @@ pub(super) fn bytes(rows: u64, width: u64, element: u64) -> u64 {
     rows.saturating_mul(width).saturating_mul(element)
 }
 
-/// State that the maps of one input share in backward.
+/// State that maps with the same input share in backward.
 #[derive(Default)]
 struct SharedInput {
     /// Transposed copy of the input.
@@ -29,7 +29,7 @@ struct SharedInput {
 }
 
 impl MetaTape<'_> {
-    /// Mirrors [`ops::linears`](crate::ops::linears): returns the outputs of maps of `x`, one for each of
+    /// Mirrors [`ops::linears`](crate::ops::linears): returns the outputs of several maps of `x`, one for each of
     /// `widths`.
     pub fn linears<const N: usize>(&self, x: MetaTensor, widths: [usize; N]) -> [MetaTensor; N] {
         let shared = Rc::new(RefCell::new(SharedInput::default()));
@@ -67,8 +67,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Adds the gradient of the input of a map `[d_in, d_out]`. If it `adds` to the gradient of another map,
-    /// it uses the same memory.
+    /// Requests the gradient of the input of a map `[d_in, d_out]`. If the gradient `adds` to that of another map, it
+    /// uses the same memory.
     fn input_gradient(&self, x: Option<usize>, [d_in, d_out]: [u64; 2], adds: bool) {
         let operands = match self.batch.products {
             Products::InPlace => Vec::new(),
@@ -84,7 +84,7 @@ impl MetaTape<'_> {
         drop(operands);
     }
 
-    /// Adds the gradient of the weight of a map `[d_in, d_out]`, and the transposed `copy` of its input.
+    /// Requests the gradient of the weight of a map `[d_in, d_out]`, and the transposed `copy` of the map's input.
     fn weight_gradient(&self, [d_in, d_out]: [u64; 2], copy: &mut Option<Held>) {
         let products = self.batch.products;
         let operands = match products {
@@ -117,8 +117,8 @@ impl MetaTape<'_> {
         self.wide(self.batch.rows(), width)
     }
 
-    /// Mirrors [`ops::rms_norm`](crate::ops::rms_norm()) of rows of `x`. If `x` is a residual stream, its
-    /// gradient is part of the result.
+    /// Mirrors [`ops::rms_norm`](crate::ops::rms_norm()) of the rows of `x`. If `x` is a residual stream, the
+    /// gradient of the stream is added in the same kernel.
     pub fn rms_norm(&self, x: &MetaTensor) -> MetaTensor {
         let y = self.tensor(x.width);
         let x = x.clone();
@@ -153,8 +153,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`residual`](Self::residual) and the [`rms_norm`](Self::rms_norm) of its sum. On a GPU, one
-    /// kernel computes both: `x` and `y` are held until both outputs have memory.
+    /// Mirrors [`residual`](Self::residual) followed by [`rms_norm`](Self::rms_norm) of the sum. On a GPU, one kernel
+    /// computes both: `x` and `y` are held until both outputs have memory.
     pub fn residual_and_norm(&self, x: MetaTensor, y: MetaTensor) -> (MetaTensor, MetaTensor) {
         let read = (!self.batch.on_host).then(|| (x.clone(), y.clone()));
         let sum = self.residual(x, y);
@@ -188,7 +188,7 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`ops::dropout`](crate::ops::dropout()), if the pass has dropout.
+    /// Mirrors [`ops::dropout`](crate::ops::dropout()); does nothing if the pass has no dropout.
     pub fn dropout(&self, x: MetaTensor) -> MetaTensor {
         if !self.batch.dropout {
             return x;
@@ -261,8 +261,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`ops::swiglu`](crate::ops::swiglu()), [`ops::geglu`](crate::ops::geglu()), or any fused
-    /// product of two tensors that keeps both.
+    /// Mirrors [`ops::swiglu`](crate::ops::swiglu()), [`ops::geglu`](crate::ops::geglu()), or any fused product of
+    /// two tensors that saves both for backward.
     pub fn gated(&self, gate: MetaTensor, up: MetaTensor) -> MetaTensor {
         let y = self.tensor(gate.width);
         let tracked = gate.node.is_some() || up.node.is_some();
@@ -274,7 +274,7 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors a function of each element of `x` that keeps its input, such as
+    /// Mirrors a function of each element of `x` that saves its input for backward, such as
     /// [`ops::squared_relu`](crate::ops::squared_relu()) and burn's own operations.
     pub fn elementwise(&self, x: MetaTensor) -> MetaTensor {
         let y = self.tensor(x.width);
@@ -284,7 +284,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`ops::embedding`](crate::ops::embedding()): rows of a table of `vocabulary` rows.
+    /// Mirrors [`ops::embedding`](crate::ops::embedding()): looks up rows of `width` elements in a table of
+    /// `vocabulary` rows.
     pub fn embedding(&self, vocabulary: usize, width: usize) -> MetaTensor {
         let (vocabulary, width) = (vocabulary as u64, width as u64);
         let x = self.tensor(width);
@@ -301,8 +302,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy) of `hidden`, and returns the
-    /// loss. If `tied`, the weight is that of an embedding.
+    /// Mirrors [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy) of `hidden`, and returns the loss. If
+    /// `tied`, the weight is the embedding's.
     pub fn cross_entropy(&self, hidden: MetaTensor, vocabulary: usize, tied: bool) -> MetaTensor {
         let (products, rows, d) = (self.batch.products, self.batch.rows(), hidden.width);
         let block = rows.min(logit_rows(vocabulary, self.batch.on_host) as u64);
@@ -361,13 +362,13 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Returns the bytes of an element of a product's operand.
+    /// Returns the size in bytes of an element of a matrix product's operand.
     pub(super) fn element_of_product(&self) -> u64 {
         if self.batch.products == Products::Widened { F32 } else { self.batch.element }
     }
 
-    /// Mirrors a custom loss on the logits of all rows of `hidden`: logits, a copy in f32, their
-    /// log-probabilities, and the gradients of these.
+    /// Mirrors a custom loss on the logits of all rows of `hidden`: the logits, a copy in f32, log-probabilities, and
+    /// their gradients.
     pub fn whole_logits(&self, hidden: MetaTensor, vocabulary: usize) -> MetaTensor {
         let bytes = self.batch.rows().saturating_mul(vocabulary as u64).saturating_mul(F32);
         let logits = self.linear(hidden, vocabulary);
@@ -381,9 +382,9 @@ impl MetaTape<'_> {
         })
     }
 
-    /// burn's product of the activations `a` and `b`, such as queries and keys: backward keeps both, and computes a
-    /// gradient of each. `width` is the number of elements of the result for each token, such as `heads * seq_len` for
-    /// the scores of attention.
+    /// Mirrors burn's product of the activations `a` and `b`, such as queries and keys. Both are saved for backward,
+    /// which computes a gradient of each. `width` is the number of elements of the result per token, such as `heads *
+    /// seq_len` for the scores of attention.
     pub fn product(&self, a: MetaTensor, b: MetaTensor, width: usize) -> MetaTensor {
         let width = width as u64;
         // burn multiplies copies in f32 on the host.
@@ -407,8 +408,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// burn's own softmax of `x`, with or without a mask before it: backward keeps the shifted values and their
-    /// exponentials. [`ops::causal_attention`](crate::ops::causal_attention) keeps neither:
+    /// Mirrors burn's own softmax of `x`, with or without a mask before it: the shifted values and their exponentials
+    /// are saved for backward. [`ops::causal_attention`](crate::ops::causal_attention) saves neither, see
     /// [`attention`](Self::attention).
     pub fn softmax(&self, x: MetaTensor) -> MetaTensor {
         let (node, width) = (x.node, x.width);
@@ -425,8 +426,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// A layer that is known by its parameters alone: each matrix is taken for a map whose input and output
-    /// are kept.
+    /// Mirrors a layer of which only the parameters are known: each matrix counts as a map whose input and output are
+    /// saved for backward.
     pub fn unknown<M: Module>(&self, layer: &M, x: MetaTensor) -> MetaTensor {
         self.note_undescribed(std::any::type_name::<M>());
         let d = x.width();
