@@ -1,4 +1,4 @@
-//! Memory for results that is not zeroed first: a kernel writes every element.
+//! Memory for results that is not zeroed first, because a kernel writes every element.
 
 use std::mem::MaybeUninit;
 
@@ -35,7 +35,7 @@ impl<T: Copy> UninitVec<T> {
     }
 }
 
-/// Returns `len` elements, in blocks of `size` that `write` fills, run by [`for_each_block`].
+/// Returns `len` elements, written by `write` in blocks of `size` with [`for_each_block`].
 ///
 /// # Safety
 ///
