@@ -1,4 +1,4 @@
-//! Choice of the next token.
+//! How the next token is chosen.
 
 use crate::Key;
 
@@ -16,18 +16,18 @@ pub struct Sampling {
     pub top_p: f64,
     /// Key of the random choices.
     pub key: Key,
-    /// Maximum number of tokens that the model reads at a time.
+    /// Maximum number of tokens in the model's context.
     pub context_length: usize,
-    /// Tokens that end the text, in addition to the tokenizer's end-of-text token.
+    /// Tokens that end the generated text, in addition to the tokenizer's end-of-text token.
     pub end_ids: Vec<u32>,
 }
 
 impl Sampling {
-    /// Returns the id of the next token, given the logits of all tokens. `counter` numbers the choice, which
-    /// is a function only of the key, the counter and the logits.
+    /// Returns the id of the next token, given the logits of all tokens. The choice depends only on the key,
+    /// `counter` and the logits; use a new `counter` for each choice.
     ///
-    /// The temperature is applied first, then top-k, then top-p to the remaining tokens, then the draw. Among
-    /// equal logits the lower id counts as more probable. NaN is less than all others. The id is 0 for
+    /// The temperature is applied first, then top-k, then top-p to the remaining tokens, and then a token is drawn.
+    /// Among equal logits, the lower id counts as more probable. NaN is less than all other values. The id is 0 for
     /// an empty slice.
     pub fn choose(&self, logits: &[f32], counter: u64) -> u32 {
         let best = (0..logits.len())
@@ -51,12 +51,12 @@ impl Sampling {
         best as u32
     }
 
-    /// Returns the first of `logits` that is not finite, in which case no token should be chosen.
+    /// Returns the first of `logits` that is not finite. If there is one, no token should be chosen.
     pub fn non_finite(logits: &[f32]) -> Option<f32> {
         logits.iter().copied().find(|logit| !logit.is_finite())
     }
 
-    /// Returns the ids that can be chosen, in order.
+    /// Returns the ids that can be chosen, the most probable first.
     fn kept(&self, logits: &[f32], weight: impl Fn(u32) -> f64) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
         let likelier = |a: &u32, b: &u32| {
@@ -82,8 +82,8 @@ impl Sampling {
     }
 }
 
-/// Returns a logit in the form used for comparisons: NaN is less than all others, and the two zeros are
-/// equal.
+/// Returns a logit in the form used for comparisons, in which NaN is less than all other values, and the two zeros
+/// are equal.
 fn value(logit: f32) -> f32 {
     if logit.is_nan() { f32::NEG_INFINITY } else { logit + 0.0 }
 }

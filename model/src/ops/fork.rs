@@ -1,4 +1,4 @@
-//! One tensor for two readers.
+//! Lets two operations read one tensor.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
@@ -10,8 +10,8 @@ use super::residual::ResidualOp;
 use super::shared::SharedInput;
 use super::tape::{Tracked, record};
 
-/// Returns `x` for each of two readers in one backward pass. There, the kernel of
-/// [`Residual`](super::Residual) adds up their gradients.
+/// Returns `x` twice, for two readers in one backward pass, where the kernel of [`Residual`](super::Residual) adds
+/// their gradients.
 pub fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     if is_plain(FusedOp::Residual) {
         return [x.clone(), x];
@@ -23,7 +23,7 @@ pub fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
 /// The backends of [`fork`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ForkOp: Backend {
-    /// Returns `x`, for one of the readers of `shared`.
+    /// Returns `x` for one of its two readers, which share the state `shared`.
     fn fused_fork(x: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
 }
 

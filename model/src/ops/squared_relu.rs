@@ -16,7 +16,7 @@ pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::fused_squared_relu(x.into_dispatch()))
 }
 
-/// [`squared_relu`] in plain burn.
+/// Computes [`squared_relu`] in plain burn.
 pub fn squared_relu_reference<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let x = relu(x);
     x.clone() * x

@@ -1,10 +1,10 @@
-//! Deterministic inputs, and values of tensors.
+//! Deterministic inputs, and the values of tensors.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use crate::random::{GOLDEN, mix};
 
-/// Returns standard normal values that depend only on `seed` and the index.
+/// Returns standard normal values that depend only on `seed` and their index.
 pub(super) fn normal(len: usize, seed: u64) -> Vec<f64> {
     let uniform = |i: u64| (mix((seed << 40 | i).wrapping_mul(GOLDEN)) >> 11) as f64 / (1u64 << 53) as f64;
     let value = |i: u64| {
