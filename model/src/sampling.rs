@@ -16,7 +16,7 @@ pub struct Sampling {
     pub top_p: f64,
     /// Key of the random choices.
     pub key: Key,
-    /// Maximum number of tokens in the model's context.
+    /// Maximum number of tokens that the model reads at a time.
     pub context_length: usize,
     /// Tokens that end the generated text, in addition to the tokenizer's end-of-text token.
     pub end_ids: Vec<u32>,
@@ -56,7 +56,7 @@ impl Sampling {
         logits.iter().copied().find(|logit| !logit.is_finite())
     }
 
-    /// Returns the ids that can be chosen, the most probable first.
+    /// Returns the ids that can be chosen, in ascending order.
     fn kept(&self, logits: &[f32], weight: impl Fn(u32) -> f64) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
         let likelier = |a: &u32, b: &u32| {
@@ -158,10 +158,10 @@ mod tests {
         let four = [0.1, 0.4, 0.0, 0.25, 0.2].map(|p| p / 0.95);
         assert_shares(&sampling(1.0, 0, 0.86), &logits, &four);
         assert_shares(&sampling(1.0, 0, 0.96), &logits, &P);
-        // Applied to the rest after top-k, whose first token has 0.4 / 0.65 = 0.62.
+        // Top-p applies to the tokens that top-k leaves, the first of which has 0.4 / 0.65 = 0.62.
         assert_shares(&sampling(1.0, 2, 0.6), &logits, &one);
         assert_shares(&sampling(1.0, 2, 0.63), &logits, &two);
-        // Applied after the temperature, which changes the probability of the first token from 0.4 to 0.31.
+        // Top-p applies after the temperature, which changes the probability of the first token from 0.4 to 0.31.
         let total: f64 = P.iter().map(|p| p.sqrt()).sum();
         let (a, b) = (0.4f64.sqrt() / total, 0.25f64.sqrt() / total);
         assert!(a < 0.35 && a + b > 0.35);

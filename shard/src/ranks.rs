@@ -140,9 +140,9 @@ where
     E: RankError,
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
-    // In the order in which they happened.
+    // Failures, in the order in which they happened.
     let failures: Mutex<Vec<RanksError<E>>> = Mutex::default();
-    // The other ranks are informed afterwards, so that their failures come later.
+    // The other ranks are informed afterwards, so that their failures are recorded later.
     let fail = |failure: RanksError<E>, communicator: &dyn Communicator| {
         let message = failure.message();
         lock(&failures).push(failure);

@@ -206,7 +206,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         x: Tensor<3>,
         run: impl Fn(&M, Tensor<3>) -> BlockOutput + Send + Sync + 'static,
     ) -> BlockOutput {
-        // A frozen module before all trained ones has no backward.
+        // A frozen module before all trained modules has no backward.
         let goes_on = x.is_tracked();
         let is_trained =
             x.device().is_autodiff() && self.inner.groups.iter().any(|group| group.layout.trainable);
@@ -230,7 +230,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         token: &OrderToken,
         run: impl Fn(&M, Tensor<3>) -> BlockOutput + Send + Sync + 'static,
     ) -> BlockOutput {
-        // Opened here, in the forward pass; the second run adopts it.
+        // The use is opened here, in the forward pass; the second run continues it.
         self.open_use();
         let sharded = self.clone();
         let body = Body::new(move |x, pass| {

@@ -87,7 +87,7 @@ mod tests {
             for _ in 0..2 {
                 spin_wait.keep();
                 spin_wait.keep();
-                // Watching threads do both: this thread waits here and does nothing.
+                // Polling threads run both: this thread only waits here.
                 let (done, results) = mpsc::channel();
                 for i in 0..2 {
                     let done = done.clone();
@@ -96,7 +96,7 @@ mod tests {
                 let mut seen: Vec<i32> = results.iter().take(2).collect();
                 seen.sort_unstable();
                 assert_eq!(seen, [0, 1]);
-                // No sleep for ordering: they stop by themselves, however long it takes.
+                // Needs no fixed sleep, because the threads stop by themselves, however long it takes.
                 wait_until("the end of the watch", || !spin_wait.watching.iter().any(Watch::is_on));
             }
         });

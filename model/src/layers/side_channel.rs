@@ -119,7 +119,8 @@ impl SideChannel {
 
     /// Records the root mean square of `x` `[batch, seq, d_model]`.
     pub(super) fn record_activation(&self, x: &Tensor<3>) {
-        // Per token, and then the mean: the same for every split of the step into passes.
+        // Computed per token and then averaged, so that the value is the same for every split of the step into
+        // passes.
         let x = x.clone().without_autodiff().cast(FloatDType::F32);
         self.push("", RecordKind::Activation, x.powi_scalar(2).mean_dim(2).sqrt().mean());
     }

@@ -243,7 +243,7 @@ impl MetaTape<'_> {
                     for x in [&q, &k, &v] {
                         tape.register(x.node, tape.tensor(x.width).memory);
                     }
-                    // On a GPU, the sums are for the kernels that run afterwards.
+                    // On a GPU, the kernels that run afterwards still need the sums.
                     drop(sums.or_else(|| Some(tape.wide_rows(heads as u64))));
                     drop(keys_and_values);
                 }
@@ -290,8 +290,7 @@ impl MetaTape<'_> {
         let (vocabulary, width) = (vocabulary as u64, width as u64);
         let x = self.tensor(width);
         self.record(x, false, move |tape, dy| {
-            // On the CPU the sums of rows are f32; a GPU follows links from each place of a row to the next
-            // one.
+            // On the CPU, the sums of rows are f32; a GPU follows links from each position of a row to the next one.
             let needed = match (tape.batch.on_host, tape.batch.element) {
                 (true, F32) => Vec::new(),
                 (true, _) => vec![tape.wide_rows(width), tape.wide(vocabulary, width)],
@@ -318,7 +317,7 @@ impl MetaTape<'_> {
         // Gradients are computed immediately, in f32.
         let dhidden = node.map(|_| self.wide_rows(d));
         let mut dweight = None;
-        // A third block holds the same memory as the second.
+        // Two blocks are enough, because a third block would hold the same memory as the second.
         for start in (0..rows).step_by(block.max(1) as usize).take(2) {
             let block = block.min(rows - start);
             let mut logits = Some(self.ledger.hold(LOGITS, bytes(block, vocabulary, F32)));
@@ -330,8 +329,8 @@ impl MetaTape<'_> {
             logits = logits.filter(|_| !beside);
             let element = self.element_of_product();
             let scaled = (trains && on_host).then(|| self.scratch(bytes(block, d, element)));
-            // The ordered left operand of the weight's gradient. Packed, both operands together are that
-            // wide.
+            // The ordered left operand of the weight's gradient. If operands are packed, both together have this
+            // width.
             let ordered = match (packs, tied) {
                 (false, false) => bytes(block, d, element),
                 (false, true) => bytes(block, vocabulary, element),
@@ -417,7 +416,7 @@ impl MetaTape<'_> {
         drop(x);
         let y = self.tensor(width);
         self.record(y, node.is_some(), move |tape, dy| {
-            // Of the quotient: of its numerator, and of its denominator before it is summed.
+            // The gradients of the quotient's numerator, and of its denominator before it is summed.
             let quotient = [(); 2].map(|()| tape.tensor(width));
             drop(dy);
             let dx = tape.tensor(width).memory;

@@ -42,7 +42,7 @@ impl ForkOp for burn_cubecl::CubeBackend {
 
 impl<B: ResidualOp, C: CheckpointStrategy> ForkOp for Autodiff<B, C> {
     fn fused_fork(x: Tracked<B, C>, shared: SharedInput) -> Tracked<B, C> {
-        // burn adds to the gradient of a leaf, which the caller gets.
+        // burn itself adds up the gradient of a leaf, because it is returned to the caller.
         let is_leaf = Self::float_is_require_grad(&x);
         let (x, node) = x.into_parts();
         record::<B, C, _, _>(

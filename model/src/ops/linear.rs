@@ -184,7 +184,7 @@ fn backward<B: LinearKernels, const N: usize>(mut step: Step<'_, N>, dy: FloatTe
         if let Some(id) = saved.weight {
             // The weight may be a recomputed gather, so it is dropped before `x` is looked up.
             let weight = step.value::<B>(id);
-            // burn adds to the gradient of a leaf, which the caller gets.
+            // burn itself adds up the gradient of a leaf, because it is returned to the caller.
             let adds = shared.has_gradient && !saved.is_leaf;
             let sum = if adds { step.take_gradient::<B>(0) } else { None };
             let dx = B::linear_x_gradient(&dy, &weight, sum, saved.x_dtype);

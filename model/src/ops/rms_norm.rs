@@ -39,7 +39,7 @@ pub(super) fn rms_norm_of_shared<const D: usize>(
     shared: SharedInput,
 ) -> Tensor<D> {
     if is_plain(FusedOp::RmsNorm) {
-        // A copy: backward keeps it, and a view would keep the memory of a gathered weight.
+        // A copy, because backward saves it, and a view would keep the memory of a gathered weight.
         let weight = weight.unsqueeze::<D>().mul_scalar(1.0);
         return in_f32([x, weight], |[x, weight]| rms_norm_reference(x, weight.flatten(0, D - 1), eps));
     }
@@ -107,7 +107,7 @@ pub(super) fn record_norm<B: RmsNormKernels, C: CheckpointStrategy>(
     eps: f64,
     shared: SharedInput,
 ) -> Tracked<B, C> {
-    // burn adds to the gradient of a leaf, which the caller gets.
+    // burn itself adds up the gradient of a leaf, because it is returned to the caller.
     let is_leaf = Autodiff::<B, C>::float_is_require_grad(x);
     record::<B, C, _, _>(
         [x.node(), weight.node()],

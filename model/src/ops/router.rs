@@ -199,7 +199,7 @@ pub trait RouterKernels: Backend {
         let settings = get_device_settings::<Self>(&device);
         let [_, experts] = probabilities.shape().dims();
         let count = chosen.shape().num_elements();
-        // Indices as floats, which are exact: the integers of two sources need not have the same type.
+        // Indices are compared as floats, which are exact: two integer tensors need not have the same type.
         let indices = Self::int_arange(0..experts as i64, &device, settings.int_dtype);
         let indices = Self::float_reshape(Self::int_into_float(indices, dtype), Shape::new([1, experts]));
         let chosen = Self::float_reshape(Self::int_into_float(chosen, dtype), Shape::new([count, 1]));

@@ -213,7 +213,7 @@ fn heads(
 }
 
 fn cross_entropy(layout: HeadLayout, [rows, d_model, vocab]: [usize; 3]) -> Case {
-    // Both options, so that their kernels are checked as well.
+    // Both options are set, so that their kernels are checked as well.
     let options = LogitOptions { softcap: Some(30.0), z_loss: Some(1e-2) };
     type Loss = fn(Tensor<2>, Tensor<2>, HeadLayout, Tensor<1, Int>, f64, LogitOptions) -> ops::LogitLoss;
     case!(

@@ -148,7 +148,7 @@ pub(super) fn add(target: &mut Buffer, source: &Buffer) -> Result<(), BufferErro
 /// Allocates `len` zeros on the device of `client`.
 pub(crate) fn zeros(client: &Client, dtype: DType, len: usize) -> Buffer {
     let mut buffer = Buffer::empty_on(client, dtype, len);
-    // It is on a device.
+    // Cannot fail, because the buffer is on a device.
     let _ = clear(&mut buffer, 0..len);
     buffer
 }
@@ -199,7 +199,7 @@ unsafe fn accumulate(
     let memory = device_of(target)?;
     // A view may begin at any of its tensor's elements.
     let offset = source.offset_start.unwrap_or(0) as usize / dtype.size();
-    // Four of f32 and the four that they are added to are above the kernel's limit of registers.
+    // Vectors of four f32, and the four values that they are added to, would exceed the kernel's register limit.
     let vector = match dtype {
         DType::F32 => 1,
         _ => vector_of([offset, range.start, range.len(), target.len()]),

@@ -95,7 +95,7 @@ mod tests {
                 assert_eq!((difference.others, difference.non_finite), (2, 1), "{value}");
                 assert_eq!((difference.furthest.index, difference.relative()), (2, f64::INFINITY), "{value}");
             }
-            // The same in both, it hides no other difference.
+            // A non-finite value that is equal in both tensors hides no other difference.
             let difference = compare(&[value, 4.0], &[value, 2.0]);
             assert_eq!((difference.others, difference.non_finite, difference.relative()), (1, 0, 0.5));
         }

@@ -75,7 +75,7 @@ impl Placement {
     pub(crate) fn device_bytes(&self) -> Option<u64> {
         match self {
             Placement::Host => None,
-            // Every thread has its own stream there, and every stream its own memory pools.
+            // On a GPU, every thread has its own stream, and every stream its own memory pools.
             #[cfg(feature = "cube")]
             Placement::Device(client) => {
                 Some(client.memory_report(MemoryScope::CurrentStream).usage().bytes_reserved)

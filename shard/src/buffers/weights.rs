@@ -116,7 +116,7 @@ impl Drop for Gathered {
         let (Some(buffer), Some(pool)) = (self.buffer.take(), &self.pool) else { return };
         #[cfg(feature = "cube")]
         if buffer.device().is_some_and(DeviceMemory::is_shared) {
-            // A view remains, and takes over the memory.
+            // A view remains, and will free the memory.
             return;
         }
         pool.put(buffer);

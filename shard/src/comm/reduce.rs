@@ -73,7 +73,7 @@ impl Reducer {
     /// Returns a flat f32 gradient of `len` elements with arbitrary contents. Waits for the reduction in progress.
     pub(crate) fn take_buffer(&self, len: usize) -> Buffer {
         self.settle();
-        // One of another size makes room first.
+        // A spare buffer of a different size is freed first, to make room.
         let spare = lock(&self.spare).take().filter(|buffer| buffer.len() == len);
         let new = || self.context.placement().empty(DType::F32, len);
         spare.unwrap_or_else(|| owned_by(MemoryOwner::Gradients, new))
@@ -109,7 +109,7 @@ impl Reducer {
                 self.settle();
                 Stage::Adding { work: group.all_reduce(label, gradient), earlier }
             }
-            // It becomes the sum itself, so no buffer of it is left for the next gradient.
+            // This gradient becomes the sum itself, so the next gradient cannot reuse its buffer.
             (None, Some(group), None) => {
                 return Ok(Reduction::new(Stage::Replicating(group.all_reduce(label, gradient))));
             }

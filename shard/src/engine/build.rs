@@ -282,7 +282,7 @@ impl ModuleMapper for Values<'_> {
         let placeholder = Tensor::empty([0; D], &device.clone().without_autodiff());
         let name = &self.layouts[place.group].parameters[place.parameter].name;
         if (self.loaded)(name) {
-            // Dropped before it was initialised.
+            // The parameter was dropped before it was initialised.
             return Param::initialized(id, placeholder);
         }
         let data = param.into_value().into_data().convert::<f32>();

@@ -52,7 +52,7 @@ impl Engine {
             let (values, shard) = (values.as_slice::<f32>()?, self.shard_of(group));
             let Some((_, of_module)) = found.last_mut() else { continue };
             for parameter in &group.layout.parameters {
-                // Without the gaps between parameters.
+                // Skips the gaps between parameters.
                 let (held, _) = parameter.held_by(&shard);
                 of_module.add(&ValueHistogram::of(&values[held], factor));
             }
@@ -69,7 +69,7 @@ impl Engine {
         for (_, ValueHistogram { min, max, sum, sum_squares, counts }) in found.iter() {
             message.extend([*sum, *sum_squares]);
             message.extend_from_slice(counts);
-            // Only sums are available, so each rank has its own place, and zeros in those of the others.
+            // Only sums are available, so each rank writes to its own element, and zeros to those of other ranks.
             for value in [min, max] {
                 message.extend((0..ranks).map(|rank| if rank == own { *value } else { 0.0 }));
             }

@@ -50,11 +50,11 @@ impl Engine {
     }
 
     fn finish_reductions(&self) {
-        // In the order of backward: modules that it has not left, such as those that the loss does
-        // not depend on, have a gradient of zero, reduced in the same order on every rank.
+        // In the order of backward. Modules that backward has not left, such as those that the loss does not depend
+        // on, have a gradient of zero, which is reduced in the same order on every rank.
         self.groups.iter().rev().for_each(|group| group.post_backward());
         self.reducer.settle();
-        // All copies to the host are under way before the first is waited for.
+        // All copies to the host start before the first is waited for.
         self.groups.iter().rev().for_each(|group| group.start_arrival());
         self.groups.iter().rev().for_each(|group| group.wait_for_reduced());
         self.reducer.finish();

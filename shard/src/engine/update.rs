@@ -97,7 +97,7 @@ impl Engine {
         settings: StepSettings,
     ) -> Result<(B::Decision, B::Sums), ShardError> {
         let mut loss = backend.loss(&mut lock(&self.loss))?;
-        // A single rank must not wait for its GPU, which a group of threads does for each call.
+        // A single rank skips the all-reduce, because ranks that are threads wait for the GPU in each collective.
         if loss.is_on_host() || self.context.world.world_size() > 1 {
             loss = self.all_reduce(&self.context.world, Label::new("loss", Phase::Loss), loss)?;
         }
@@ -115,7 +115,7 @@ impl Engine {
             let Some(gradient) = state.take_reduced() else { continue };
             let shard = state.shard_mut(update.rule.slots(), &group.layout.name)?;
             let is_written = backend.update(update, shard, &gradient, &decision)?;
-            // Uploaded while the next group is updated.
+            // The upload overlaps with the update of the next group.
             group.refresh_compute_shard(&mut state, is_written)?;
         }
         self.update_whole(backend, &decision)?;

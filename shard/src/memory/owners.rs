@@ -167,7 +167,7 @@ pub(super) fn holders(rank: usize, held: &mut Vec<(Tag, usize)>) {
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let others: usize = BY_OWNER[rank][1..].iter().map(read).sum();
     for (place, bytes) in BY_PLACE[rank].iter().map(read).enumerate() {
-        // Memory of other owners has no place.
+        // Memory of other owners is counted in place 0.
         let bytes = if place == 0 { bytes.saturating_sub(others) } else { bytes };
         held.push((Tag(rank | place << 32), bytes));
     }
@@ -287,13 +287,13 @@ fn resident() -> usize {
 
 #[cold]
 fn exhausted(size: usize) {
-    // The allocations of the report are small, and must not lead here again.
+    // The report's own allocations are small, and must not trigger another report.
     if IS_TELLING.try_with(|is_telling| is_telling.replace(true)).unwrap_or(true) {
         return;
     }
     if IS_REPORTING.swap(true, Ordering::Relaxed) {
-        // Another thread reports it, and ends the process. Its small allocations succeed; a tensor's must
-        // wait, or the kernel would end the process first.
+        // Another thread is reporting, and will end the process. Its small allocations succeed; a tensor's must wait,
+        // or the kernel would end the process first.
         let begun = Instant::now();
         while size >= WAITS_FROM && IS_REPORTING.load(Ordering::Relaxed) && begun.elapsed() < REPORT_TIMEOUT {
             thread::sleep(POLL);
@@ -332,7 +332,7 @@ fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fm
     struct Mib(usize);
     impl fmt::Display for Mib {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            // Padded by hand: a number knows no unit.
+            // Padded manually, because the unit is not part of the number's width.
             let mib = self.0 as f64 / f64::from(1 << 20);
             match f.width() {
                 Some(width) => write!(f, "{mib:>width$.1} MiB", width = width.saturating_sub(4)),
@@ -340,11 +340,11 @@ fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fm
             }
         }
     }
-    // A thread that works for no rank is reported as one of rank 0.
+    // A thread that is bound to no rank is reported as one of rank 0.
     let counter = RANK.try_with(Cell::get).unwrap_or(0) % MAX_RANKS;
     let rank = BOUND.try_with(Cell::get).ok().flatten().unwrap_or(counter);
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-    // A thread that allocates may have it, and may be this one.
+    // Not locked if taken: a thread that is allocating, possibly this one, may hold the lock.
     let names = NAMES.try_lock().ok();
     let names = names.as_ref().map_or(&[][..], |names| &names[..]);
     let name = |place: usize| name_of(place, names).unwrap_or("elsewhere");
@@ -364,7 +364,7 @@ fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fm
     for (place, (bytes, at)) in places.iter_mut().enumerate() {
         (*bytes, *at) = (read(&BY_PLACE[counter][place]), place);
     }
-    // What other owners hold has no place.
+    // Memory of other owners is counted in place 0.
     let others: usize = BY_OWNER[counter][1..].iter().map(read).sum();
     places[0].0 = places[0].0.saturating_sub(others);
     places.sort_unstable_by_key(|(bytes, place)| (std::cmp::Reverse(*bytes), *place));

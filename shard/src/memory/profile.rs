@@ -60,8 +60,7 @@ impl Profiler {
         let live = live_bytes(rank);
         owners::holders(rank, &mut held);
         let counted: usize = held.iter().map(|(_, bytes)| bytes).sum();
-        // Whole weights that several ranks read in one place count for each of them, and are in none of their
-        // blocks.
+        // Whole weights that several ranks share count for each of them, but are in the blocks of none.
         held.push((Tag::gathered(rank), live.saturating_sub(counted)));
         Profiler { rank, live_bytes, recording, held }
     }

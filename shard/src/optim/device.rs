@@ -146,7 +146,7 @@ impl DeviceStep {
         let shard = DeviceShard {
             client: &self.client,
             weights: device_of(&*shard.weights)?.handle(),
-            // If the compute shard has another dtype, it is cast from the weights before its next use.
+            // If the compute shard has a different dtype, it is cast from the weights before its next use.
             compute: match shard.compute.as_deref().zip(compute) {
                 Some((compute, dtype)) => Some((device_of(compute)?.handle(), dtype)),
                 None => None,
@@ -256,7 +256,7 @@ impl StepBackend for DeviceStep {
     }
 
     fn leaves_out(_: &LearningRates) -> bool {
-        // Unknown here: the kernels of the update read the decision.
+        // Unknown on the host: the kernels of the update read the decision.
         false
     }
 
@@ -281,7 +281,7 @@ impl StepBackend for DeviceStep {
         rates: &LearningRates,
     ) -> Result<bool, BufferError> {
         let Some((rule, classes, shard)) = self.prepared(group, &shard, gradient, rates)? else {
-            // Nothing has changed.
+            // There is nothing to update.
             return Ok(true);
         };
         for Class { settings, table, segments } in classes {

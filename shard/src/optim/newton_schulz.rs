@@ -54,8 +54,8 @@ pub(crate) trait IterationOps: Backend {
 impl IterationOps for Flex {
     fn normalized(matrices: FlexTensor) -> FlexTensor {
         let shape = matrices.layout().shape().clone();
-        // A view of its whole buffer; `matrices` is dropped, so that it is not copied again if it is one
-        // already.
+        // A view of its whole buffer. `matrices` is dropped, so that the tensor is not copied again if it is
+        // contiguous already.
         let mut normalized = matrices.to_contiguous();
         drop(matrices);
         let size = shape[1] * shape[2];

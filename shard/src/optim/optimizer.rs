@@ -116,8 +116,8 @@ impl Optimizer {
             let choice = before(name, shape);
             Choice { rule: choice.rule.min(last) + 1, ..choice }
         });
-        // First: a module's groups are reduced in the order of the rules, the last one while backward
-        // continues, and such a rule has few parameters.
+        // The new rule comes first, because it usually has few parameters. A module's groups are reduced in the order
+        // of the rules, the last one while backward continues.
         let rule: Arc<dyn Rule> = Arc::new(rule);
         let rules = [rule].into_iter().chain(self.rules).collect();
         Optimizer { choose, rules, ..self }

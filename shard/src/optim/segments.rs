@@ -70,7 +70,7 @@ impl Segments {
             let count = segments.iter().filter(is_of).count();
             let table = match count {
                 0 => return None,
-                // All segments, which is so unless parameters have separate settings.
+                // A class contains all segments, unless parameters have separate settings.
                 count if count == segments.len() => table.clone(),
                 _ => upload_table(client, segments.iter().filter(is_of)),
             };

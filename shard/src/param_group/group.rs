@@ -92,7 +92,7 @@ impl ParamGroup {
 
     /// Sets which groups forward and backward need next. Called once, when all modules have been added.
     pub(crate) fn set_neighbours(&self, neighbours: Neighbours) {
-        // A second call would say the same: an engine is built once.
+        // A second call would set the same groups: an engine is built once.
         let _ = self.neighbours.set(neighbours);
     }
 
@@ -171,7 +171,7 @@ impl ParamGroup {
         };
         let shard = match self.context.offloads() {
             true => Arc::new(self.context.placement().place(cast)),
-            // The master is on the GPU, and so is what was cast.
+            // The master weights are on the GPU, and so is the result of the cast.
             false => Arc::new(cast.into_owned()),
         };
         state.compute_shard = Some(shard.clone());

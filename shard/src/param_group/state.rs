@@ -164,7 +164,7 @@ impl GroupState {
     pub(crate) fn shard_mut(&mut self, names: &[&str], group: &str) -> Result<ShardMut<'_>, ShardError> {
         for (index, name) in names.iter().enumerate() {
             let found = self.slot(name);
-            // From now on in the optimizer's order, even if a checkpoint has created them.
+            // From now on, slots are in the optimizer's order, even if a checkpoint has created them.
             self.slots.swap(index, found);
         }
         let snapshot = &self.snapshot;

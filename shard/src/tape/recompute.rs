@@ -85,7 +85,7 @@ pub(crate) fn recompute(x: Tensor<3>, token: Tensor<1>, body: Body) -> BlockOutp
     let y = Tensor::from_dispatch(y);
     let value = lock(&loss.value).take();
     let added = value.map(|value| {
-        // Below the block's output, so that backward reaches it before it runs the block again.
+        // Depends on the block's output, so that backward reaches it before it runs the block again.
         let (y, value) = (y.clone().into_dispatch(), value.autodiff().into_dispatch());
         Tensor::from_dispatch(Dispatch::added_loss(y, value, loss))
     });
@@ -189,7 +189,7 @@ impl<B: Backend> Backward<B, 1> for SeedBackward {
 
     fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let [parent] = ops.parents;
-        // The ones with which backward starts; replaced by the incoming gradient.
+        // The gradient of one with which backward starts; replaced by the incoming gradient.
         let _ = grads.consume::<B>(&ops.node);
         if let Some(parent) = parent {
             grads.register::<B>(parent.id, ops.state);

@@ -104,7 +104,7 @@ pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
         for index in 1..count {
             let (left, task) = (&left, &task);
             scope.spawn(move |_| {
-                // Even if the task panics; the scope passes the panic on to the caller.
+                // Counts down even if the task panics; the scope passes the panic on to the caller.
                 let _done = Done(left);
                 task(index);
             });

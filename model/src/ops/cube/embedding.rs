@@ -103,7 +103,7 @@ fn links_kernel<I: Int>(ids: &[I], links: &mut [u32], vocab: i32, #[define(I)] _
     while next < ids.len() && i32::cast_from(ids[next]) != id {
         next += 1;
     }
-    // One more than the last earlier place with this id, or 0.
+    // One more than the last earlier position with this id, or 0.
     let mut before = place;
     while before > 0 && i32::cast_from(ids[before - 1]) != id {
         before -= 1;

@@ -81,7 +81,7 @@ impl ExpertsKernels for CubeBackend {
             for ([left, right], stacked) in
                 [[&x, &dg], [&x, &du], [&h, &dy]].into_iter().zip(&mut projections)
             {
-                // Taken, because with a second handle each assignment would copy all experts.
+                // Moved out, because with a second handle each assignment would copy the weights of all experts.
                 *stacked = stacked.take().map(|stacked| {
                     let output = Output::New(stacked.dtype);
                     with_matrix(stacked, expert, matmul(transposed(left), right.clone(), 1.0, output))

@@ -143,8 +143,8 @@ fn len_of(tensor: &CubeTensor) -> usize {
 fn arg(tensor: &CubeTensor, vector: usize) -> BufferArg {
     debug_assert!(tensor.is_contiguous(), "kernels take contiguous tensors");
     let len = len_of(tensor);
-    // In a kernel, `len()` is that of the handle. On CUDA, rows that come from the host are padded, even a
-    // single one.
+    // In a kernel, `len()` is the length of the handle. On CUDA, rows that come from the host are padded, even a
+    // single row.
     let padding = tensor.handle.size_in_used() - (len * tensor.dtype.size()) as u64;
     // SAFETY: a contiguous tensor has this many elements from the start of its handle on.
     unsafe { BufferArg::from_raw_parts(tensor.handle.clone().offset_end(padding), len / vector) }

@@ -122,8 +122,7 @@ impl<S: Scalar, P: Products<S, S::Real>> KeyHead<'_, '_, S, P> {
                     || {
                         let tile = p.chunks_exact_mut(columns).zip(ds.chunks_exact_mut(columns));
                         for (row, ((p, ds), &(lse, product))) in tile.zip(&row_values).enumerate() {
-                            // As in the forward pass: the weights of masked columns become 0, and so does
-                            // `ds`.
+                            // As in the forward pass, masked columns get weights of 0, and so does `ds`.
                             let visible = shape.visible(start + row, first, columns);
                             p[..visible.start].fill(S::Real::NEG_INFINITY);
                             p[visible.end..].fill(S::Real::NEG_INFINITY);

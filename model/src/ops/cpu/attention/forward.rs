@@ -103,7 +103,7 @@ fn softmax_step<T: Real>(scores: &mut [T], visible: Range<usize>, running: &mut 
     let tile_max = max(scores);
     let new_max = if tile_max > old_max { tile_max } else { old_max };
     let sum = exp_sum(scores, new_max);
-    // In the first tile, `old_max` is −∞ and the factor 0: there are no earlier sums.
+    // In the first tile, `old_max` is −∞, which makes the factor 0: there are no earlier sums.
     let factor = (old_max - new_max).exp();
     *running = (new_max, old_sum * factor + sum);
     if factor != T::ONE && old_max > T::NEG_INFINITY {

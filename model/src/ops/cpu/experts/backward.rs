@@ -191,7 +191,7 @@ impl<S: Scalar> Backward<'_, S> {
             let slots = gradient.as_mut().map(UninitVec::slots);
             blocks(slots, len, experts)
         });
-        // Larger tasks come first.
+        // Larger tasks come first, so that the last ones to finish are short.
         let of_input = gate.into_iter().zip(up).map(|(gate, up)| Task::Input([gate, up]));
         let of_result = down.into_iter().map(Task::Result);
         let tasks: Vec<_> = of_input.enumerate().chain(of_result.enumerate()).collect();

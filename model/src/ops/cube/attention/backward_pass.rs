@@ -204,8 +204,7 @@ pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
     let batch = CUBE_POS_Y;
     let first = CUBE_POS_Z * comptime!(tile.rows as u32);
     let group = sizes.heads / shares;
-    // For each head, the tiles of queries from the first that attends to the first of these keys, to the last
-    // that attends to the last of them.
+    // For each head, loops over the tiles of queries that attend to any of these keys.
     let skipped = first / columns;
     let per_head = past_last_query(first, sizes.seq, window, tile).div_ceil(columns) - skipped;
     let steps = group * per_head;

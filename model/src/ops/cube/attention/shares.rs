@@ -49,7 +49,7 @@ pub fn shares_of(
     let multiprocessors = multiprocessors.map_or(MULTIPROCESSORS, |count| count as usize);
     let places = CUBES_PER_MULTIPROCESSOR * multiprocessors;
     let tiles = keys.div_ceil(rows);
-    // In units of half the heaviest tile.
+    // Work in units of half the heaviest tile.
     let work = batch * kv_heads * (tiles + 1);
     let group = heads / kv_heads;
     (1..group).find(|shares| group.is_multiple_of(*shares) && work * shares >= 2 * places).unwrap_or(group)

@@ -35,7 +35,7 @@ pub(super) fn stage<E: Float, N: Size>(
         for step in 0..comptime!(vectors / units) {
             let row = row + comptime!(step * skip);
             let there = (row as u32) < valid;
-            // A copy of no elements needs a valid address, too.
+            // Even a copy of no elements needs a valid address.
             let from = select(there, first + row * pitch + column, first);
             let len = select(there, 1usize, 0usize);
             let at = place_of(to, row, column, count, tile);

@@ -45,7 +45,7 @@ pub(super) fn backward(
     }
     let (q_heads, dout_heads) = (by_head(q), by_head(dout));
     let (k_heads, v_heads) = (shared(k, shape), shared(v, shape));
-    // The weights are recomputed. Their gradients become the gradients of the scores.
+    // The weights are recomputed. The gradients of the weights become the gradients of the scores.
     let weights = scores(q_heads.clone(), k_heads.clone());
     let dscores = scores(dout_heads.clone(), v_heads);
     derive(&weights, &dscores, [out, dout], lse, shape);

@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[3.0]), Some((0, [3.0, 3.0])));
         assert_eq!(of(&[3.0, 2.0, 2.5]), Some((1, [2.0, 3.0])));
-        // Too close to be distinguished.
+        // The times are too close to be distinguished.
         assert_eq!(of(&[3.0, 2.95]), Some((0, [3.0, 3.0])));
         // An algorithm that was slow once is judged by its other times; an algorithm that has failed is
         // skipped.

@@ -127,7 +127,7 @@ fn has_algorithm(device: DeviceId, problem: Problem, alignments: Alignments) -> 
     }
     let asked = DeviceHandle::<Server>::new(device)
         .submit_blocking(|_| queue::has_algorithm(device, &problem, alignments));
-    // A thread that has ended fails to queue the product as well, and reports the reason.
+    // If CubeCL's thread has ended, queueing the product fails as well, and reports the reason.
     let answer = asked.unwrap_or(true);
     let mut answers = answers();
     if answers.len() >= PLANS {

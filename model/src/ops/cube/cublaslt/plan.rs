@@ -133,7 +133,7 @@ impl Plan {
         room: usize,
     ) -> bool {
         let algorithm = Algorithm { data: algorithm };
-        // For a library that writes no state here, the return value alone decides.
+        // If the library does not set the state, only the return value counts.
         let mut result =
             cublasLtMatmulHeuristicResult_t { state: cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NO_RESULT };
         let (of, [a, b, c, d]) = self.descriptors();
@@ -151,7 +151,7 @@ impl Plan {
     /// functions. They are valid as long as the plan.
     fn descriptors(&self) -> (cublasLtMatmulDesc_t, [cublasLtMatrixLayout_t; 4]) {
         let [first, second, output] = &self.layouts;
-        // The product is added to the output itself.
+        // The addend is the output itself.
         (self.description.0, [first.0, second.0, output.0, output.0])
     }
 

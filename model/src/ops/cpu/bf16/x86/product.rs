@@ -127,7 +127,7 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
             Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
             _ => 1,
         };
-        // Along the longer side, which divides more evenly.
+        // Cut along the longer side, which divides more evenly.
         let along = usize::from(panels[1] > panels[0]);
         let tasks = threads.min(panels[along]).max(1);
         let (target, shape) = (out.raw(), [m, n]);
