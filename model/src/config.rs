@@ -259,12 +259,10 @@ pub enum ModelConfigError {
         range: &'static str,
     },
     /// The model has experts, but their number and sizes are not set.
-    #[error(
-        "model.feed_forward = \"moe\" needs the section [model.moe], which says how many experts there are"
-    )]
+    #[error("model.feed_forward = \"moe\" needs the section [model.moe] with the sizes of the experts")]
     NoExperts,
     /// The sizes of experts are set, but the model has a different feed-forward layer.
-    #[error("[model.moe] is there, and model.feed_forward is \"{feed_forward}\": set it to \"moe\"")]
+    #[error("[model.moe] is set, but model.feed_forward is \"{feed_forward}\": set it to \"moe\"")]
     UnusedExperts {
         /// The feed-forward layer.
         feed_forward: String,
@@ -408,11 +406,11 @@ impl ModelConfig {
         let problem = if self.window.is_none() {
             "there is no window: set model.window"
         } else if pattern.bytes().any(|letter| ![WINDOWED, FULL].contains(&letter)) {
-            "must have no letters but w, a block with the window, and f, one with full attention"
+            "may only contain w (a block with the window) and f (full attention)"
         } else if !pattern.as_bytes().contains(&WINDOWED) {
-            "must have a w: without one no block has the window"
+            "must contain a w: otherwise no block has the window"
         } else if pattern.len() > self.layers {
-            "must have at most as many letters as there are blocks (model.layers)"
+            "must have at most one letter per block (model.layers)"
         } else {
             return Ok(());
         };

@@ -21,7 +21,7 @@ pub enum ShardError {
     Mesh(#[from] MeshError),
     /// Ranks were built from different models, layouts or policies.
     #[error(
-        "ranks {ranks:?} have another model, layout or sharding policy than rank 0: start every rank with \
+        "ranks {ranks:?} differ from rank 0 in model, layout or sharding policy: start every rank with \
          the same configuration"
     )]
     PlanMismatch {
@@ -44,8 +44,8 @@ pub enum ShardError {
     },
     /// A host-only rule of the optimizer is selected for weights on a GPU.
     #[error(
-        "the optimizer's rule `{rule}` works on the CPU alone, and weights are on a GPU: train on the CPU, or \
-         set shard.offload = true"
+        "the optimizer's rule `{rule}` only runs on the CPU, but the weights are on a GPU: train on the CPU, \
+         or set shard.offload = true"
     )]
     HostRule {
         /// The rule.
@@ -70,8 +70,8 @@ pub enum ShardError {
     },
     /// A block that is recomputed in backward uses a captured tensor that needs a gradient.
     #[error(
-        "block `{group}` uses a tensor that needs a gradient besides its input and its weights: blocks \
-         that run again in backward cannot pass a gradient on to it; make it part of the input, detach it, \
+        "block `{group}` captures a tensor that needs a gradient, but blocks that run again in backward cannot \
+         pass a gradient to captured tensors; make the tensor part of the input, detach it, \
          or set shard.recompute = \"none\""
     )]
     Captured {
@@ -80,8 +80,8 @@ pub enum ShardError {
     },
     /// There is no gradient to replace.
     #[error(
-        "`{name}` has no gradient now: there is one from the backward of the last micro-batch to the \
-         optimizer step, and none of parameters that are frozen"
+        "`{name}` has no gradient now: gradients exist from the backward of the last micro-batch to the \
+         optimizer step, and only for trained parameters"
     )]
     NoGradient {
         /// Name of the parameter.
@@ -114,7 +114,7 @@ pub enum ShardError {
         reason: String,
     },
     /// A tensor cannot be read.
-    #[error("values to be read: {reason}")]
+    #[error("cannot read a tensor: {reason}")]
     Unreadable {
         /// The reason.
         reason: String,

@@ -46,7 +46,7 @@ impl fmt::Display for Accumulate {
 }
 
 impl Accumulate {
-    /// Returns the default under `strategy`: sharded, except for `NO_SHARD`, whose shards are whole.
+    /// Returns the default for `strategy`: `Sharded`, except for `NO_SHARD`, where a shard is the whole gradient anyway.
     pub fn from_strategy(strategy: Strategy) -> Self {
         match strategy {
             Strategy::NoShard => Accumulate::Unsharded,

@@ -47,8 +47,8 @@ impl<'a> LayerInit<'a> {
 pub enum LayerError {
     /// The configuration, or a checkpoint, names a layer that this program does not have.
     #[error(
-        "model.{key} = \"{name}\": this program has no layer of that name, only {}. A layer of your own needs \
-         the program that it was registered in",
+        "model.{key} = \"{name}\": this program has no layer with this name, only {}. Run a custom \
+         layer with the program that registers it",
         quoted(known)
     )]
     Unknown {

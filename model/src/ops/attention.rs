@@ -94,7 +94,7 @@ pub fn cached_attention_reference(
     softmax(scores, 3).matmul(v).swap_dims(1, 2)
 }
 
-/// The backends of [`causal_attention`] and [`cached_attention`].
+/// A backend that can compute [`causal_attention`] and [`cached_attention`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait AttentionOp: Backend {
     /// Computes causal attention with grouped key and value heads. With `filled`, the queries are the last of

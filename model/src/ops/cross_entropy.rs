@@ -150,7 +150,7 @@ pub fn soft_cap<const D: usize>(logits: Tensor<D>, cap: f64) -> Tensor<D> {
     logits.div_scalar(cap).tanh().mul_scalar(cap)
 }
 
-/// The backends of [`linear_cross_entropy`].
+/// A backend that can compute [`linear_cross_entropy`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait LinearCrossEntropyOp: Backend {
     /// Returns the scaled sum of the losses of all rows, `[1]`. With a z-loss, returns `[2]`, where the second value

@@ -39,7 +39,7 @@ pub fn dropout_reference<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter
     x * factors
 }
 
-/// The backends of [`dropout`].
+/// A backend that can compute [`dropout`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait DropoutOp: Backend {
     /// Multiplies `x` by the factors of `mask`.

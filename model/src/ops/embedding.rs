@@ -34,7 +34,7 @@ pub fn embedding_reference(weight: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> 
     weight.select(0, ids.reshape([batch * seq])).reshape([batch, seq, d_model])
 }
 
-/// The backends of [`embedding`].
+/// A backend that can compute [`embedding`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait EmbeddingOp: Backend {
     /// Returns the rows `ids` of `weight`.

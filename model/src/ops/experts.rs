@@ -78,7 +78,7 @@ pub fn experts_reference(x: Tensor<2>, routing: Routing, projections: ExpertProj
     (0..count).map(run).fold(x.zeros_like(), |sum, result| sum + result)
 }
 
-/// The backends of [`experts`].
+/// A backend that can compute [`experts`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ExpertsOp: Backend {
     /// Returns the weighted sum of the results of each token's experts.

@@ -20,7 +20,7 @@ pub fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     [x.clone(), x].map(|x| Tensor::from_dispatch(Dispatch::fused_fork(x.into_dispatch(), shared.clone())))
 }
 
-/// The backends of [`fork`].
+/// A backend that can compute [`fork`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ForkOp: Backend {
     /// Returns `x` for one of its two readers, which share the state `shared`.

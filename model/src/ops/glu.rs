@@ -54,7 +54,7 @@ fn fused<const D: usize>(gate: Tensor<D>, up: Tensor<D>, activation: Activation)
     Tensor::from_dispatch(Dispatch::fused_glu(gate.into_dispatch(), up.into_dispatch(), activation))
 }
 
-/// The backends of [`swiglu`] and [`geglu`].
+/// A backend that can compute [`swiglu`] and [`geglu`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait GluOp: Backend {
     /// Computes `activation(gate) · up`.

@@ -65,7 +65,7 @@ pub fn linear_reference<const D: usize>(
     y.reshape(shape)
 }
 
-/// The backends of [`linear`].
+/// A backend that can compute [`linear`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait LinearOp: Backend {
     /// Computes `x · weight`.

@@ -80,7 +80,7 @@ pub(crate) fn probe<const D: usize>(x: Tensor<D>, probe: &Probe, place: &str, na
     Tensor::from_dispatch(Dispatch::probe(x.into_dispatch(), at))
 }
 
-/// The backends of a probe.
+/// A backend on which probes can observe tensors.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ProbeOp: Backend {
     /// Shows `x` to the probe of `at`, and returns `x`.

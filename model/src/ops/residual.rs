@@ -63,7 +63,7 @@ impl<const D: usize> Residual<D> {
     }
 }
 
-/// The backends of [`Residual`].
+/// A backend that can compute the sums of [`Residual`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ResidualOp: Backend {
     /// Computes `x + y`; on the CPU in the memory of `y`, if nothing else holds `y`. `shared` is the state that the

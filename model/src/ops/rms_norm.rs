@@ -53,7 +53,7 @@ pub fn rms_norm_reference<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: 
     x / (mean_square + eps).sqrt() * weight.unsqueeze()
 }
 
-/// The backends of [`rms_norm`].
+/// A backend that can compute [`rms_norm`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RmsNormOp: Backend {
     /// Normalises `x` over its last dimension and multiplies it by `weight`.

@@ -108,7 +108,7 @@ pub fn rotary_reference(x: Tensor<4>, frequencies: RotaryFrequencies, position_o
     Tensor::cat(rotated.into(), 3)
 }
 
-/// The backends of [`rotary`].
+/// A backend that can compute [`rotary`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RotaryOp: Backend {
     /// Rotates the heads of `x`, in place if nothing else holds `x`.

@@ -111,7 +111,7 @@ pub fn router_balance(means: Tensor<1>, load: Tensor<1>, sums: &RouterSums, laye
     Tensor::from_dispatch(Dispatch::fused_router_balance(means, load, sums.clone(), layer))
 }
 
-/// The backends of the operations of a router.
+/// A backend that can compute the operations of a router.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RouterOp: Backend {
     /// Computes [`router_softmax`].

@@ -22,7 +22,7 @@ pub fn squared_relu_reference<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     x.clone() * x
 }
 
-/// The backends of [`squared_relu`].
+/// A backend that can compute [`squared_relu`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait SquaredReluOp: Backend {
     /// Computes `relu(x)²`.

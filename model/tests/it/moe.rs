@@ -293,5 +293,5 @@ fn sizes_that_cannot_be_are_refused() {
     assert!(error.to_string().contains("needs the section [model.moe]"), "{error}");
     let unused = ModelConfig { feed_forward: "swiglu".to_owned(), ..config(experts()) };
     let message = unused.validate().unwrap_err().to_string();
-    assert_eq!(message, "[model.moe] is there, and model.feed_forward is \"swiglu\": set it to \"moe\"");
+    assert_eq!(message, "[model.moe] is set, but model.feed_forward is \"swiglu\": set it to \"moe\"");
 }

@@ -106,7 +106,7 @@ pub fn release_unused(device: &Device) {
         #[cfg(feature = "cube")]
         Placement::Device(client) => {
             if let Err(error) = client.memory_cleanup() {
-                tracing::warn!(%error, "the GPU keeps memory that nothing uses");
+                tracing::warn!(%error, "cannot return unused memory to the GPU");
             }
         }
     }

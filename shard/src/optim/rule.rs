@@ -124,7 +124,7 @@ impl From<f64> for LearningRates {
 pub struct UpdateStep {
     /// Number of the update, counted from 1.
     pub step: u64,
-    /// The learning rate of the schedule, before the parameters' own factor is applied.
+    /// The learning rate from the parameters' schedule; [`Settings::learning_rate`] still multiplies it.
     pub learning_rate: f64,
     /// Factor for the gradients, which includes clipping.
     pub gradient_factor: f64,

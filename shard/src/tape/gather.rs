@@ -28,14 +28,14 @@ use crate::buffers::FlatTensors;
 use crate::comm::Direction;
 use crate::param_group::{ParamGroup, ParamGroups, Use};
 
-/// The parameter to read, and the use of its group.
+/// The parameter to read, and the [`Use`] that collects its gradient.
 #[derive(Clone, Debug)]
 pub(crate) struct WeightRef {
     pub(crate) group: Arc<ParamGroup>,
     /// Its index in the group's layout.
     pub(crate) index: usize,
     pub(crate) direction: Direction,
-    /// The use of the group; ignored for frozen parameters.
+    /// The [`Use`] that collects the gradient; ignored for frozen parameters.
     pub(crate) from: Arc<Use>,
 }
 

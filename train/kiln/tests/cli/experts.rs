@@ -141,7 +141,7 @@ fn experts_that_cannot_be_are_refused() {
         ("optim.expert_bias_lr=-1.0", "optim.expert_bias_lr = -1: must be zero or more"),
         ("precision.compute=f16", "precision.compute = \"f16\" and model.moe.expert_bias = true"),
         ("model.moe.experts_per_token=5", "model.moe.experts_per_token = 5: must be at most 4"),
-        ("model.feed_forward=swiglu", "[model.moe] is there, and model.feed_forward is \"swiglu\""),
+        ("model.feed_forward=swiglu", "[model.moe] is set, but model.feed_forward is \"swiglu\""),
         ("model.moe.capacity=2", "unknown key `capacity`"),
     ] {
         let ended = workspace.kiln(&["train", "moe.toml", "--out", "run", "--set", setting]);

@@ -125,7 +125,7 @@ impl CublasLt {
             Entry::Occupied(entry) => Ok(*entry.get()),
             Entry::Vacant(entry) => {
                 let bytes = self.workspace_bytes;
-                let what = || format!("{} MiB to multiply matrices in", bytes >> 20);
+                let what = || format!("a workspace of {} MiB", bytes >> 20);
                 // SAFETY: only cuBLASLt reads the memory, and it expects no contents.
                 let memory = unsafe { malloc_sync(bytes) };
                 Ok(*entry.insert(memory.map_err(ProductError::driver("cuMemAlloc", what()))?))

@@ -55,8 +55,8 @@ pub(super) unsafe fn fastest_of(plan: &Plan, problem: &Problem, call: &Call) -> 
         Some(other) if agree(problem, &first, &other) => true,
         Some(_) => {
             tracing::warn!(
-                "algorithm {} of those that cuBLASLt names for {problem} computes other values than the first, by more \
-                 than rounding: it is left out",
+                "algorithm {} of cuBLASLt's candidates for {problem} differs from the first by more than rounding: \
+                 it is not used",
                 at + 1
             );
             false
