@@ -245,7 +245,7 @@ pub enum ModelConfigError {
     WindowPattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with the pattern.
+        /// The fault in the pattern.
         problem: &'static str,
     },
     /// A value is outside its range.

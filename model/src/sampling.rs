@@ -1,4 +1,4 @@
-//! How the next token is chosen.
+//! Choice of the next token.
 
 use crate::Key;
 

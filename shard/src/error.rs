@@ -39,7 +39,7 @@ pub enum ShardError {
     UnsupportedDType {
         /// Name of the setting.
         what: &'static str,
-        /// Its value.
+        /// Value of the setting.
         dtype: DType,
     },
     /// A host-only rule of the optimizer is selected for weights on a GPU.
@@ -56,7 +56,7 @@ pub enum ShardError {
     Update {
         /// Name of the parameter.
         name: String,
-        /// What is wrong with the update.
+        /// The fault in the update.
         reason: String,
     },
     /// The optimizer cannot change weights that something else still reads.
@@ -98,9 +98,9 @@ pub enum ShardError {
     WrongLength {
         /// Name of the parameter.
         name: String,
-        /// Its shape.
+        /// Shape of the parameter.
         shape: Vec<usize>,
-        /// Number of its elements.
+        /// Number of elements of the parameter.
         expected: usize,
         /// Number of elements passed.
         found: usize,
@@ -110,7 +110,7 @@ pub enum ShardError {
     InitialValues {
         /// Name of the parameter.
         name: String,
-        /// What is wrong with the values.
+        /// The fault in the values.
         reason: String,
     },
     /// A tensor cannot be read.
@@ -124,7 +124,7 @@ pub enum ShardError {
     Gradient {
         /// Name of the parameter.
         name: String,
-        /// What is wrong with the gradient.
+        /// The fault in the gradient.
         reason: String,
     },
 }

@@ -44,7 +44,7 @@ pub enum RanksError<E> {
     Failed {
         /// The rank that failed first.
         rank: usize,
-        /// Its error.
+        /// The rank's error.
         error: E,
     },
     /// A rank panicked first.

@@ -120,7 +120,7 @@ pub struct Unsharded<M> {
     after: After,
 }
 
-/// What happens to the weights when the module that reads them is dropped.
+/// The handling of the weights when the module that reads them is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
     /// In forward, the policy decides whether to free them.

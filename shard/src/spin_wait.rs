@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a thread polls for work before it sleeps.
+/// Time for which a thread polls for work before it sleeps.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// Number of pause instructions between two polls: less than a microsecond, and leaves the core to a sibling thread.
 const PAUSES: usize = 16;

@@ -62,7 +62,7 @@ pub enum LayerError {
     /// The settings of a custom layer are invalid.
     #[error("model.extra: {reason}")]
     Extra {
-        /// What is wrong with the settings.
+        /// The fault in the settings.
         reason: String,
     },
     /// The layer does not support a model of this shape.

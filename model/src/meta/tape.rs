@@ -19,7 +19,7 @@ pub const GRADIENTS: Owner = "gradients";
 pub struct MetaTensor {
     pub(super) memory: Rc<Held>,
     pub(super) width: u64,
-    /// Its index on the tape, if it has a gradient.
+    /// Index of the tensor on the tape, if it has a gradient.
     pub(super) node: Option<usize>,
 }
 
@@ -30,7 +30,7 @@ impl MetaTensor {
     }
 }
 
-/// How matrix products read their operands.
+/// The form in which matrix products read their operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Products {
     /// In place. On the CPU, transposed operands are copied.
@@ -63,7 +63,7 @@ pub struct MetaBatch {
     pub element: u64,
     /// True if the pass has dropout.
     pub dropout: bool,
-    /// How matrix products read their operands.
+    /// The form in which matrix products read their operands.
     pub products: Products,
     /// True if operations are those of the CPU, which copy operands to reorder them.
     pub on_host: bool,

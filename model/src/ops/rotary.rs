@@ -15,7 +15,7 @@ use crate::config::RopeScaling;
 pub struct RotaryFrequencies {
     /// Base: plane `j` is rotated by `theta^(−2j / head_dim)` per position.
     pub theta: f64,
-    /// How the frequencies are stretched for longer contexts.
+    /// Stretching of the frequencies for longer contexts.
     pub scaling: Option<RopeScaling>,
 }
 

@@ -110,7 +110,7 @@ fn data(values: Vec<f64>, dtype: DType) -> TensorData {
     TensorData::new(values, [len]).convert_dtype(dtype)
 }
 
-/// How a matrix is laid out in memory.
+/// The memory layout of a matrix.
 #[derive(Clone, Copy, Debug)]
 struct Lies {
     /// True for a transposed view.

@@ -24,7 +24,7 @@ impl ModuleGroups {
         is_frozen: &dyn Fn(&str) -> bool,
         world_size: usize,
     ) -> Self {
-        /// Whether a parameter is frozen, and the rule of a trainable one. Groups are sorted by this pair.
+        /// A pair: true for a frozen parameter, and the rule of a trainable one. Groups are sorted by this pair.
         type Kind = (bool, usize);
         type Group = (Vec<(String, Vec<usize>)>, GroupRule);
         let mut groups: BTreeMap<Kind, Group> = BTreeMap::new();

@@ -82,7 +82,7 @@ static IS_REPORTING: AtomicBool = AtomicBool::new(false);
 
 /// Minimum size of an allocation that must wait while another thread reports that memory is exhausted.
 const WAITS_FROM: usize = 64 << 10;
-/// How long such an allocation waits, which should be enough time to write the report and its files.
+/// Maximum time that such an allocation waits, which should be enough time to write the report and its files.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(10);
 

@@ -34,7 +34,7 @@ pub(crate) struct GroupUpdate<'a> {
 /// The parts of a step's end, computed by the host (`HostStep`) or by a GPU (`DeviceStep`). The engine calls
 /// them in this order and communicates in between.
 pub(crate) trait StepBackend {
-    /// Whether and how to update: known immediately on the host, queued on a GPU.
+    /// The decision whether and how to update: known immediately on the host, queued on a GPU.
     type Decision;
 
     /// The values that `squares` stores for finding gradients that are not finite.

@@ -30,11 +30,11 @@ pub struct Muon {
     pub ns_steps: usize,
     /// Coefficients of the Newton–Schulz polynomial.
     pub ns_coefficients: [f64; 3],
-    /// How the learning rate depends on the shape of a matrix.
+    /// Adjustment of the learning rate to the shape of a matrix.
     pub adjust_lr: AdjustLr,
 }
 
-/// How Muon's learning rate depends on the shape `[d_in, d_out]` of a matrix.
+/// Adjustment of Muon's learning rate to the shape `[d_in, d_out]` of a matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AdjustLr {

@@ -32,7 +32,7 @@ use crate::param_group::{ParamGroup, ParamGroups, Use};
 #[derive(Clone, Debug)]
 pub(crate) struct WeightRef {
     pub(crate) group: Arc<ParamGroup>,
-    /// Its index in the group's layout.
+    /// Index of the parameter in the group's layout.
     pub(crate) index: usize,
     pub(crate) direction: Direction,
     /// The [`Use`] that collects the gradient; ignored for frozen parameters.

@@ -7,7 +7,7 @@ use super::matrix::{Matrix, MatrixMut};
 use super::scalar::{Real, Scalar};
 use super::uninit::UninitVec;
 
-/// What a product does with the values that are already in its output.
+/// The treatment of values that are already in the output of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Output<T> {
     /// Overwrites them, without reading them, with the product times this factor.

@@ -19,13 +19,13 @@ pub use super::cublaslt::{
     ProductAlgorithms, allow_tf32, measure_algorithms, measured_algorithms, use_algorithms, used_algorithms,
 };
 
-/// Where a product is written.
+/// The destination of a product.
 pub enum Output {
-    /// To a new tensor of this dtype.
+    /// A new tensor of this dtype.
     New(DType),
-    /// Over the contents of a contiguous tensor.
+    /// A contiguous tensor, whose contents are overwritten.
     Overwrite(CubeTensor),
-    /// To a contiguous tensor, added to its contents.
+    /// A contiguous tensor, to whose contents the product is added.
     Add(CubeTensor),
 }
 

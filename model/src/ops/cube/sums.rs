@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::{cubes_for, elem, empty, len_of, vector_size};
 
-/// How values are combined.
+/// The operation that combines values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// The larger value is kept.

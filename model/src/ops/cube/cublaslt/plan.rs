@@ -1,4 +1,4 @@
-//! How cuBLASLt computes one kind of product: the descriptors and the algorithm.
+//! The plan by which cuBLASLt computes one kind of product: descriptors and algorithm.
 
 #![allow(unsafe_code)]
 
@@ -24,7 +24,7 @@ const VECTOR: u32 = 16;
 /// Device addresses of both operands and the output of a product.
 pub(super) type Addresses = [CUdeviceptr; 3];
 
-/// How cuBLASLt computes a problem.
+/// The descriptors and the algorithm with which cuBLASLt computes a problem.
 ///
 /// cuBLASLt stores matrices by columns, and Kiln stores them by rows. A matrix of Kiln's is therefore the transpose
 /// of one of cuBLASLt's, and cuBLASLt computes `outputᵀ = bᵀ · aᵀ`: our second operand is its first.

@@ -51,7 +51,7 @@ pub struct Panel {
 #[derive(Debug)]
 pub struct Sums(pub [[f32; PANEL]; PANEL]);
 
-/// Which operand of a product a matrix is.
+/// The side of a product on which an operand is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The left operand.
