@@ -91,7 +91,7 @@ impl KeyValueCache {
         if new <= capacity - filled { Ok(()) } else { Err(CacheFull { filled, new, capacity }) }
     }
 
-    /// Counts the positions of a pass in which every layer has written.
+    /// Adds `positions` to the number of filled positions, at the end of a pass in which every layer has written.
     pub(crate) fn advance(&self, positions: usize) {
         let mut state = self.state();
         state.filled += positions;

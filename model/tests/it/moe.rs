@@ -189,8 +189,8 @@ fn the_balance_loss_is_added_with_its_weight() {
     assert_close(&with_two, &twice, 1e-4, "gradient");
 }
 
-/// With one layer, loss and gradients are the same for both settings; with two layers, they differ. Over all layers,
-/// the loss uses the experts' shares of all tokens. It is then smaller, because layers prefer different experts.
+/// Compares balancing each layer with balancing all layers together. With one layer, loss and gradients are the same.
+/// With two layers, the joint loss is smaller, because the layers prefer different experts.
 #[test]
 fn the_balance_can_span_all_layers() {
     let with = |over: BalanceOver, router_aux_loss_coef: f64, dense_layers: &[usize]| {

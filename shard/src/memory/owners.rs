@@ -69,7 +69,7 @@ static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Bytes of all ranks of this process.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
-/// The maximum of `TOTAL`. The process still has the pages of memory freed since then.
+/// The maximum of `TOTAL`. Freed memory keeps its pages, so allocations up to this maximum need no new pages.
 static MOST: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Maximum number of bytes in pages of this process.

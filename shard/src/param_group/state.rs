@@ -58,9 +58,9 @@ pub(super) enum Weights {
 pub(crate) enum Gradient {
     /// No use has had a gradient yet.
     None,
-    /// The f32 gradient of the whole group, to which uses, and micro-batches that are not reduced separately, add
-    /// their gradients. `written` says which parameters have a gradient in it; the elements of the others are
-    /// arbitrary. `earlier` is the reduced sum of earlier micro-batches, if there is one.
+    /// The f32 gradient of the whole group so far, summed over its uses and over micro-batches that are not reduced
+    /// separately. `written` says which parameters have a gradient in `flat`; the elements of the others are arbitrary.
+    /// `earlier` is the reduced sum of earlier micro-batches, if there is one.
     Accumulating { flat: Buffer, written: Vec<bool>, earlier: Option<Buffer> },
     /// Being reduced.
     Reducing(Reduction),
