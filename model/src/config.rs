@@ -20,7 +20,7 @@ pub enum AttentionBias {
     All,
 }
 
-/// Stretching of the rotary frequencies for contexts longer than that of the first training.
+/// How the rotary frequencies are stretched for contexts longer than the original training context.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
@@ -29,21 +29,21 @@ pub enum RopeScaling {
         /// At least 1.
         factor: f64,
     },
-    /// Divides low frequencies by `factor`, keeps high ones, and blends those between (Llama 3.1).
+    /// Divides low frequencies by `factor`, keeps high ones, and blends those in between (Llama 3.1).
     Llama3 {
         /// At least 1.
         factor: f64,
-        /// Wavelengths above `original_context / low_freq_factor` are stretched fully.
+        /// Frequencies of wavelengths above `original_context / low_freq_factor` are divided by `factor`.
         low_freq_factor: f64,
-        /// Wavelengths below `original_context / high_freq_factor` are kept.
+        /// Frequencies of wavelengths below `original_context / high_freq_factor` are kept.
         high_freq_factor: f64,
-        /// Context of the first training, in tokens.
+        /// Context length of the original training, in tokens.
         original_context: usize,
     },
 }
 
 impl RopeScaling {
-    /// Checks the parameters of the stretching.
+    /// Checks that the parameters of the stretching are in range.
     fn validate(self) -> Result<(), ModelConfigError> {
         let factor_in_range =
             |factor| in_range("rope_scaling.factor", factor, factor >= 1.0, "at least 1, and finite");
@@ -65,7 +65,7 @@ impl RopeScaling {
     }
 }
 
-/// Fails unless `value` is `valid` and finite.
+/// Fails unless `value` is finite and `valid`.
 fn in_range(key: &'static str, value: f64, valid: bool, range: &'static str) -> Result<(), ModelConfigError> {
     let valid = valid && value.is_finite();
     if valid { Ok(()) } else { Err(ModelConfigError::OutOfRange { key, value, range }) }
@@ -102,9 +102,8 @@ pub struct ModelConfig {
     pub d_ff: usize,
     /// If true, the head reuses the embedding matrix.
     pub tie_embeddings: bool,
-    /// Name of the block. Not set means the block of Llama: attention, then a feed-forward layer. Otherwise
-    /// [`PARALLEL_RESIDUAL`], or a block added by the program; see
-    /// [`Layers::block`](crate::layers::Layers::block).
+    /// Name of the block. Not set means Llama's block: attention, then a feed-forward layer. Otherwise
+    /// [`PARALLEL_RESIDUAL`], or a block added by the program; see [`Layers::block`](crate::layers::Layers::block).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<String>,
     /// Name of the attention layer.
@@ -113,20 +112,19 @@ pub struct ModelConfig {
     /// Name of the feed-forward layer.
     #[serde(default = "default_feed_forward")]
     pub feed_forward: String,
-    /// The experts of the feed-forward layer [`MOE`]; required for it, and an error for any other layer.
+    /// The experts of the feed-forward layer [`MOE`]: required for this layer, and an error for any other layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moe: Option<MoeConfig>,
     /// Settings of layers added by the program; see [`LayerInit::extra`](crate::layers::LayerInit::extra).
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub extra: serde_json::Map<String, serde_json::Value>,
-    /// Maximum number of positions that a position attends to, itself and those right before it:
-    /// sliding-window attention (Beltagy et al., 2020). Not set means full attention to all earlier
-    /// positions.
+    /// Maximum number of positions that a position attends to, including itself: the position and those right before
+    /// it (sliding-window attention, Beltagy et al., 2020). Not set means full attention to all earlier positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
-    /// Selects the blocks with the window, one letter per block: `w` for the window, `f` for full attention.
-    /// The pattern repeats over the blocks, as in `wf` (Gemma 2) and `wwwwwf` (Gemma 3). Not set means all
-    /// blocks (Mistral).
+    /// Selects which blocks have the window, one letter per block: `w` for the window, `f` for full attention. The
+    /// pattern repeats over the blocks, as in `wf` (Gemma 2) and `wwwwwf` (Gemma 3). Not set means all blocks
+    /// (Mistral).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_pattern: Option<String>,
     /// Biases of the projections of attention.
@@ -159,7 +157,7 @@ pub struct ModelConfig {
     pub init_std: f64,
 }
 
-/// The letters of [`ModelConfig::window_pattern`].
+/// The letter of a block with a window in [`ModelConfig::window_pattern`].
 const WINDOWED: u8 = b'w';
 const FULL: u8 = b'f';
 
@@ -213,7 +211,7 @@ pub enum ModelConfigError {
     TooLarge {
         /// Key in the `[model]` section.
         key: &'static str,
-        /// Its value.
+        /// The size.
         value: usize,
         /// Largest permitted value.
         most: usize,
@@ -227,14 +225,14 @@ pub enum ModelConfigError {
     Indivisible {
         /// Key of the size that must be divisible.
         whole: &'static str,
-        /// Its value.
+        /// The size that must be divisible.
         whole_value: usize,
         /// Key of the divisor.
         part: &'static str,
-        /// Its value.
+        /// The divisor.
         part_value: usize,
     },
-    /// The width of a head is odd, so it cannot be divided into rotary pairs.
+    /// The width of a head is odd, so its elements cannot form rotary pairs.
     #[error("{what} = {head_dim} is odd: rotary embeddings turn pairs, so the head width must be even")]
     OddHead {
         /// The keys that determine the width.
@@ -242,7 +240,7 @@ pub enum ModelConfigError {
         /// Width of one head.
         head_dim: usize,
     },
-    /// The window pattern is invalid, or there is no window for it.
+    /// The window pattern is invalid, or it is set without a window.
     #[error("model.window_pattern = \"{pattern}\": {problem}")]
     WindowPattern {
         /// The pattern.
@@ -260,12 +258,10 @@ pub enum ModelConfigError {
         /// Permitted values.
         range: &'static str,
     },
-    /// The mixture of experts has no sizes.
-    #[error(
-        "model.feed_forward = \"moe\" needs the section [model.moe], which says how many experts there are"
-    )]
+    /// The model has experts, but their number and sizes are not set.
+    #[error("model.feed_forward = \"moe\" needs the section [model.moe] with the sizes of the experts")]
     NoExperts,
-    /// A different feed-forward layer is configured with sizes of experts.
+    /// The sizes of experts are set, but the model has a different feed-forward layer.
     #[error("[model.moe] is set, but model.feed_forward is \"{feed_forward}\": set it to \"moe\"")]
     UnusedExperts {
         /// The feed-forward layer.
@@ -328,7 +324,7 @@ impl ModelConfig {
         self.head_dim.unwrap_or_else(|| self.d_model / self.heads)
     }
 
-    /// Returns the maximum number of positions that a position attends to in block `index`: itself and those
+    /// Returns the maximum number of positions that a position attends to in block `index`: the position and those
     /// right before it. `None` for full attention.
     pub fn window_of(&self, index: usize) -> Option<usize> {
         let pattern = self.window_pattern.as_deref().unwrap_or_default().as_bytes();
@@ -336,8 +332,8 @@ impl ModelConfig {
         self.window.filter(|_| !is_full)
     }
 
-    /// Returns the shortest pattern with which block `index` has a window if `windowed[index]`; `None` if all
-    /// blocks have one.
+    /// Returns the shortest pattern in which block `index` has a window if `windowed[index]`; `None` if all blocks
+    /// have one.
     pub fn window_pattern_of(windowed: &[bool]) -> Option<String> {
         let repeats = |length: &usize| windowed.iter().zip(&windowed[*length..]).all(|(a, b)| a == b);
         let shortest = (1..windowed.len()).find(repeats).unwrap_or(windowed.len());
@@ -351,7 +347,7 @@ impl ModelConfig {
         self.init_std / (2.0 * self.layers as f64).sqrt()
     }
 
-    /// Checks that a model can have this shape.
+    /// Checks that the configuration describes a valid model.
     pub fn validate(&self) -> Result<(), ModelConfigError> {
         let mut sizes = vec![
             ("vocab_size", self.vocab_size),
@@ -410,11 +406,11 @@ impl ModelConfig {
         let problem = if self.window.is_none() {
             "needs a window: set model.window"
         } else if pattern.bytes().any(|letter| ![WINDOWED, FULL].contains(&letter)) {
-            "must contain only w, for a block with the window, and f, for a block with full attention"
+            "may only contain w (a block with the window) and f (full attention)"
         } else if !pattern.as_bytes().contains(&WINDOWED) {
             "must contain a w: otherwise no block has the window"
         } else if pattern.len() > self.layers {
-            "must not have more letters than model.layers"
+            "must have at most one letter per block (model.layers)"
         } else {
             return Ok(());
         };

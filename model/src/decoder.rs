@@ -1,4 +1,4 @@
-//! The decoder and its forward pass, which is written once for plain and for sharded modules.
+//! The decoder and its forward pass, written once for plain and for sharded modules.
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -22,8 +22,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Creates the decoder that `model` describes, from the `layers` that it names. Weights are initialised
-    /// when first read, from `key` alone.
+    /// Creates the decoder that `model` describes, with the layers that it names taken from `layers`. Weights are
+    /// initialised when first read, and depend only on `key`.
     ///
     /// # Errors
     ///
@@ -37,8 +37,8 @@ impl Decoder {
         })
     }
 
-    /// Returns the number of parameters of the decoder that `model` describes; tied weights count once. No
-    /// weight is initialised.
+    /// Returns the number of parameters of the decoder that `model` describes, counting tied weights once. No weight
+    /// is initialised.
     ///
     /// # Errors
     ///
@@ -47,15 +47,15 @@ impl Decoder {
         Ok(Decoder::new(layers, model, Key::new(0), &Device::flex())?.num_params())
     }
 
-    /// Returns the floating-point operations of one training step per token: 6 for each parameter that a
-    /// token multiplies with, and those of attention, as in the appendix of PaLM (Chowdhery et al., 2022).
-    /// The input embedding counts only if the head is tied to it, as in torchtitan. No weight is initialised.
+    /// Returns the floating-point operations per token of one training step: 6 for each parameter that a token is
+    /// multiplied with, plus those of attention, as in the appendix of PaLM (Chowdhery et al., 2022). The input
+    /// embedding counts only if the head is tied to it, as in torchtitan. No weight is initialised.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let blocks: f64 = self.layers.iter().map(|layer| layer.flops_per_token(seq_len)).sum();
         blocks + self.head_flops_per_token()
     }
 
-    /// Returns the share of the head in [`Decoder::flops_per_token`].
+    /// Returns the part of [`Decoder::flops_per_token`] that the head accounts for.
     pub fn head_flops_per_token(&self) -> f64 {
         let tied = if self.head.lm_head.is_none() { self.embed.num_params() } else { 0 };
         6.0 * (self.head.num_params() + tied) as f64
@@ -65,20 +65,19 @@ impl Decoder {
 /// A residual stream `[batch, seq, d_model]`, and the sum of the losses added by layers, `[1]`.
 pub type WithLoss = (Tensor<3>, Option<Tensor<1>>);
 
-/// Provides the modules of a decoder to the forward pass, in its order and with their weights ready to use. A
-/// plain [`Decoder`] provides its own modules. A sharded decoder gathers the weights of a module first, and
-/// may run a block again in backward.
+/// Provides the modules of a decoder to the forward pass, in the order in which it runs them and with their weights
+/// in memory. A plain [`Decoder`] provides its own modules. A sharded decoder gathers the weights of a module first,
+/// and may run a block again in backward.
 pub trait Modules {
     /// Returns the number of blocks.
     fn num_blocks(&self) -> usize;
 
-    /// Runs `run` with the embedding.
+    /// Calls `run` with the embedding.
     fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3>;
 
-    /// Runs `run` with block `index` on the residual stream `x`. The result is the residual stream after the
-    /// block, and the loss that the block adds to the training loss. `run` may be called again in backward:
-    /// it must depend only on its arguments and its captures, and must not capture a tensor that needs a
-    /// gradient.
+    /// Calls `run` with block `index` and the residual stream `x`. Returns the residual stream after the block, and
+    /// the loss that the block adds to the training loss. `run` may be called again in backward: it must depend only
+    /// on its arguments and captures, and must not capture a tensor that needs a gradient.
     fn block(
         &self,
         index: usize,
@@ -86,7 +85,7 @@ pub trait Modules {
         run: impl Fn(&AnyLayer, Tensor<3>) -> WithLoss + Send + Sync + 'static,
     ) -> WithLoss;
 
-    /// Runs `run` with the head, and with the embedding if the head is tied to it.
+    /// Calls `run` with the head, and with the embedding if the head is tied to it.
     fn head<const D: usize>(
         &self,
         x: Tensor<3>,
@@ -121,12 +120,12 @@ impl Modules for Decoder {
     }
 }
 
-/// Returns the residual stream after the last block, `[batch, seq, d_model]`, for `tokens`, `[batch, seq]`.
+/// Returns the residual stream after the last block, `[batch, seq, d_model]`, for `tokens` `[batch, seq]`.
 pub fn hidden<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> Tensor<3> {
     run_blocks(modules, tokens, context).0.0
 }
 
-/// Returns [`hidden`], the losses added by layers, and the values recorded by layers.
+/// Returns the result of [`hidden`] and the losses added by layers, and the values recorded by layers.
 fn run_blocks<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> (WithLoss, Vec<Record>) {
     let context = context.for_one_pass();
     let outer = context.at_module("embed").for_one_run();
@@ -153,11 +152,10 @@ fn run_blocks<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context
     ((x, loss), records)
 }
 
-/// Returns `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`, as `[1]`;
-/// or the context's own loss ([`Context::with_token_loss`]). The caller divides by the global number of
-/// tokens through `scale`, so that the losses of ranks and micro-batches simply add up. A loss added by a
-/// layer ([`Context::add_loss`]) counts as a mean over the tokens; a z-loss ([`Context::with_z_loss`]) is
-/// part of the sum.
+/// Returns the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`, or the context's own loss
+/// ([`Context::with_token_loss`]), times `scale`, as `[1]`. The caller divides by the global number of tokens through
+/// `scale`, so that the losses of ranks and micro-batches can be added. A loss added by a layer
+/// ([`Context::add_loss`]) counts as a mean over the tokens; a z-loss ([`Context::with_z_loss`]) is part of the sum.
 pub fn loss<P: Modules>(
     modules: &P,
     tokens: Tensor<2, Int>,

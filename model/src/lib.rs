@@ -1,4 +1,4 @@
-//! The decoder-only language model that Kiln trains: single-device code, and nothing else.
+//! The decoder-only language model that Kiln trains, as single-device code.
 //!
 //! - [`config`]: the shape of a model, and its presets;
 //! - [`layers`]: the layers, one file each;
@@ -9,7 +9,7 @@
 //! - [`Sampling`]: choice of the next token;
 //! - [`verify`]: checks of the operations' kernels against the references, on a device.
 //!
-//! Nothing here depends on ranks or communicators: the sharding crate works on the modules from outside.
+//! Nothing here depends on ranks or communicators: the sharding crate wraps the modules from outside.
 
 pub mod config;
 pub mod decoder;

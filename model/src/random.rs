@@ -1,14 +1,14 @@
 //! Seeded, counter-based randomness: the n-th value of a stream is a function only of `(key, n)`.
 //!
-//! No generator has a state to advance, so a value does not depend on the rank, thread or micro-batch that
-//! requests it, nor on earlier values. That makes the initial weights equal at every rank count and lets
-//! dropout masks be recomputed instead of stored. The design follows splittable keys as in JAX (Claessen and
-//! Pałka, 2013); the mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+//! No generator has a state that advances, so a value does not depend on the rank, thread or micro-batch that
+//! requests it, nor on earlier values. This makes the initial weights equal at every rank count and lets dropout
+//! masks be recomputed instead of stored. The design follows splittable keys as in JAX (Claessen and Pałka, 2013);
+//! the mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
 
 use rayon::prelude::*;
 
-/// Weyl increment of SplitMix64, the distance between consecutive counters before they are mixed: 2^64
-/// divided by the golden ratio, odd.
+/// Weyl increment of SplitMix64, the difference between consecutive counters before they are mixed: 2^64 divided by
+/// the golden ratio, rounded to an odd number.
 pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The factors of [`mix`].
@@ -22,7 +22,7 @@ pub fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Names a stream of random values; fork it to name further streams.
+/// Identifies a stream of random values; fork a key to get further streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(u64);
 
@@ -32,7 +32,7 @@ impl Key {
         Key(mix(seed.wrapping_add(GOLDEN)))
     }
 
-    /// Returns the key of the stream called `name` below this one.
+    /// Returns the key of the substream called `name`.
     pub fn fork(self, name: &str) -> Self {
         // FNV-1a folds the name; the mixer then spreads it over all bits.
         let folded = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
@@ -41,12 +41,12 @@ impl Key {
         Key(mix(self.0 ^ mix(folded)))
     }
 
-    /// Returns the key of the stream numbered `index` below this one.
+    /// Returns the key of the substream numbered `index`.
     pub fn fork_index(self, index: u64) -> Self {
         Key(mix(mix(self.0).wrapping_add(index.wrapping_mul(GOLDEN))))
     }
 
-    /// Returns the bits that name this stream.
+    /// Returns the bits that identify this stream.
     pub fn bits(self) -> u64 {
         self.0
     }
@@ -57,7 +57,7 @@ impl Key {
         mix(self.0.wrapping_add(counter.wrapping_mul(GOLDEN)))
     }
 
-    /// Returns `count` ids below `end`, from the `first`-th on.
+    /// Returns `count` random ids below `end`, beginning with the `first`-th of this stream.
     pub fn ids(self, first: u64, count: usize, end: u64) -> Vec<i32> {
         (first..).take(count).map(|counter| (self.at(counter) % end) as i32).collect()
     }
@@ -76,7 +76,7 @@ impl Key {
         (-2.0 * ln(radius)).sqrt() * cos_of_turns(bits as u32)
     }
 
-    /// Returns `count` normal values with the given standard deviation, computed in parallel on the current
+    /// Returns `count` normal values with the given standard deviation, computed in parallel in the current rayon
     /// pool.
     pub fn normal_vec(self, count: usize, std: f64) -> Vec<f32> {
         const BLOCK: usize = 1 << 14;
@@ -93,8 +93,8 @@ impl Key {
     }
 }
 
-/// Writes normal values from the `first`-th on. It is not a closure: a long closure is compiled separately
-/// from its caller, and without this processor's vector instructions.
+/// Writes normal values, beginning with the `first`-th. A struct instead of a closure: a long closure is compiled
+/// separately from its caller, and without this processor's vector instructions.
 struct Normals<'a> {
     key: Key,
     first: u64,
@@ -116,10 +116,10 @@ impl pulp::NullaryFnOnce for Normals<'_> {
 // A model has as many initial weights as parameters, so these functions are written for loops that vectorise:
 // without branches, calls or tables.
 
-/// Computes the natural logarithm of a positive normal number, within a few units in the last place.
+/// Computes the natural logarithm of a positive normal number, with an error of a few units in the last place.
 ///
-/// For `x = 2^n · m` with `m` between √½ and √2, it is `n · ln 2 + 2 · artanh((m − 1) / (m + 1))`, by the
-/// series of the inverse hyperbolic tangent.
+/// For `x = 2^n · m` with `m` between √½ and √2, the logarithm is `n · ln 2 + 2 · artanh((m − 1) / (m + 1))`,
+/// computed with the series of the inverse hyperbolic tangent.
 #[inline(always)]
 fn ln(x: f64) -> f64 {
     const ONE: u64 = 1.0f64.to_bits();
@@ -142,8 +142,8 @@ fn ln(x: f64) -> f64 {
     n * LN_2_HIGH + (2.0 * s + (2.0 * s * series + n * LN_2_LOW))
 }
 
-/// Computes the cosine of `bits` parts in 2³² of a whole turn: exact reduction to an eighth of a turn, then
-/// the Taylor series of sine and cosine.
+/// Computes the cosine of `bits` / 2³² turns: exact reduction to an eighth of a turn, then the Taylor series of sine
+/// and cosine.
 #[inline(always)]
 fn cos_of_turns(bits: u32) -> f64 {
     // Rounded to the nearest quarter in integers: rounding down a float is a call on baseline processors, and

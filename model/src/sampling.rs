@@ -18,16 +18,16 @@ pub struct Sampling {
     pub key: Key,
     /// Maximum number of tokens that the model reads at a time.
     pub context_length: usize,
-    /// Tokens that end the text, in addition to the tokenizer's end-of-text token.
+    /// Tokens that end the generated text, in addition to the tokenizer's end-of-text token.
     pub end_ids: Vec<u32>,
 }
 
 impl Sampling {
-    /// Returns the id of the next token, given the logits of all tokens. `counter` numbers the choice, which
-    /// is a function only of the key, the counter and the logits.
+    /// Returns the id of the next token, given the logits of all tokens. The choice depends only on the key,
+    /// `counter` and the logits; use a new `counter` for each choice.
     ///
-    /// The temperature is applied first, then top-k, then top-p to the remaining tokens, then the draw. Among
-    /// equal logits the lower id counts as more probable. NaN is less than all others. The id is 0 for
+    /// The temperature is applied first, then top-k, then top-p to the remaining tokens, and then a token is drawn.
+    /// Among equal logits, the lower id counts as more probable. NaN is less than all other values. The id is 0 for
     /// an empty slice.
     pub fn choose(&self, logits: &[f32], counter: u64) -> u32 {
         let best = (0..logits.len())
@@ -51,12 +51,12 @@ impl Sampling {
         best as u32
     }
 
-    /// Returns the first of `logits` that is not finite, in which case no token should be chosen.
+    /// Returns the first of `logits` that is not finite. If there is one, no token should be chosen.
     pub fn non_finite(logits: &[f32]) -> Option<f32> {
         logits.iter().copied().find(|logit| !logit.is_finite())
     }
 
-    /// Returns the ids that can be chosen, in order.
+    /// Returns the ids that can be chosen, in ascending order.
     fn kept(&self, logits: &[f32], weight: impl Fn(u32) -> f64) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
         let likelier = |a: &u32, b: &u32| {
@@ -82,8 +82,8 @@ impl Sampling {
     }
 }
 
-/// Returns a logit in the form used for comparisons: NaN is less than all others, and the two zeros are
-/// equal.
+/// Returns a logit in the form used for comparisons, in which NaN is less than all other values, and the two zeros
+/// are equal.
 fn value(logit: f32) -> f32 {
     if logit.is_nan() { f32::NEG_INFINITY } else { logit + 0.0 }
 }
@@ -158,10 +158,10 @@ mod tests {
         let four = [0.1, 0.4, 0.0, 0.25, 0.2].map(|p| p / 0.95);
         assert_shares(&sampling(1.0, 0, 0.86), &logits, &four);
         assert_shares(&sampling(1.0, 0, 0.96), &logits, &P);
-        // Applied to the rest after top-k, whose first token has 0.4 / 0.65 = 0.62.
+        // Top-p applies to the tokens that top-k leaves, the first of which has 0.4 / 0.65 = 0.62.
         assert_shares(&sampling(1.0, 2, 0.6), &logits, &one);
         assert_shares(&sampling(1.0, 2, 0.63), &logits, &two);
-        // Applied after the temperature, which changes the probability of the first token from 0.4 to 0.31.
+        // Top-p applies after the temperature, which changes the probability of the first token from 0.4 to 0.31.
         let total: f64 = P.iter().map(|p| p.sqrt()).sum();
         let (a, b) = (0.4f64.sqrt() / total, 0.25f64.sqrt() / total);
         assert!(a < 0.35 && a + b > 0.35);

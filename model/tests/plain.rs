@@ -1,5 +1,5 @@
-//! Operations whose kernels are found to be wrong become plain. The set of these operations belongs to the
-//! process, so this test has its own process.
+//! Operations whose kernels are found to be wrong are computed in plain burn. The set of these operations is global
+//! to the process, so this test has its own process.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use kiln_model::ops::{self, FusedOp};

@@ -1,4 +1,4 @@
-//! Attention if its warpgroup kernels are found to be wrong. The set of such operations belongs to the
+//! Attention after its warpgroup kernels have been found to be wrong. The set of such operations is global to the
 //! process, so this test has its own process.
 #![cfg(feature = "cuda")]
 

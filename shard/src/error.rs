@@ -13,7 +13,7 @@ pub enum ShardError {
     /// A collective failed.
     #[error(transparent)]
     Comm(Arc<CommError>),
-    /// A buffer had another dtype than expected.
+    /// A buffer had a different dtype than expected.
     #[error(transparent)]
     Buffer(Arc<BufferError>),
     /// The ranks cannot be arranged.
@@ -21,7 +21,7 @@ pub enum ShardError {
     Mesh(#[from] MeshError),
     /// Ranks were built from different models, layouts or policies.
     #[error(
-        "ranks {ranks:?} have another model, layout or sharding policy than rank 0: start every rank with \
+        "ranks {ranks:?} differ from rank 0 in model, layout or sharding policy: start every rank with \
          the same configuration"
     )]
     PlanMismatch {
@@ -39,24 +39,24 @@ pub enum ShardError {
     UnsupportedDType {
         /// Name of the setting.
         what: &'static str,
-        /// Its value.
+        /// Value of the setting.
         dtype: DType,
     },
     /// A host-only rule of the optimizer is selected for weights on a GPU.
     #[error(
-        "the optimizer's rule `{rule}` runs only on the CPU, but weights are on a GPU: train on the CPU, or \
-         set shard.offload = true"
+        "the optimizer's rule `{rule}` only runs on the CPU, but the weights are on a GPU: train on the CPU, \
+         or set shard.offload = true"
     )]
     HostRule {
         /// The rule.
         rule: String,
     },
-    /// A rule of the optimizer has returned an invalid update for a matrix.
+    /// A rule of the optimizer returned an invalid update for a matrix.
     #[error("the update of `{name}`: {reason}")]
     Update {
         /// Name of the parameter.
         name: String,
-        /// The fault in it.
+        /// The fault in the update.
         reason: String,
     },
     /// The optimizer cannot change weights that something else still reads.
@@ -68,10 +68,10 @@ pub enum ShardError {
         /// Name of the parameter group.
         group: String,
     },
-    /// A block that runs again in backward uses a tensor that its gradient would have to reach.
+    /// A block that is recomputed in backward uses a captured tensor that needs a gradient.
     #[error(
-        "block `{group}` uses a tensor that needs a gradient besides its input and its weights: blocks \
-         that run again in backward cannot pass it a gradient; make it part of the input, detach it, \
+        "block `{group}` captures a tensor that needs a gradient, but blocks that run again in backward cannot \
+         pass a gradient to captured tensors; make the tensor part of the input, detach it, \
          or set shard.recompute = \"none\""
     )]
     Captured {
@@ -81,7 +81,7 @@ pub enum ShardError {
     /// There is no gradient to replace.
     #[error(
         "`{name}` has no gradient now: gradients exist from the backward of the last micro-batch to the \
-         optimizer step, and frozen parameters have none"
+         optimizer step, and only for trained parameters"
     )]
     NoGradient {
         /// Name of the parameter.
@@ -98,9 +98,9 @@ pub enum ShardError {
     WrongLength {
         /// Name of the parameter.
         name: String,
-        /// Its shape.
+        /// Shape of the parameter.
         shape: Vec<usize>,
-        /// Number of its elements.
+        /// Number of elements of the parameter.
         expected: usize,
         /// Number of elements passed.
         found: usize,
@@ -110,7 +110,7 @@ pub enum ShardError {
     InitialValues {
         /// Name of the parameter.
         name: String,
-        /// The fault in them.
+        /// The fault in the values.
         reason: String,
     },
     /// A tensor cannot be read.
@@ -124,7 +124,7 @@ pub enum ShardError {
     Gradient {
         /// Name of the parameter.
         name: String,
-        /// The fault in it.
+        /// The fault in the gradient.
         reason: String,
     },
 }

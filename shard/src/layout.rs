@@ -1,5 +1,5 @@
-//! The places of parameters. The layout is the only source of names, shapes and offsets for sharding,
-//! optimizer, clipping, checkpoints and planning.
+//! The positions of parameters in flat buffers. The layout is the only source of names, shapes and offsets for
+//! sharding, optimizer, clipping, checkpoints and planning.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub struct ParameterLayout {
     pub name: String,
     /// Logical shape.
     pub shape: Vec<usize>,
-    /// First element inside the group's flat buffer.
+    /// Index of its first element in the group's flat buffer.
     pub offset: usize,
 }
 
@@ -34,8 +34,8 @@ impl ParameterLayout {
         self.offset..self.offset + self.numel()
     }
 
-    /// Returns the elements of this parameter that lie in `shard`, counted from the start of the shard and
-    /// from the start of the parameter; both are empty if there are none.
+    /// Returns which elements of this parameter lie in `shard`, as a range within the shard and a range within the
+    /// parameter; both are empty if there are none.
     pub fn held_by(&self, shard: &Range<usize>) -> (Range<usize>, Range<usize>) {
         let range = self.range();
         let start = range.start.max(shard.start);
@@ -52,7 +52,7 @@ impl ParameterLayout {
 pub struct ParamGroupLayout {
     /// Name for logs and records, such as `layers.3`.
     pub name: String,
-    /// True if its parameters are trained; a module that mixes both has two groups.
+    /// True if its parameters are trained. A module with both trained and frozen parameters has separate groups.
     pub trainable: bool,
     /// The parameters, in the order of their offsets.
     pub parameters: Vec<ParameterLayout>,
@@ -64,7 +64,7 @@ pub struct ParamGroupLayout {
 }
 
 impl ParamGroupLayout {
-    /// Lays `parameters` (name, shape) out one after the other for `world_size` ranks.
+    /// Lays `parameters` (name, shape) out one after the other, for `world_size` ranks.
     pub fn new(
         name: String,
         trainable: bool,
@@ -106,8 +106,8 @@ impl ParamGroupLayout {
         start..start + shard_numel
     }
 
-    /// Returns the chunk that `rank` of `mesh` writes, so that each chunk is written once: its own chunk in a
-    /// mesh without replicas, else one of those that it holds.
+    /// Returns the chunk that `rank` of `mesh` writes, so that each chunk is written once: in a mesh without replicas
+    /// the rank's only chunk, otherwise one of the chunks that it holds.
     pub fn own_chunk(mesh: &Mesh, rank: usize) -> usize {
         mesh.shard_index(rank) * mesh.replicate_size() + mesh.replicate_index(rank)
     }
@@ -117,7 +117,7 @@ impl ParamGroupLayout {
         index * self.chunk..(index + 1) * self.chunk
     }
 
-    /// Returns the elements of the flat buffer that belong to no parameter: alignment and padding.
+    /// Returns the ranges of the flat buffer that belong to no parameter: alignment and padding.
     pub fn gaps(&self) -> Vec<Range<usize>> {
         let mut gaps = Vec::new();
         let mut end = 0;
@@ -152,9 +152,8 @@ impl Layout {
     }
 }
 
-/// Returns full names and shapes of the float parameters of `module`, in the order of its traversal. A name
-/// is `prefix` plus the path of fields in the module; variants of enums are not part of it. Initialises
-/// nothing.
+/// Returns full names and shapes of the float parameters of `module`, in the order in which burn visits them. A name
+/// is `prefix` plus the path of fields in the module, without the variants of enums. Initialises nothing.
 pub fn parameters_of<M: Module>(module: &M, prefix: &str) -> Vec<(String, Vec<usize>)> {
     let mut found = Parameters { prefix, path: Vec::new(), parameters: Vec::new() };
     module.visit(&mut found);
@@ -167,7 +166,7 @@ struct Parameters<'a> {
     parameters: Vec<(String, Vec<usize>)>,
 }
 
-/// Returns whether the children of a module have names: fields of a struct do, variants of an enum do not.
+/// Returns whether the children of a module have names: the fields of a struct do, the variants of an enum do not.
 fn is_named(container_type: &str) -> bool {
     !container_type.starts_with("Enum:")
 }

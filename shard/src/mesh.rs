@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Distribution of parameters, gradients and optimizer state over ranks. Written in capitals, as in
+/// How parameters, gradients and optimizer state are distributed over ranks. Names are in capitals, as in
 /// `FULL_SHARD`; parsing ignores case and accepts hyphens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, JsonSchema)]
 #[schemars(rename_all = "SCREAMING_SNAKE_CASE")]
@@ -15,7 +15,7 @@ pub enum Strategy {
     /// Shard everything over all ranks; free weights after their forward (ZeRO-3).
     #[default]
     FullShard,
-    /// Shard everything at rest; keep weights gathered from forward to backward (ZeRO-2).
+    /// Shard everything between steps; keep weights gathered from forward to backward (ZeRO-2).
     ShardGradOp,
     /// Replicate everything; all-reduce gradients (DDP).
     NoShard,
@@ -26,7 +26,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// Every strategy, in the order of tables.
+    /// Every strategy, in the order in which tables list them.
     pub const ALL: [Strategy; 5] = [
         Strategy::FullShard,
         Strategy::ShardGradOp,
@@ -35,7 +35,7 @@ impl Strategy {
         Strategy::HybridShardGradOp,
     ];
 
-    /// The names of [`Strategy::ALL`], which lists the strategies in the order of their declaration.
+    /// The names of the strategies, in the order of [`Strategy::ALL`].
     const NAMES: [&str; 5] =
         ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_GRAD_OP"];
 
@@ -44,7 +44,7 @@ impl Strategy {
         matches!(self, Strategy::HybridShard | Strategy::HybridShardGradOp)
     }
 
-    /// Returns the default of whether a block's weights are freed after its forward.
+    /// Returns whether a block's weights are freed after its forward by default.
     pub(crate) fn reshards_after_forward(self) -> bool {
         matches!(self, Strategy::FullShard | Strategy::HybridShard)
     }
@@ -56,7 +56,7 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// The error for a text that is not the name of a strategy.
+/// The error for a string that names no strategy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("use one of {}", Strategy::NAMES.join(", "))]
 pub struct UnknownStrategy;
@@ -101,7 +101,7 @@ pub enum MeshError {
         /// Total number of ranks.
         world_size: usize,
     },
-    /// The groups do not divide the ranks evenly.
+    /// The group size does not divide the number of ranks.
     #[error(
         "shard.shard_size = {shard_size} does not divide the {world_size} ranks: {world_size} / \
          {shard_size} leaves {}; use a divisor of {world_size}",
@@ -126,7 +126,7 @@ pub enum MeshError {
         /// The only size the strategy allows.
         expected: usize,
     },
-    /// Machines cannot be the groups of a hybrid strategy, because they differ in size.
+    /// Machines cannot be the groups of a hybrid strategy, because they have different numbers of ranks.
     #[error(
         "{strategy} takes one group of shards per machine, but the machines have different numbers of \
          ranks ({}): start as many ranks on each, or set shard.shard_size to a divisor of {}",
@@ -139,7 +139,7 @@ pub enum MeshError {
         /// Machine of each rank.
         nodes: Vec<usize>,
     },
-    /// Machines cannot be the groups of a hybrid strategy, because their ranks are mixed.
+    /// Machines cannot be the groups of a hybrid strategy, because the ranks of a machine are not consecutive.
     #[error(
         "{strategy} takes one group of shards per machine, but the ranks of a machine are not consecutive \
          ({}): number the ranks machine by machine, or set shard.shard_size to a divisor of {}",
@@ -154,7 +154,7 @@ pub enum MeshError {
     },
 }
 
-/// Formats machines, such as `machine 0: ranks 0-3; machine 1: ranks 4-5, 7`.
+/// Lists machines and their ranks, such as `machine 0: ranks 0-3; machine 1: ranks 4-5, 7`.
 fn list_machines(nodes: &[usize]) -> String {
     let machines = nodes.iter().max().map_or(0, |last| last + 1);
     let parts: Vec<_> = (0..machines)
@@ -175,8 +175,8 @@ fn list_machines(nodes: &[usize]) -> String {
     parts.join("; ")
 }
 
-/// Ranks as a matrix, `arange(world).view(replicate, shard)`: ranks of one row hold the shards of one copy of
-/// the model, ranks of one column hold the same shard.
+/// Ranks arranged as a matrix, `arange(world).view(replicate, shard)`. The ranks of one row hold the shards of one
+/// copy of the model; the ranks of one column hold the same shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mesh {
     replicate: usize,
@@ -209,13 +209,13 @@ impl Mesh {
         Ok(Mesh { replicate: world_size / shard, shard })
     }
 
-    /// Returns the size of a shard group if every machine is one group, which keeps gathers inside machines:
-    /// the number of ranks per machine. `nodes` has the machine of each rank, as numbered by
+    /// Returns the size of a shard group if every machine is one group, which keeps gathers inside machines: the
+    /// number of ranks per machine. `nodes` contains the machine of each rank, as numbered by
     /// [`Communicator::nodes`](kiln_collectives::Communicator::nodes).
     ///
     /// # Errors
     ///
-    /// If machines differ in size, or their ranks are not consecutive.
+    /// If machines have different numbers of ranks, or the ranks of a machine are not consecutive.
     pub fn shard_size_of_nodes(strategy: Strategy, nodes: &[usize]) -> Result<usize, MeshError> {
         let size = nodes.iter().filter(|node| **node == nodes[0]).count();
         let machines = nodes.iter().max().map_or(0, |last| last + 1);
@@ -243,12 +243,12 @@ impl Mesh {
         self.replicate
     }
 
-    /// Returns the copy of the model that `rank` belongs to.
+    /// Returns the index of the copy of the model that `rank` belongs to.
     pub fn replicate_index(&self, rank: usize) -> usize {
         rank / self.shard
     }
 
-    /// Returns the shard of the model that `rank` holds.
+    /// Returns the index of the shard that `rank` holds.
     pub fn shard_index(&self, rank: usize) -> usize {
         rank % self.shard
     }

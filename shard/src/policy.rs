@@ -1,4 +1,4 @@
-//! The user's decisions about sharding, resolved.
+//! The user's decisions about sharding, with defaults filled in.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use crate::mesh::Strategy;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reshard {
-    /// The strategy's modules, except those whose own options keep weights.
+    /// As the strategy determines, except for modules whose own options keep their weights.
     #[default]
     Default,
-    /// Every module, right after its forward.
+    /// Weights of every module are freed right after its forward.
     Always,
-    /// None: weights stay until their backward.
+    /// Weights of every module stay until its backward.
     Never,
 }
 
-/// The form in which the gradients of a step's micro-batches add up. The two values round differently.
+/// How the gradients of a step's micro-batches are summed. The two variants round differently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Accumulate {
@@ -30,12 +30,12 @@ pub enum Accumulate {
     #[default]
     Sharded,
     /// As whole gradients on every rank, which are reduced once per step (FSDP2's
-    /// `set_requires_gradient_sync(False)`). This sends fewer bytes, and keeps 4 bytes of each parameter on each rank
-    /// from one micro-batch to the next.
+    /// `set_requires_gradient_sync(False)`). This sends fewer bytes, but each rank keeps 4 bytes per parameter from
+    /// one micro-batch to the next.
     Unsharded,
 }
 
-/// The value that a configuration gives.
+/// Formats the value as in a configuration.
 impl fmt::Display for Accumulate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -46,7 +46,7 @@ impl fmt::Display for Accumulate {
 }
 
 impl Accumulate {
-    /// Returns the default under `strategy`: sharded, except for `NO_SHARD`, whose shards are whole.
+    /// Returns the default for `strategy`: `Sharded`, except for `NO_SHARD`, where a shard is the whole gradient anyway.
     pub fn from_strategy(strategy: Strategy) -> Self {
         match strategy {
             Strategy::NoShard => Accumulate::Unsharded,
@@ -55,18 +55,18 @@ impl Accumulate {
     }
 }
 
-/// The activations that backward recomputes instead of forward keeping them.
+/// Which activations are recomputed in backward instead of being saved in forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
-    /// Nothing: activations are kept.
+    /// Nothing: all activations are saved.
     #[default]
     None,
-    /// A block keeps its input only and runs again in backward (Chen et al., 2016).
+    /// A block saves only its input and runs again in backward (Chen et al., 2016).
     Block,
 }
 
-/// The value that a configuration gives.
+/// Formats the value as in a configuration.
 impl fmt::Display for Recompute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -85,7 +85,7 @@ pub struct Policy {
     pub reshard: Reshard,
     /// The parts of a model that are computed again in backward.
     pub recompute: Recompute,
-    /// The form in which gradients of micro-batches add up.
+    /// How the gradients of micro-batches are summed.
     pub accumulate: Accumulate,
     /// Dtype of gathered weights and of computation. Masters and the optimizer's slots are always f32.
     pub compute_dtype: DType,
@@ -98,9 +98,9 @@ pub struct Policy {
     pub offload: bool,
     /// Maximum time to wait for the other ranks in one collective.
     pub timeout: Duration,
-    /// `true` if a single rank calls its communicator to gather and reduce, as one of many would, if the
-    /// strategy shards. A single rank has nothing to gather, so this only costs time. It is for profiling, and
-    /// for tests of the order of gathers, reductions and computation. No effect on several ranks.
+    /// `true` if a single rank calls its communicator to gather and reduce, as one of several ranks would, if the
+    /// strategy shards. A single rank has nothing to gather, so this only costs time. It is for profiling, and for
+    /// tests of the order of gathers, reductions and computation. No effect with several ranks.
     pub communicate_alone: bool,
 }
 
@@ -121,13 +121,13 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Returns `true` if `world_size` is one and that rank communicates nevertheless.
+    /// Returns `true` if `world_size` is one and the single rank uses collectives nevertheless.
     pub fn shards_alone(&self, world_size: usize) -> bool {
         self.communicate_alone && world_size == 1 && self.strategy != Strategy::NoShard
     }
 
-    /// Returns true if a backward reduces gradients: that of the `last` micro-batch of a step, or every one. A rank
-    /// that does not `communicate` adds the gradients of all micro-batches in place.
+    /// Returns true if a backward reduces gradients: every backward, or only the one of the `last` micro-batch of a
+    /// step. A rank that does not `communicate` adds the gradients of all micro-batches in place.
     pub fn reduces(&self, last: bool, communicates: bool) -> bool {
         last || (communicates && self.accumulate == Accumulate::Sharded)
     }
@@ -142,12 +142,12 @@ impl Policy {
         }
     }
 
-    /// Returns `true` if a rank keeps its shard in the compute dtype from step to step, in addition to the f32
-    /// masters. This happens on a GPU in two cases. First, if masters are offloaded. Second, if the rank
-    /// `holds_copy`, that is, gathers from no other rank, and the whole weights stay from forward to backward:
-    /// then the shard in the compute dtype is the whole weights. Otherwise masters are cast for every gather,
-    /// and the result of the cast is freed with it: an additional shard would take 2 bytes for each of its
-    /// elements. `by_default` as in [`reshards_after_forward`](Policy::reshards_after_forward).
+    /// Returns `true` if a rank keeps its shard in the compute dtype from step to step, in addition to the f32 master
+    /// weights. This happens on a GPU in two cases: if master weights are offloaded, or if the rank `holds_copy`
+    /// (gathers from no other rank) and the whole weights stay from forward to backward, so that the shard in the
+    /// compute dtype serves as the whole weights. Otherwise, master weights are cast for every gather and the result
+    /// is freed afterwards, because keeping it would take 2 bytes per element. `by_default` is as in
+    /// [`reshards_after_forward`](Policy::reshards_after_forward).
     pub fn keeps_compute_shard(&self, on_host: bool, holds_copy: bool, by_default: bool) -> bool {
         let stays = self.compute_dtype != DType::F32 && !self.reshards_after_forward(by_default);
         !on_host && (self.offload || (holds_copy && stays))

@@ -1,7 +1,7 @@
-//! Ranks as threads of one process, or one rank as a process, each with its own compute pool.
+//! Runs ranks as threads of one process, or one rank as a process, each with its own compute pool.
 //!
-//! Gathers, matrix products and other ranks must not compete for one pool, so every rank computes in a
-//! separate pool, and the memory of its communication thread and pool is counted for the rank.
+//! Gathers, matrix products and other ranks must not compete for one pool, so every rank computes in a separate pool.
+//! The memory allocated by its communication thread and its pool is counted for the rank.
 
 use std::any::Any;
 use std::error::Error;
@@ -18,7 +18,8 @@ use crate::sync::lock;
 
 /// An error of one rank.
 pub trait RankError: std::fmt::Display + Send {
-    /// Returns whether it only reports that another rank failed. Such errors are not reported as the cause.
+    /// Returns whether the error is only a consequence of another rank's failure. Such errors are not reported as the
+    /// cause.
     fn is_consequence(&self) -> bool;
 }
 
@@ -28,7 +29,7 @@ impl RankError for ShardError {
     }
 }
 
-/// Supports loops with errors of several libraries.
+/// For training loops that combine the errors of several libraries.
 impl RankError for Box<dyn Error + Send + Sync> {
     fn is_consequence(&self) -> bool {
         self.downcast_ref().is_some_and(|error: &ShardError| error.is_consequence())
@@ -38,12 +39,12 @@ impl RankError for Box<dyn Error + Send + Sync> {
 /// The reason why a run of several ranks failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RanksError<E> {
-    /// A rank returned an error; the earliest error that no other rank caused is kept.
+    /// A rank returned an error. Of several errors, the earliest one that no other rank caused is kept.
     #[error("rank {rank}: {error}")]
     Failed {
         /// The rank that failed first.
         rank: usize,
-        /// Its error.
+        /// The rank's error.
         error: E,
     },
     /// A rank panicked first.
@@ -69,7 +70,7 @@ impl<E: RankError> RanksError<E> {
         matches!(self, RanksError::Failed { error, .. } if error.is_consequence())
     }
 
-    /// Returns the message to the other ranks, which know the rank's number.
+    /// Returns the message to the other ranks, which already know the number of the failed rank.
     fn message(&self) -> String {
         match self {
             RanksError::Failed { error, .. } => error.to_string(),
@@ -139,9 +140,9 @@ where
     E: RankError,
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
-    // In the order in which they happened.
+    // Failures, in the order in which they happened.
     let failures: Mutex<Vec<RanksError<E>>> = Mutex::default();
-    // The other ranks are informed afterwards, so that their failures come later.
+    // The other ranks are informed afterwards, so that their failures are recorded later.
     let fail = |failure: RanksError<E>, communicator: &dyn Communicator| {
         let message = failure.message();
         lock(&failures).push(failure);

@@ -15,8 +15,8 @@ use crate::tape::{BlockOutput, Body, Run, WeightRef, at_input, at_output, gather
 /// Sharding options of a module.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardOptions {
-    /// True if the strategy may free the weights between forward and backward. `false` for the last module,
-    /// which backward needs at once, and for a module that forward uses twice.
+    /// True if the strategy may free the weights between forward and backward. `false` for the last module, which
+    /// backward needs immediately, and for a module that forward uses twice.
     pub reshard_after_forward: bool,
     /// True if backward reads the weights' values (an embedding's backward does not).
     pub unshard_in_backward: bool,
@@ -42,7 +42,7 @@ impl<M> Clone for ShardedModule<M> {
 struct Inner<M> {
     /// The module with empty tensors instead of its parameters.
     template: M,
-    /// The place of each float parameter, in the order in which a [`ModuleMapper`] visits them.
+    /// The group and index of each float parameter, in the order in which a [`ModuleMapper`] visits them.
     places: Vec<ParameterPlace>,
     /// One group for the trainable and one for the frozen parameters, if there are any.
     groups: ParamGroups,
@@ -58,15 +58,15 @@ pub(crate) struct ParameterPlace {
     pub(crate) parameter: usize,
 }
 
-/// Ties the reading of weights to a place on burn's tape: backward runs by depth, and a weight that is read
-/// with this token has its gradient when backward reaches the token. Its values are never read.
+/// Determines where on burn's tape weights are read. Backward runs by depth, so a weight that was read with this
+/// token has its gradient when backward reaches the token. The token's values are never read.
 pub struct OrderToken {
     trainable: Tensor<1>,
-    /// Frozen weights depend on a constant, so that their gradient is not computed.
+    /// The token for frozen weights: a constant, so that their gradient is not computed.
     frozen: Tensor<1>,
     direction: Direction,
-    /// The position of the module whose input this token is a child of, if backward leaves that module there;
-    /// see [`ShardedModule::enter`].
+    /// The position of the module that backward leaves at this token's parent, the module's input, if it leaves
+    /// there; see [`ShardedModule::enter`].
     entered: Option<usize>,
 }
 
@@ -93,7 +93,7 @@ impl OrderToken {
         }
     }
 
-    /// Creates a token below this one, at which backward leaves `groups`.
+    /// Creates a child of this token, at which backward leaves `groups`.
     fn leaving(&self, groups: &[Arc<ParamGroup>]) -> Self {
         OrderToken {
             trainable: order_token(&self.trainable, groups.to_vec()),
@@ -112,23 +112,23 @@ impl OrderToken {
     }
 }
 
-/// A module with its weights in memory; dereferences to the module. Dropping it frees the weights, unless the
-/// policy keeps them for backward.
+/// A module with its weights in memory; dereferences to the module. Dropping it frees the weights, unless the policy
+/// keeps them for backward.
 pub struct Unsharded<M> {
     module: Option<M>,
     groups: ParamGroups,
     after: After,
 }
 
-/// The handling of weights when the module that reads them is dropped.
+/// The handling of the weights when the module that reads them is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
-    /// In forward, as determined by the policy.
+    /// In forward, the policy decides whether to free them.
     Forward {
-        /// True if burn's tape may hold them until backward.
+        /// True if burn's tape may hold the weights until backward.
         tape: bool,
     },
-    /// In backward, which frees them when it leaves the module.
+    /// In backward, they stay until backward leaves the module.
     Backward,
 }
 
@@ -163,9 +163,9 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         ShardedModule { inner: Arc::new(Inner { template, places, groups, context }) }
     }
 
-    /// Returns `x`, and the token with which this module reads its weights. Backward leaves the module when
-    /// it reaches `x`: on every rank at the same place among its collectives, no matter which parameters the
-    /// batch has reached.
+    /// Returns `x`, and the token with which this module reads its weights. Backward leaves the module when it
+    /// reaches `x`. So every rank leaves it at the same point in its sequence of collectives, regardless of which
+    /// parameters its batch has used.
     pub fn enter<const D: usize>(&self, x: Tensor<D>) -> (Tensor<D>, OrderToken) {
         let (groups, entered) = (self.inner.groups.clone(), self.position());
         if !x.is_tracked() {
@@ -178,10 +178,9 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         (x, token)
     }
 
-    /// Returns the module with its weights in memory. If `token` is on the tape, so are the weights. With a
-    /// token of [`ShardedModule::enter`], backward leaves the module at its input. With other tokens, it
-    /// leaves the module when it has the gradients of the weights that the batch has reached or, on a rank
-    /// where the batch has reached none, at the end of backward.
+    /// Returns the module with its weights in memory. If `token` is on the tape, so are the weights. With a token of
+    /// [`ShardedModule::enter`], backward leaves the module at its input. With other tokens, backward leaves it once
+    /// the weights that the batch has used have their gradients or, on a rank whose batch has used none, at the end.
     pub fn unshard(&self, token: &OrderToken) -> Unsharded<M> {
         let after = After::Forward { tape: token.is_tracked() };
         if !token.is_tracked() {
@@ -195,19 +194,19 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         }
     }
 
-    /// Computes `run(module, x)` with the weights in memory, and again in backward if the policy recomputes
-    /// blocks. It maps `x` `[batch, seq, d_model]` to the same shape, and to a loss `[1]` that the module
-    /// adds. `run` must depend only on its arguments and its captures. Tensors that leave it in any other way
-    /// are not differentiated if blocks are recomputed.
+    /// Computes `run(module, x)` with the weights in memory, and again in backward if the policy recomputes blocks.
+    /// `run` maps `x` `[batch, seq, d_model]` to the same shape, and to a loss `[1]` that the module adds. It must
+    /// depend only on its arguments and captures. If blocks are recomputed, tensors that leave `run` in any other way
+    /// are not differentiated.
     ///
-    /// In that case, captured tensors must not need a gradient: backward would not reach them. Otherwise
-    /// [`Engine::check`](crate::Engine::check) returns [`ShardError::Captured`].
+    /// Captured tensors must not need a gradient if blocks are recomputed, because backward would not reach them:
+    /// [`Engine::check`](crate::Engine::check) then returns [`ShardError::Captured`].
     pub fn run(
         &self,
         x: Tensor<3>,
         run: impl Fn(&M, Tensor<3>) -> BlockOutput + Send + Sync + 'static,
     ) -> BlockOutput {
-        // A frozen module before all trained ones has no backward.
+        // A frozen module before all trained modules has no backward.
         let goes_on = x.is_tracked();
         let is_trained =
             x.device().is_autodiff() && self.inner.groups.iter().any(|group| group.layout.trainable);
@@ -231,7 +230,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         token: &OrderToken,
         run: impl Fn(&M, Tensor<3>) -> BlockOutput + Send + Sync + 'static,
     ) -> BlockOutput {
-        // Records the use here, in the forward pass, for the second run.
+        // The use is opened here, in the forward pass; the second run continues it.
         self.open_use();
         let sharded = self.clone();
         let body = Body::new(move |x, pass| {
@@ -255,7 +254,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         recompute(x, token.trainable.clone(), body)
     }
 
-    /// Returns the position of its first group in the forward order.
+    /// Returns the position of the module's first group in the order of the forward pass.
     fn position(&self) -> Option<usize> {
         self.inner.groups.first().map(|group| group.options.position)
     }

@@ -1,20 +1,20 @@
 //! Compute threads that stay awake between the kernels of a pass.
 //!
-//! A step on a CPU is thousands of short parallel loops with a little serial work between them. A thread of a
-//! rayon pool goes to sleep after about ten microseconds without work, and waking it takes longer than many
-//! of these gaps. So the other threads of a rank's pool watch for work as long as parameter groups are used
-//! one after the other, as OpenMP's threads do; soon after the last use they sleep as usual.
+//! A step on a CPU is thousands of short parallel loops with a little serial work between them. A thread of a rayon
+//! pool goes to sleep after about ten microseconds without work, and waking it takes longer than many of these gaps.
+//! So the other threads of a rank's pool poll for work while parameter groups are being used, as OpenMP's threads do;
+//! soon after the last use, they sleep as usual.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time that a thread watches for work before it sleeps.
+/// Time for which a thread polls for work before it sleeps.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// Pauses between two polls: less than a microsecond, and considerate of a sibling thread on the same core.
+/// Number of pause instructions between two polls: less than a microsecond, and leaves the core to a sibling thread.
 const PAUSES: usize = 16;
 
-/// The watching threads of one rank's pool.
+/// The polling threads of one rank's pool.
 #[derive(Default)]
 pub(crate) struct SpinWait {
     watching: Arc<[Watch]>,
@@ -30,8 +30,8 @@ impl SpinWait {
         SpinWait { watching: (0..threads).map(|_| Watch::default()).collect() }
     }
 
-    /// Makes the other threads of the pool watch for work, unless they already do. Must be called by the
-    /// thread that submits the work, between two parallel loops.
+    /// Makes the other threads of the pool poll for work, unless they already do. Must be called by the thread that
+    /// submits the work, between two parallel loops.
     pub(crate) fn keep(&self) {
         let Some(caller) = rayon::current_thread_index() else { return };
         let watches = |(thread, watch): (usize, &Watch)| thread == caller || watch.is_on();
@@ -51,7 +51,7 @@ impl Watch {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Runs available work, until there has been none for some time.
+    /// Runs available work, until there has been none for [`PATIENCE`].
     fn run(&self) {
         if self.0.swap(true, Ordering::Relaxed) {
             return;
@@ -87,7 +87,7 @@ mod tests {
             for _ in 0..2 {
                 spin_wait.keep();
                 spin_wait.keep();
-                // Watching threads do both: this thread waits here and does nothing.
+                // Polling threads run both: this thread only waits here.
                 let (done, results) = mpsc::channel();
                 for i in 0..2 {
                     let done = done.clone();
@@ -96,7 +96,7 @@ mod tests {
                 let mut seen: Vec<i32> = results.iter().take(2).collect();
                 seen.sort_unstable();
                 assert_eq!(seen, [0, 1]);
-                // No sleep for ordering: they stop by themselves, however long it takes.
+                // Needs no fixed sleep, because the threads stop by themselves, however long it takes.
                 wait_until("the end of the watch", || !spin_wait.watching.iter().any(Watch::is_on));
             }
         });

@@ -9,21 +9,21 @@ use super::{ModelConfigError, at_least_one, at_most, in_range};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BalanceOver {
-    /// Each layer separately: the loss is the mean over the layers (Fedus et al., 2021).
+    /// Each layer separately; the losses are then averaged (Fedus et al., 2021).
     #[default]
     EachLayer,
-    /// All layers together, as if their tokens were those of one layer: expert 3 of one layer may make up for expert 3
-    /// of another one. transformers computes the loss of Qwen3-MoE and Mixtral in this way
+    /// All layers together, as if all their tokens were routed by one layer: an imbalance of expert 3 in one layer
+    /// may offset that of expert 3 in another. transformers computes the loss of Qwen3-MoE and Mixtral this way
     /// (`load_balancing_loss_func`).
     AllLayers,
 }
 
-/// `[model.moe]`: the shape of the feed-forward layer [`MOE`](super::MOE), and the settings of its router.
-/// Defaults are those of Qwen3-MoE's models; sizes have none and are required.
+/// `[model.moe]`: the shape of the feed-forward layer [`MOE`](super::MOE), and the options of its router. Defaults
+/// are those of Qwen3-MoE's models; a missing size is 0, which is invalid.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoeConfig {
-    /// Number of experts of a layer.
+    /// Number of experts per layer.
     pub experts: usize,
     /// Number of experts that process each token: those that the router finds most probable.
     pub experts_per_token: usize,
@@ -37,15 +37,15 @@ pub struct MoeConfig {
     pub norm_topk_prob: bool,
     /// Weight of the loss that balances the experts; 0 for none. See [`Moe`](crate::layers::Moe).
     pub router_aux_loss_coef: f64,
-    /// The layers over which that loss balances the experts. Default: the setting of the weights that a run starts
-    /// from, else each layer separately.
+    /// The layers over which that loss balances the experts. By default, the setting of the weights that a run starts
+    /// from, or else each layer separately.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_aux_loss_over: Option<BalanceOver>,
-    /// True if experts have a bias that balances them without a loss (Wang et al., 2024; DeepSeek-V3). See
+    /// If true, experts have a bias that balances them without a loss (Wang et al., 2024; DeepSeek-V3). See
     /// [`Moe`](crate::layers::Moe).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub expert_bias: bool,
-    /// Blocks whose feed-forward layer is a dense SwiGLU of width `d_ff`, counted from 0.
+    /// Blocks, counted from 0, whose feed-forward layer is a dense SwiGLU of width `d_ff`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub dense_layers: Vec<usize>,
 }
@@ -72,12 +72,12 @@ impl MoeConfig {
         !self.dense_layers.contains(&index)
     }
 
-    /// Returns how many of `layers` blocks have experts.
+    /// Returns the number of blocks with experts among the first `layers` blocks.
     pub fn layers_with_experts(&self, layers: usize) -> usize {
         (0..layers).filter(|index| self.has_experts(*index)).count()
     }
 
-    /// Checks that a model of `layers` blocks can have these experts.
+    /// Checks that these experts are valid in a model of `layers` blocks.
     pub(super) fn validate(&self, layers: usize) -> Result<(), ModelConfigError> {
         let sizes = [
             ("moe.experts", self.experts, MAX_EXPERTS),

@@ -14,8 +14,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use super::{Context, Layer};
 use crate::meta::{MetaTape, MetaTensor};
 
-/// A layer of any type, behind one pointer. As a module it is transparent: it adds nothing to the names
-/// of parameters.
+/// A layer of any type, behind one pointer. Names of parameters are those of the layer inside.
 pub struct AnyLayer(Box<dyn Object>);
 
 impl AnyLayer {
@@ -177,20 +176,20 @@ trait AnyVisitor {
     fn exit(&mut self, name: &str, container: &str);
 }
 
-/// [`ModuleMapper`] as a trait object; the result of `map` has the type of `param`.
+/// [`ModuleMapper`] as a trait object. `map` returns a value of the type of `param`.
 trait AnyMapper {
     fn map(&mut self, param: Box<dyn Any>) -> Box<dyn Any>;
     fn enter(&mut self, name: &str, container: &str);
     fn exit(&mut self, name: &str, container: &str);
 }
 
-/// A visitor or mapper that accepts parameters of any type, for a module that knows their types.
+/// Passes parameters to a visitor or mapper that accepts any type, from a module that knows their types.
 struct ToAny<'a, T: ?Sized>(&'a mut T);
 
-/// A visitor or mapper that needs the types of parameters, for a module that does not know them.
+/// Passes parameters to a visitor or mapper that needs their types, from a module that does not know them.
 struct FromAny<'a, T>(&'a mut T);
 
-/// Runs `$body` for each number of dimensions that burn's tensors have.
+/// Expands `$body` for each number of dimensions that burn's tensors can have.
 macro_rules! for_each_rank {
     ($rank:ident => $body:expr) => {
         for_each_rank!($rank => $body; 1 2 3 4 5 6 7 8)
@@ -253,7 +252,7 @@ impl<V: ModuleVisitor> AnyVisitor for FromAny<'_, V> {
     }
 }
 
-/// Returns `param` after [`AnyMapper::map`].
+/// Applies [`AnyMapper::map`] to `param`.
 fn mapped<P: 'static>(mapper: &mut dyn AnyMapper, param: P) -> P {
     match mapper.map(Box::new(param)).downcast() {
         Ok(param) => *param,
@@ -307,7 +306,7 @@ impl<M: ModuleMapper> AnyMapper for FromAny<'_, M> {
     }
 }
 
-/// Returns `map` of `param` if it is a `P`, else `param`.
+/// Applies `map` to `param` if it is a `P`; otherwise returns `param` unchanged.
 fn typed<P: 'static>(param: Box<dyn Any>, map: impl FnOnce(P) -> P) -> Box<dyn Any> {
     match param.downcast::<P>() {
         Ok(param) => Box::new(map(*param)),

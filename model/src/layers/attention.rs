@@ -9,8 +9,8 @@ use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::{self, RotaryFrequencies};
 
 /// Causal self-attention, over the whole sequence or in a window: see
-/// [`ModelConfig::window_of`](crate::ModelConfig::window_of). Shapes: B batch, T sequence, H query heads, K
-/// key and value heads, D width of a head.
+/// [`ModelConfig::window_of`](crate::ModelConfig::window_of). In shapes, H is the number of query heads, K the number
+/// of key and value heads, and D the width of a head.
 #[derive(Module, Debug)]
 pub struct Attention {
     /// `[d_model, H * D]`.
@@ -31,7 +31,7 @@ pub struct Attention {
     kv_heads: usize,
     #[module(skip)]
     head_dim: usize,
-    /// Maximum number of positions that a position attends to: itself and those right before it.
+    /// Maximum number of positions that a position attends to: the position and those right before it.
     #[module(skip)]
     window: Option<usize>,
     #[module(skip)]
@@ -39,7 +39,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Creates attention of the given shape.
+    /// Creates an attention layer of the given shape.
     pub fn new(init: LayerInit) -> Self {
         let LayerInit { model: config, index, key, device } = init;
         let (d, head_dim) = (config.d_model, config.head_dim());
@@ -69,7 +69,7 @@ impl Attention {
         }
     }
 
-    /// Splits a projection `[batch, seq, heads * D]` into heads, normalised if there is a norm: `[batch, seq,
+    /// Splits a projection `[batch, seq, heads * D]` into heads, and applies `norm` if there is one: `[batch, seq,
     /// heads, D]`.
     fn split(&self, x: Tensor<3>, heads: usize, norm: Option<&RmsNorm>) -> Tensor<4> {
         let [batch, seq, _] = x.dims();
@@ -102,8 +102,9 @@ impl Layer for Attention {
         self.o_proj.forward(out_bthd.reshape([batch, seq, self.heads * self.head_dim]))
     }
 
-    /// Adds 12 for each value of a query and each position (Chowdhery et al., 2022), without subtracting the
-    /// causal half, as is usual for MFU. With a window, the number of positions is that of the window.
+    /// Adds 12 per element of the queries and per position that a query attends to (Chowdhery et al., 2022), without
+    /// subtracting the causal half, as is usual for MFU. With a window, the number of positions is the length of the
+    /// window.
     fn flops_per_token(&self, seq_len: usize) -> f64 {
         let positions = self.window.map_or(seq_len, |window| window.min(seq_len));
         6.0 * self.active_parameters() as f64 + 12.0 * (self.heads * self.head_dim * positions) as f64

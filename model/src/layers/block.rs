@@ -21,7 +21,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Creates a block of these two layers.
+    /// Creates a block from these two layers.
     pub fn new(init: LayerInit, attention: AnyLayer, ffn: AnyLayer) -> Self {
         let norm = || RmsNorm::new(init.model.d_model, init.model.norm_eps, init.device);
         Block { attention_norm: norm(), attention, ffn_norm: norm(), ffn }

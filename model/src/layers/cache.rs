@@ -1,16 +1,16 @@
-//! The key-value cache, for text that grows token by token.
+//! The key-value cache, for generating one token at a time.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Tensor;
 
-/// Keys and values of every layer, so that a new token takes the work of one row instead of the whole
-/// sequence. Clones share their contents.
+/// Keys and values of every layer, so that a new token needs the work of one position instead of the whole sequence.
+/// Clones share their contents.
 ///
-/// A cache belongs to one sequence, or to one batch of sequences of equal length, and to one pass at a time.
-/// The first write of a layer allocates memory for all positions: `2 · batch · capacity · kv_heads ·
-/// head_dim` values, and in a layer with a window `2 · batch · window · kv_heads · head_dim`.
+/// A cache belongs to one sequence, or to one batch of sequences of equal length, and to one pass at a time. The
+/// first write of a layer allocates memory for all positions: `2 · batch · capacity · kv_heads · head_dim` values,
+/// and in a layer with a window `2 · batch · window · kv_heads · head_dim`.
 #[derive(Clone, Debug)]
 pub struct KeyValueCache {
     capacity: usize,
@@ -19,19 +19,19 @@ pub struct KeyValueCache {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Number of positions that all layers have written. Updated at the end of a pass, so that a block may
-    /// run twice.
+    /// Number of positions that all layers have written. Updated at the end of a pass, so that a block may run twice
+    /// in a pass.
     filled: usize,
-    /// Contents of each layer that has written.
+    /// Keys and values of each layer that has written.
     layers: Vec<Option<Held>>,
 }
 
-/// The keys and values of a layer, `[batch, rows, kv_heads, head_dim]`. Position `p` is in row `p % rows`.
-/// There is a row for every position, or for each position of the window.
+/// The keys and values of a layer, `[batch, rows, kv_heads, head_dim]`. Position `p` is in row `p % rows`. There is
+/// one row per position of the cache or, in a layer with a window, per position of the window.
 #[derive(Debug)]
 struct Held {
     rows: [Tensor<4>; 2],
-    /// Replaces `rows` at the end of a pass that still needs them.
+    /// Replaces `rows` at the end of a pass that still needs the old contents.
     next: Option<[Tensor<4>; 2]>,
 }
 
@@ -44,7 +44,7 @@ struct Held {
 pub struct CacheFull {
     /// Positions in the cache.
     pub filled: usize,
-    /// Positions of the pass that does not fit.
+    /// Number of positions that the pass would add.
     pub new: usize,
     /// The largest number of positions.
     pub capacity: usize,
@@ -71,12 +71,12 @@ impl KeyValueCache {
         self.len() == 0
     }
 
-    /// Removes all positions. The memory is kept for the next ones.
+    /// Removes all positions, but keeps the memory for later ones.
     pub fn clear(&self) {
         self.state().filled = 0;
     }
 
-    /// Returns the bytes of the keys and values of all layers.
+    /// Returns the size in bytes of the keys and values of all layers.
     pub fn num_bytes(&self) -> usize {
         let bytes = |tensor: &Tensor<4>| tensor.shape().num_elements() * tensor.dtype().size();
         let state = self.state();
@@ -91,7 +91,7 @@ impl KeyValueCache {
         if new <= capacity - filled { Ok(()) } else { Err(CacheFull { filled, new, capacity }) }
     }
 
-    /// Adds the positions of a pass in which every layer has written.
+    /// Adds `positions` to the number of filled positions, at the end of a pass in which every layer has written.
     pub(crate) fn advance(&self, positions: usize) {
         let mut state = self.state();
         state.filled += positions;
@@ -121,27 +121,27 @@ impl LayerCache {
         self.cache.len()
     }
 
-    /// Writes `keys` and `values` `[batch, seq, kv_heads, head_dim]` after the rows in the cache. Returns all
-    /// keys and values of the layer, `[batch, capacity, kv_heads, head_dim]` each, of which the first
+    /// Writes `keys` and `values` `[batch, seq, kv_heads, head_dim]` after the rows in the cache. Returns all keys
+    /// and values of the layer, `[batch, capacity, kv_heads, head_dim]` each, of which the first
     /// [`position`](Self::position)` + seq` rows are filled.
     ///
-    /// Writes in place if the tensors that were returned before have been dropped, and into a copy otherwise.
+    /// Writes in place if the tensors returned by earlier calls have been dropped, and into a copy otherwise.
     ///
     /// # Panics
     ///
-    /// If the cache has no room, which [`decoder::next_logits`](crate::decoder::next_logits) checks, or if
-    /// its rows have another shape.
+    /// If the cache has no room, which [`decoder::next_logits`](crate::decoder::next_logits) checks, or if its rows
+    /// have a different shape.
     pub fn append(&self, keys: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
         let (keys, values, _) = self.append_in_window(keys, values, None);
         (keys, values)
     }
 
-    /// Like [`append`](Self::append), for a layer in which a position attends to at most `window` positions:
-    /// the layer keeps the last `window` rows, and drops earlier ones. Returns keys and values `[batch, rows,
-    /// kv_heads, head_dim]`, and the number of their first rows that are filled. The last `seq` of the filled
-    /// rows are the new ones, in order, preceded by the rows that they attend to, as
-    /// [`ops::cached_attention`](crate::ops::cached_attention) requires. A single new row attends to all
-    /// filled rows, whose order does not matter.
+    /// Like [`append`](Self::append), for a layer in which a position attends to at most `window` positions: the
+    /// cache keeps the last `window` rows, and drops earlier ones. Returns keys and values `[batch, rows, kv_heads,
+    /// head_dim]`, and the number of filled rows, which are the first ones. The last `seq` of the filled rows are the
+    /// new ones, in order, preceded by the rows that they attend to, as
+    /// [`ops::cached_attention`](crate::ops::cached_attention) requires. A single new row attends to all filled rows,
+    /// whose order does not matter.
     ///
     /// # Panics
     ///
@@ -191,7 +191,7 @@ impl LayerCache {
     }
 }
 
-/// Applies `f` to the keys and to the values.
+/// Applies `f` to the two tensors of keys, and to the two tensors of values.
 fn zip(
     a: [Tensor<4>; 2],
     b: [Tensor<4>; 2],
@@ -201,8 +201,8 @@ fn zip(
     [f(a_keys, b_keys), f(a_values, b_values)]
 }
 
-/// Writes `new`, whose first row is position `start`, to `held`, where position `p` is in row `p % rows`. If
-/// there are more rows than fit, only the last ones are kept.
+/// Writes `new` to `held`, beginning at position `start`; position `p` is in row `p % rows`. If `new` has more rows
+/// than fit, only the last ones are kept.
 fn write(held: Tensor<4>, new: Tensor<4>, start: usize) -> Tensor<4> {
     let ([batch, rows, kv_heads, head_dim], [_, seq, ..]) = (held.dims(), new.dims());
     let kept = seq.min(rows);
@@ -215,14 +215,14 @@ fn write(held: Tensor<4>, new: Tensor<4>, start: usize) -> Tensor<4> {
     })
 }
 
-/// Returns the rows of `positions` in `held`, where position `p` is in row `p % rows`.
+/// Returns the rows of `held` that contain `positions`; position `p` is in row `p % rows`.
 fn read(held: &Tensor<4>, positions: Range<usize>) -> Vec<Tensor<4>> {
     let [_, rows, ..] = held.dims();
     let pieces = pieces(positions, rows).into_iter();
     pieces.map(|piece| held.clone().narrow(1, piece.start, piece.len())).collect()
 }
 
-/// Returns the ranges of rows that contain `positions`, at most `rows` of them, in order.
+/// Returns the ranges of rows that contain `positions`, in order. There must be at most `rows` positions.
 fn pieces(positions: Range<usize>, rows: usize) -> Vec<Range<usize>> {
     let first = positions.start % rows;
     let before_end = positions.len().min(rows - first);

@@ -52,9 +52,9 @@ impl fmt::Debug for TokenLoss {
 pub struct Head {
     /// Final norm.
     pub norm: RmsNorm,
-    /// `[d_model, vocab_size]`; `None` when the embedding is reused.
+    /// `[d_model, vocab_size]`; `None` if the head reuses the embedding.
     pub lm_head: Option<Linear>,
-    /// Bound of the logits; see [`LogitOptions::softcap`].
+    /// Bound on the logits; see [`LogitOptions::softcap`].
     #[module(skip)]
     pub logit_softcap: Option<f64>,
 }
@@ -71,9 +71,9 @@ impl Head {
         }
     }
 
-    /// Returns `scale * sum(-log p(target))` over all rows, and a z-loss of weight `z_loss`, without ever
-    /// holding all logits. `x`: `[batch, seq, d_model]`, `targets`: `[batch, seq]`; `tied` is the embedding
-    /// if the head has no matrix.
+    /// Returns `scale * sum(-log p(target))` over all rows, plus a z-loss of weight `z_loss`, without ever storing
+    /// all logits. `x` is `[batch, seq, d_model]`, `targets` `[batch, seq]`; `tied` is the embedding, if the head
+    /// reuses it.
     pub fn loss(
         &self,
         x: Tensor<3>,
@@ -135,8 +135,8 @@ impl Head {
         tape.rms_norm(&x)
     }
 
-    /// Mirrors the memory of [`Head::loss`] once its `hidden` exists, or of [`Head::token_loss`] if
-    /// `token_loss` is true; like [`Layer::meta_forward`](super::Layer::meta_forward).
+    /// Mirrors the memory of [`Head::loss`], or of [`Head::token_loss`] if `token_loss` is true, from the normalised
+    /// `hidden` on; like [`Layer::meta_forward`](super::Layer::meta_forward).
     pub fn meta_loss(
         &self,
         hidden: MetaTensor,

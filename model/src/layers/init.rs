@@ -13,7 +13,7 @@ pub struct LayerInit<'a> {
     pub model: &'a ModelConfig,
     /// Index of the block that contains the layer.
     pub index: usize,
-    /// Names the initial weights of the layer. Fork it for each parameter.
+    /// Key of the layer's initial weights. Fork it for each parameter.
     pub key: Key,
     /// Device of the weights.
     pub device: &'a Device,
@@ -25,17 +25,17 @@ impl<'a> LayerInit<'a> {
         LayerInit { model, index, key: key.fork("layers").fork_index(index as u64), device }
     }
 
-    /// Returns the inputs for a layer inside, whose initial weights are named by `place`.
+    /// Returns the inputs for a nested layer, with the key forked by `place`.
     pub fn fork(self, place: &str) -> Self {
         LayerInit { key: self.key.fork(place), ..self }
     }
 
-    /// Deserializes the keys of `[model.extra]`, the settings of custom layers. With `deny_unknown_fields` on
-    /// `T`, a key without a field is an error.
+    /// Deserializes the keys of `[model.extra]`, the settings of custom layers. If `T` has `deny_unknown_fields`, a
+    /// key without a field is an error.
     ///
     /// # Errors
     ///
-    /// [`LayerError::Extra`] if they do not match `T`.
+    /// [`LayerError::Extra`] if the keys do not match `T`.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, LayerError> {
         let extra = serde_json::Value::Object(self.model.extra.clone());
         serde_json::from_value(extra).map_err(|error| LayerError::Extra { reason: error.to_string() })
@@ -47,14 +47,14 @@ impl<'a> LayerInit<'a> {
 pub enum LayerError {
     /// The configuration, or a checkpoint, names a layer that this program does not have.
     #[error(
-        "model.{key} = \"{name}\": this program has no layer of that name, only {}. A layer of your own needs \
-         the program that it was registered in",
+        "model.{key} = \"{name}\": this program has no layer with this name, only {}. Run a custom \
+         layer with the program that registers it",
         quoted(known)
     )]
     Unknown {
         /// The key in the `[model]` section.
         key: &'static str,
-        /// Its value.
+        /// The name in the configuration.
         name: String,
         /// The available values.
         known: Vec<String>,

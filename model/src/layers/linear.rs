@@ -17,19 +17,19 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Creates a map without bias; weights are normal with standard deviation `std`.
+    /// Creates a map without bias. Weights are normally distributed with standard deviation `std`.
     pub fn new(d_in: usize, d_out: usize, std: f64, key: Key, device: &Device) -> Self {
         Linear { weight: normal_parameter([d_in, d_out], std, key.fork("weight"), device), bias: None }
     }
 
-    /// Returns the same map with a bias, initially zero.
+    /// Adds a bias, initially zero.
     pub fn with_bias(mut self, device: &Device) -> Self {
         let [_, d_out] = self.weight.lazy_shape().dims();
         self.bias = Some(constant_parameter([d_out], 0.0, device));
         self
     }
 
-    /// Returns the same map, with a bias, initially zero, if `biased`.
+    /// Adds a bias, initially zero, if `biased`.
     pub fn with_bias_if(self, biased: bool, device: &Device) -> Self {
         if biased { self.with_bias(device) } else { self }
     }
@@ -40,7 +40,7 @@ impl Linear {
         ops::linear(x, weight, bias)
     }
 
-    /// Returns the result of each of `maps` for the same `x`: equal to separate calls, with less work in
+    /// Returns the result of each of `maps` for the same `x`: equal to separate calls, but with less work in
     /// backward.
     pub fn forward_together<const D: usize, const N: usize>(
         maps: [&Self; N],

@@ -1,8 +1,7 @@
 //! The layers of the decoder, one file each.
 //!
-//! A layer is an ordinary burn [`Module`] for one device, independent of ranks. To add a layer, write a file
-//! here, implement [`Layer`], and give it a name in [`Layers`]. Your own program does the same with its
-//! layers.
+//! A layer is an ordinary burn [`Module`] for one device, independent of ranks. To add a layer, write a file here,
+//! implement [`Layer`], and register it under a name in [`Layers`]. A program can add custom layers in the same way.
 
 mod any;
 mod attention;
@@ -48,46 +47,45 @@ use crate::ops::{Probe, RouterSums};
 use crate::random::Key;
 use side_channel::{SideChannel, inner_place};
 
-/// A layer that maps the residual stream onto itself.
+/// A layer that maps the residual stream to the residual stream.
 ///
-/// A layer that works on each position alone ignores [`Context::cache`]. A layer that mixes positions must
-/// not: when the context has a cache, `x` contains only the newest positions, the first of which is
+/// A layer that processes each position separately ignores [`Context::cache`]. A layer that mixes positions must not:
+/// if the context has a cache, `x` contains only the newest positions, the first of which is
 /// [`LayerCache::position`]. The keys and values of earlier positions come from [`LayerCache::append`], as in
-/// [`Attention`]; a layer in which a position attends to a window calls [`LayerCache::append_in_window`]. The
-/// cache has one pair of tensors per block, so only one layer of a block can use it.
+/// [`Attention`]; a layer with windowed attention calls [`LayerCache::append_in_window`]. The cache has one pair of
+/// tensors per block, so only one layer of a block can use it.
 pub trait Layer: Module + ModuleDisplay + Sync + 'static {
     /// Maps `x` `[batch, seq, d_model]` to the same shape.
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3>;
 
-    /// Returns the number of parameters that a token is multiplied with, which determines the FLOPs of a step
-    /// and thus `mfu`. By default all parameters. A layer that sends a token to some of its experts, or that
-    /// looks up rows, returns fewer. No weight is initialised.
+    /// Returns the number of parameters that a token is multiplied with, which determines the FLOPs of a step and
+    /// thus `mfu`. By default, all parameters count. Override this in a layer that sends a token to some of its
+    /// experts, or that looks up rows. No weight is initialised.
     fn active_parameters(&self) -> usize {
         Module::num_params(self)
     }
 
-    /// Returns the floating-point operations of a training step per token of a sequence of `seq_len`: by
-    /// default 6 for each active parameter. A layer that multiplies activations with each other, as attention
-    /// does, adds those.
+    /// Returns the floating-point operations of a training step per token of a sequence of `seq_len` tokens: by
+    /// default 6 for each active parameter. A layer that multiplies activations with each other, such as attention,
+    /// adds those operations.
     fn flops_per_token(&self, _seq_len: usize) -> f64 {
         6.0 * self.active_parameters() as f64
     }
 
-    /// Mirrors the memory of a pass: repeats [`Layer::forward`] on tensors without values, operation by
-    /// operation, with the methods of [`MetaTape`]. Only memory plans depend on it. By default each matrix of
-    /// the layer counts as a map whose input and output are kept for backward.
+    /// Mirrors the memory of a pass: repeats [`Layer::forward`] on tensors without values, operation by operation,
+    /// with the methods of [`MetaTape`]. Only memory plans depend on it. By default, each matrix of the layer counts
+    /// as a map whose input and output are saved for backward.
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
         tape.unknown(self, x)
     }
 }
 
-/// The settings of a forward pass: dropout, the cache, and the values that layers hand over to the training
-/// loop.
+/// The settings of a forward pass: dropout, the cache, and the values that layers pass to the training loop.
 #[derive(Clone, Debug, Default)]
 pub struct Context {
     dropout: Option<DropoutContext>,
     cache: Option<LayerCache>,
-    /// Values that layers hand over; only in training.
+    /// Values that layers pass to the training loop; only in training.
     side: Option<SideChannel>,
     z_loss: Option<f64>,
     token_loss: Option<TokenLoss>,
@@ -101,8 +99,8 @@ struct PlacedProbe {
     place: String,
 }
 
-/// The dropout of one forward pass. A mask belongs to a sample of the global batch, so it is the same no
-/// matter how the batch is split over ranks and micro-batches.
+/// The dropout of one forward pass. A mask belongs to a sample of the global batch, so it does not depend on how the
+/// batch is split over ranks and micro-batches.
 #[derive(Clone, Copy, Debug)]
 struct DropoutContext {
     key: Key,
@@ -116,18 +114,18 @@ impl Context {
         Context::default()
     }
 
-    /// Creates a pass without dropout over tokens that follow the tokens in `cache` and are added to it. For
-    /// devices without autodiff; see [`decoder::next_logits`](crate::decoder::next_logits).
+    /// Creates a pass without dropout over tokens that follow the tokens in `cache`; the pass adds them to the cache.
+    /// For devices without autodiff; see [`decoder::next_logits`](crate::decoder::next_logits).
     pub(crate) fn decoding(cache: KeyValueCache) -> Self {
         Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }), ..Context::default() }
     }
 
-    /// Returns the cache of this layer, in a pass over tokens that follow earlier ones.
+    /// Returns the cache of this layer, if the pass has a cache.
     pub fn cache(&self) -> Option<&LayerCache> {
         self.cache.as_ref()
     }
 
-    /// Creates a training pass over samples `first_sample ..` of the step named by `key`.
+    /// Creates a training pass over samples `first_sample ..` of the step identified by `key`.
     pub fn training(key: Key, first_sample: u64, dropout: f64) -> Self {
         Context {
             dropout: (dropout > 0.0).then_some(DropoutContext { key, first_sample, probability: dropout }),
@@ -136,8 +134,8 @@ impl Context {
         }
     }
 
-    /// Adds a z-loss of the logits, of this weight, to the training loss: see
-    /// [`LogitOptions::z_loss`](crate::ops::LogitOptions::z_loss). It is logged as `losses.z_loss`.
+    /// Adds a z-loss of the logits, with this weight, to the training loss: see
+    /// [`LogitOptions::z_loss`](crate::ops::LogitOptions::z_loss). The z-loss is logged as `losses.z_loss`.
     pub fn with_z_loss(self, weight: Option<f64>) -> Self {
         Context { z_loss: weight, ..self }
     }
@@ -146,7 +144,7 @@ impl Context {
         self.z_loss
     }
 
-    /// Replaces the training loss, which is the cross-entropy by default. Disables the z-loss.
+    /// Replaces the training loss, which is the cross-entropy by default, and disables the z-loss.
     pub fn with_token_loss(self, loss: Option<TokenLoss>) -> Self {
         Context { token_loss: loss, ..self }
     }
@@ -155,8 +153,7 @@ impl Context {
         self.token_loss.as_ref()
     }
 
-    /// Makes layers also record their values in `records`. Without it, recorded values are dropped, which
-    /// costs nothing.
+    /// Makes layers store their values in `records`. Otherwise, recorded values are dropped, at no cost.
     pub fn recording(self, records: &Records) -> Self {
         Context { side: Some(SideChannel::recording(records)), ..self }
     }
@@ -171,8 +168,8 @@ impl Context {
         Context { probe: probe.map(|probe| PlacedProbe { probe, place: String::new() }), ..self }
     }
 
-    /// Returns `x`, and shows it to the probe under `name` at this place, as well as its gradient in
-    /// backward. Costs nothing without a probe. The `input` and `output` of layers are shown automatically.
+    /// Shows `x`, and in backward its gradient, to the probe under `name` at this place, and returns `x`. Costs
+    /// nothing without a probe. The `input` and `output` of layers are shown automatically.
     pub fn probe<const D: usize>(&self, name: &str, x: Tensor<D>) -> Tensor<D> {
         match &self.probe {
             Some(PlacedProbe { probe, place }) => crate::ops::probe(x, probe, place, name),
@@ -200,10 +197,10 @@ impl Context {
         }
     }
 
-    /// Adds a loss of a layer, such as a loss that balances experts, to the training loss. `loss` `[1]` is a
-    /// mean over the tokens of `x`, times its weight; the training loss then includes the mean over all
-    /// tokens of the step. Its gradient is correct no matter how the layer is sharded or run again in
-    /// backward. A tensor that leaves a layer in any other way gets no gradient where blocks run again.
+    /// Adds a loss of a layer, such as a loss that balances experts, to the training loss. `loss` `[1]` is a mean
+    /// over the tokens of `x`, times its weight; the training loss then includes the mean over all tokens of the
+    /// step. Its gradient is correct no matter how the layer is sharded, or whether it runs again in backward. A
+    /// tensor that leaves a layer in any other way gets no gradient if blocks are recomputed.
     ///
     /// The log contains the sum over the layers as `losses.<name>`.
     ///
@@ -214,11 +211,10 @@ impl Context {
         }
     }
 
-    /// Logs a value of a layer under `name`, after the place of the layer, as in `layers.3.ffn.<name>`.
-    /// `value` is a value per token `[n]`, or their mean `[1]`; the log contains the mean over all tokens of
-    /// the step, no matter how they are split over ranks and micro-batches. It gets no gradient, and counts
-    /// once where blocks run again. A count or a sum over the step is the logged mean per token times the
-    /// tokens of the step.
+    /// Logs a value of a layer as the layer's place and `name`, such as `layers.3.ffn.<name>`. `value` is a value per
+    /// token `[n]`, or their mean `[1]`; the log contains the mean over all tokens of the step, no matter how they
+    /// are split over ranks and micro-batches. The value gets no gradient, and counts once even if blocks run again.
+    /// To log a count or a sum, multiply the logged mean by the tokens of the step.
     ///
     /// Has no effect outside training and in steps that are not logged. If the value is costly, check
     /// [`Context::is_recording`] first.
@@ -233,22 +229,22 @@ impl Context {
         self.records().is_some()
     }
 
-    /// Returns this context for one run of one module, with nothing handed over yet.
+    /// Returns this context for one run of one module, without the values recorded so far.
     pub(crate) fn for_one_run(&self) -> Self {
         Context { side: self.side.as_ref().map(SideChannel::emptied), ..self.clone() }
     }
 
-    /// This context for a pass from the first block to the last.
+    /// Returns this context for a pass from the first block to the last.
     pub(crate) fn for_one_pass(&self) -> Self {
         Context { side: self.side.as_ref().map(SideChannel::of_new_pass), ..self.clone() }
     }
 
-    /// The sums over the routers of this pass; `None` outside training.
+    /// Returns the sums over the routers of this pass; `None` outside training.
     pub(crate) fn routers(&self) -> Option<&RouterSums> {
         self.side.as_ref().map(SideChannel::routers)
     }
 
-    /// This context for a module of this name, which shares its dropout.
+    /// Returns this context for the module `name`, with the same dropout.
     pub(crate) fn at_module(&self, name: &str) -> Self {
         let probe = self.probe.as_ref().map(|PlacedProbe { probe, place: outer }| PlacedProbe {
             probe: probe.clone(),
@@ -267,7 +263,7 @@ impl Context {
         self.side.as_ref().map_or_else(Vec::new, SideChannel::take_records)
     }
 
-    /// Returns the destination of the step's values.
+    /// Returns the collection in which this step's values are stored.
     pub(crate) fn records(&self) -> Option<&Records> {
         self.side.as_ref().and_then(SideChannel::records)
     }
@@ -288,8 +284,8 @@ impl Context {
     }
 }
 
-/// Creates a lazily initialised weight with normal values, which depend only on `key` and the position in the
-/// tensor.
+/// Creates a lazily initialised weight with normally distributed values, which depend only on `key` and on the
+/// position in the tensor.
 pub fn normal_parameter<const D: usize>(
     shape: [usize; D],
     std: f64,

@@ -10,25 +10,26 @@ use crate::config::{BalanceOver, ModelConfig, ModelConfigError, MoeConfig};
 use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::{self, ExpertProjections, Residual, Routing};
 
-/// A feed-forward layer that sends each token to a few of many SwiGLU experts, and to a shared expert if
-/// there is one.
+/// A feed-forward layer that sends each token to a few of many SwiGLU experts, and to a shared expert if there is
+/// one.
 ///
-/// The router's probabilities are a softmax over all experts. A token goes to the `experts_per_token` most
-/// probable experts. The layer sums their results, each times its probability, which `norm_topk_prob` divides
-/// by the sum of the chosen ones. There is no capacity limit: no token is dropped.
+/// The router's probabilities are a softmax over all experts. A token goes to the `experts_per_token` most probable
+/// experts. The layer sums their results, each times its probability; with `norm_topk_prob`, the probabilities of the
+/// chosen experts are first divided by their sum. There is no capacity limit: no token is dropped.
 ///
-/// In training the layer adds the loss of Switch Transformer (Fedus et al., 2021), with several experts per
-/// token: `router_aux_loss_coef · experts · Σ_e f_e · P_e`, where `f_e` is the number of choices of expert
-/// `e` for each token and `P_e` its mean probability, over the tokens of a micro-batch of one rank. It is
-/// `router_aux_loss_coef · experts_per_token` where all experts get as much. The losses of layers are averaged. With
-/// [`BalanceOver::AllLayers`], `f_e` and `P_e` are means over the tokens of all layers together, as in transformers'
-/// `load_balancing_loss_func`: then the loss that is logged for a layer is what it adds to those of the layers before.
+/// In training, the layer adds the loss of Switch Transformer (Fedus et al., 2021), extended to several experts per
+/// token: `router_aux_loss_coef · experts · Σ_e f_e · P_e`. Here, `f_e` is the mean number of times that a token
+/// chooses expert `e`, and `P_e` the expert's mean probability, over the tokens of a micro-batch of one rank. If all
+/// experts get the same load, the loss is `router_aux_loss_coef · experts_per_token`. The losses of layers are
+/// averaged. With [`BalanceOver::AllLayers`], `f_e` and `P_e` are means over the tokens of all layers together, as in
+/// transformers' `load_balancing_loss_func`; the loss logged for a layer is then the amount that it adds to the loss
+/// of the earlier layers.
 ///
-/// With `expert_bias` each expert has a bias that is added to its probability when experts are chosen, and
-/// nowhere else (Wang et al., 2024). After each step, it should move by a fixed rate, towards more tokens for
-/// the experts that had fewer than the mean. The layer adds a loss that is zero, and whose gradient has the
-/// signs of load minus mean over all tokens of the step: an optimizer should apply a rule that uses only the
-/// sign to [`Moe::BIAS`].
+/// With `expert_bias`, each expert has a bias that is added to its probability only when experts are chosen (Wang et
+/// al., 2024). After each step, the bias should move by a fixed rate: up for experts with fewer tokens than the mean,
+/// and down for the others. For this, the layer adds a loss that is zero, and whose gradient has the sign of load
+/// minus mean over all tokens of the step. The optimizer should apply a rule that uses only the sign to
+/// [`Moe::BIAS`].
 #[derive(Module, Debug)]
 pub struct Moe {
     /// `[d_model, experts]`.
@@ -48,7 +49,7 @@ pub struct Moe {
     /// The layers that the loss balances together.
     #[module(skip)]
     over: BalanceOver,
-    /// The block that the layer is in.
+    /// Index of the block that contains the layer.
     index: usize,
 }
 
@@ -67,8 +68,8 @@ impl Moe {
     /// The name of the experts' bias in this layer.
     pub const BIAS: &'static str = "router_bias";
 
-    /// Creates the feed-forward layer of a block of a model with experts: a dense layer in the blocks of
-    /// [`MoeConfig::dense_layers`].
+    /// Creates the feed-forward layer of a block of a model with experts: a layer with experts, or a dense layer in
+    /// the blocks of [`MoeConfig::dense_layers`].
     ///
     /// # Errors
     ///
@@ -108,8 +109,8 @@ impl Moe {
         }
     }
 
-    /// Adds the balance loss or the bias update to the training loss, and logs the load. Takes the `chosen`
-    /// experts `[tokens, k]` and all `probabilities` `[tokens, experts]`.
+    /// Adds the balance loss or the loss that updates the bias to the training loss, and logs the load. `chosen` are
+    /// the experts of each token `[tokens, k]`; `probabilities` `[tokens, experts]` are those of all experts.
     fn add_balance(&self, chosen: Tensor<2, Int>, probabilities: Tensor<2>, context: &Context) {
         if self.balance == 0.0 && self.router_bias.is_none() && !context.is_recording() {
             return;
@@ -130,9 +131,9 @@ impl Moe {
         }
     }
 
-    /// Returns the balance loss of the layer without its coefficient, `[1]`: `experts · Σ_e f_e · P_e`, or its part of
-    /// the loss over all layers times the square of their number. `load` is `[experts]`, `probabilities` is `[tokens,
-    /// experts]`.
+    /// Returns the balance loss of the layer, `[1]`, before its coefficient: `experts · Σ_e f_e · P_e`, from the
+    /// experts' `load` `[experts]` and all `probabilities` `[tokens, experts]`. With [`BalanceOver::AllLayers`],
+    /// returns the layer's part of the loss of all layers, times the square of their number.
     fn balance_loss(&self, load: Tensor<1>, probabilities: Tensor<2>, context: &Context) -> Tensor<1> {
         let [tokens, experts] = probabilities.dims();
         let load = load.div_scalar(tokens as f64);
@@ -217,9 +218,9 @@ impl Layer for Moe {
     }
 }
 
-/// Returns a zero loss, `[1]`, whose gradient for the `bias` of each expert is `experts` times its `load` minus
-/// all `choices`, times [`STEERING`]: load minus mean, in whole numbers, whose sums are exact over a power of
-/// two of passes. The factor is so small that these gradients do not change a bit of any gradient norm.
+/// Returns a loss `[1]` that is zero, and whose gradient for the `bias` of each expert is `experts` times its `load`
+/// minus the number of `choices`, times [`STEERING`]. This is load minus mean in whole numbers, so that sums over a
+/// power of two of passes are exact. The gradients are too small to change a bit of any gradient norm.
 fn steering_loss(bias: Tensor<1>, load: Tensor<1>, choices: usize) -> Tensor<1> {
     let [experts] = load.dims();
     let above_mean = load.mul_scalar(experts as f64).sub_scalar(choices as f64).mul_scalar(STEERING);
@@ -227,6 +228,6 @@ fn steering_loss(bias: Tensor<1>, load: Tensor<1>, choices: usize) -> Tensor<1> 
     product.clone() - product.detach()
 }
 
-/// A power of two. Multiplied by the share of a pass, it is still a normal number of f32 and bf16, and its
-/// square is negligible compared with that of any useful gradient.
+/// A small power of two. Multiplied by a pass's share of the step, it is still a normal number in f32 and bf16, and
+/// its square is negligible compared with the square of any useful gradient.
 const STEERING: f64 = 1.0 / (1u128 << 80) as f64;

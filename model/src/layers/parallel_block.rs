@@ -20,7 +20,7 @@ pub struct ParallelBlock {
 }
 
 impl ParallelBlock {
-    /// Creates a block of these two layers.
+    /// Creates a block from these two layers.
     pub fn new(init: LayerInit, attention: AnyLayer, ffn: AnyLayer) -> Self {
         let norm = RmsNorm::new(init.model.d_model, init.model.norm_eps, init.device);
         ParallelBlock { norm, attention, ffn }

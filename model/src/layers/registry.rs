@@ -1,4 +1,4 @@
-//! The registry of layers that a configuration can name: the built-in ones, and those added by a program.
+//! The layers that a configuration can refer to by name: the built-in ones, and those added by a program.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,9 +14,9 @@ type Make = Arc<dyn Fn(LayerInit) -> Result<AnyLayer, LayerError> + Send + Sync>
 /// The constructor of a block.
 #[derive(Clone)]
 enum MakeBlock {
-    /// Creates a block with its own layers.
+    /// Creates a whole block, including its layers.
     Whole(Make),
-    /// Creates a block around the attention and feed-forward layers that the configuration names.
+    /// Creates a block from the attention and feed-forward layers that the configuration names.
     Around(fn(LayerInit, AnyLayer, AnyLayer) -> AnyLayer),
 }
 
@@ -32,7 +32,8 @@ impl<M> Makers<M> {
         Makers { key, by_name: BTreeMap::new() }
     }
 
-    /// Checkpoints refer to layers by name, so a name must stand for one layer only.
+    /// Registers `make` under `name`. Panics if the name is empty or taken: checkpoints refer to layers by name, so a
+    /// name must identify one layer only.
     fn add(&mut self, name: &str, make: M) {
         let key = self.key;
         assert!(!name.is_empty(), "model.{key}: a layer needs a name");
@@ -131,7 +132,8 @@ impl Layers {
         self
     }
 
-    /// Returns the layers that `model` names and that are missing here: the key of `[model]`, and its value.
+    /// Returns the layers that `model` names but that are not registered here, as pairs of a key in `[model]` and the
+    /// name.
     pub fn missing<'a>(&self, model: &'a ModelConfig) -> Vec<(&'static str, &'a str)> {
         let block = model.block.as_ref().map(|name| (name, self.block.by_name.get(name)));
         if let Some((name, None)) = block {
@@ -145,8 +147,8 @@ impl Layers {
         missing.map(|(makers, name)| (makers.key, name.as_str())).collect()
     }
 
-    /// Creates a block: the one that `model.block` names, or [`Block`]. Built-in blocks use the layers that
-    /// the configuration names.
+    /// Creates the block that `model.block` names, or [`Block`] if it is not set. Built-in blocks use the attention
+    /// and feed-forward layers that the configuration names.
     ///
     /// # Errors
     ///

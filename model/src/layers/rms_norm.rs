@@ -16,18 +16,18 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// Creates a norm of vectors of `width`.
+    /// Creates a norm for vectors of `width` elements.
     pub fn new(width: usize, eps: f64, device: &Device) -> Self {
         RmsNorm { weight: constant_parameter([width], 1.0, device), eps }
     }
 
-    /// Returns the normalised residual stream `[.., width]`, for the layer that adds to the stream.
+    /// Returns the normalised residual stream `[.., width]`, as input of a layer that adds to the stream.
     pub fn forward_of<const D: usize>(&self, stream: &ops::Residual<D>) -> Tensor<D> {
         stream.rms_norm(self.weight.val(), self.eps)
     }
 
-    /// Returns the residual stream after a layer with result `y`, and its [`RmsNorm::forward_of`] for the
-    /// next layer.
+    /// Returns the residual stream after a layer with result `y`, and the [`RmsNorm::forward_of`] of that stream for
+    /// the next layer.
     pub fn forward_after<const D: usize>(
         &self,
         stream: ops::Residual<D>,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ops::RouterSums;
 
-/// The kind of a value that a layer has recorded.
+/// The kind of value that a layer has recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RecordKind {
     /// A loss of [`Context::add_loss`](super::Context::add_loss), with its weight.
@@ -18,7 +18,7 @@ pub enum RecordKind {
     Activation,
 }
 
-/// A value handed over by a layer in one forward pass.
+/// A value recorded by a layer in one forward pass.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// Place in the decoder, such as `layers.3.ffn`; `embed` and `head` for the outer modules.
@@ -27,16 +27,16 @@ pub struct Record {
     pub name: String,
     /// Kind of the value.
     pub kind: RecordKind,
-    /// Its mean over the tokens of the pass, `[1]` in `f32`, on the device of the pass and off the tape.
+    /// Mean over the tokens of the pass, `[1]` in `f32`, on the device of the pass and off the tape.
     pub value: Tensor<1>,
-    /// The pass's share of the step's tokens. Over all passes and ranks of a step, the sum of `share * value`
-    /// is the step's loss; divided by the sum of `share`, it is the step's mean.
+    /// The pass's share of the step's tokens. For a loss, the value of the step is the sum of `share * value` over
+    /// all passes and ranks; for other values, that sum divided by the sum of `share`.
     pub share: f64,
 }
 
-/// The values that layers hand over in the forward passes of one step, on one rank. A training loop that logs
-/// a step passes one to the contexts of its passes ([`Context::recording`](super::Context::recording)), and
-/// reads it after the last one. Cheap to clone; clones share the values.
+/// The values that layers record in the forward passes of one step, on one rank. A training loop that logs a step
+/// passes one collection to the contexts of all passes ([`Context::recording`](super::Context::recording)), and reads
+/// it after the last one. Cheap to clone; clones share the values.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
     taken: Arc<Mutex<Vec<Record>>>,
@@ -50,7 +50,7 @@ impl Records {
         Records { taken: Arc::default(), activations }
     }
 
-    /// Removes and returns the values so far, in the order of the passes and of the modules in them.
+    /// Removes and returns the values so far, in the order of the passes and, within a pass, of the modules.
     pub fn take(&self) -> Vec<Record> {
         std::mem::take(&mut *lock(&self.taken))
     }
@@ -61,7 +61,7 @@ impl Records {
     }
 }
 
-/// The values that the layers of one module hand over in one run of it.
+/// The values that the layers of one module record in one run of the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SideChannel {
     losses: Arc<Mutex<Vec<Tensor<1>>>>,
@@ -84,7 +84,7 @@ impl SideChannel {
         SideChannel { recorder: Some(recorder), ..SideChannel::default() }
     }
 
-    /// Returns the side channel for `place` inside of this place.
+    /// Returns the side channel for `place` within this place.
     pub(super) fn at(&self, place: &str) -> Self {
         let recorder = self
             .recorder
@@ -93,14 +93,14 @@ impl SideChannel {
         SideChannel { recorder, ..self.clone() }
     }
 
-    /// Returns the same side channel without the values handed over so far.
+    /// Returns this side channel without the values recorded so far.
     pub(super) fn emptied(&self) -> Self {
         let recorder = self.recorder.as_ref();
         let recorder = recorder.map(|recorder| Recorder { run: Arc::default(), ..recorder.clone() });
         SideChannel { losses: Arc::default(), recorder, ..self.clone() }
     }
 
-    /// The same for another pass.
+    /// Returns this side channel for a new pass.
     pub(super) fn of_new_pass(&self) -> Self {
         SideChannel { routers: RouterSums::default(), ..self.emptied() }
     }
@@ -119,7 +119,8 @@ impl SideChannel {
 
     /// Records the root mean square of `x` `[batch, seq, d_model]`.
     pub(super) fn record_activation(&self, x: &Tensor<3>) {
-        // Per token, and then the mean: the same for every split of the step into passes.
+        // Computed per token and then averaged, so that the value is the same for every split of the step into
+        // passes.
         let x = x.clone().without_autodiff().cast(FloatDType::F32);
         self.push("", RecordKind::Activation, x.powi_scalar(2).mean_dim(2).sqrt().mean());
     }
@@ -156,8 +157,8 @@ impl SideChannel {
     }
 }
 
-/// The records of a module that may run twice: only those of the first run count. Takes no memory if nothing
-/// is recorded.
+/// The records of a module that may run twice, of which only the first run counts. Takes no memory if nothing is
+/// recorded.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FirstRun(Option<Arc<OnceLock<Vec<Record>>>>);
 
@@ -166,7 +167,7 @@ impl FirstRun {
         FirstRun(is_recording.then(Arc::default))
     }
 
-    /// Keeps `records`, unless there was an earlier run.
+    /// Stores `records`, unless there was an earlier run.
     pub(crate) fn keep(&self, records: impl FnOnce() -> Vec<Record>) {
         if let Some(first) = &self.0 {
             first.get_or_init(records);
@@ -187,7 +188,8 @@ pub(super) fn inner_place(outer: &str, place: &str) -> String {
     }
 }
 
-/// A panic during a push leaves the list unchanged or one longer, so the list is valid after a panic.
+/// Locks `mutex`, even after a panic: a panic during a push leaves the list unchanged or one longer, so it stays
+/// valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

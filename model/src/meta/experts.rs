@@ -6,8 +6,8 @@ use super::ops::bytes;
 use super::tape::{MetaTape, MetaTensor, Products};
 
 impl MetaTape<'_> {
-    /// Mirrors [`ops::router_softmax`](crate::ops::router_softmax): probabilities in f32, which backward
-    /// keeps.
+    /// Mirrors [`ops::router_softmax`](crate::ops::router_softmax): probabilities in f32, which are saved for
+    /// backward.
     pub fn router_softmax(&self, logits: MetaTensor) -> MetaTensor {
         let MetaTensor { width, node, .. } = logits;
         let y = MetaTensor { memory: Rc::new(self.wide_rows(width)), width, node: None };
@@ -29,7 +29,7 @@ impl MetaTape<'_> {
         let (d, d_ff, element) = (x.width, d_ff as u64, self.element_of_product());
         let rows = self.batch.rows().saturating_mul(chosen as u64);
         let stacked = (experts as u64).saturating_mul(d).saturating_mul(d_ff);
-        // The projections and rows of tokens in the form in which products read them.
+        // The projections and the rows of tokens, in the form in which products read them.
         let operands = move |tape: &Self| match tape.batch.products {
             Products::InPlace => Vec::new(),
             Products::Packed => {
@@ -40,7 +40,7 @@ impl MetaTape<'_> {
             }
             Products::Widened => vec![tape.wide(stacked, 3), tape.wide_rows(d)],
         };
-        // Rows in the order of their experts, and their values between the projections.
+        // The rows grouped by expert, and their values between the projections.
         let wide = move |tape: &Self| tape.scratch(bytes(rows, d_ff, element));
         let narrow = move |tape: &Self| tape.scratch(bytes(rows, d, element));
         let held = operands(self);

@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Name of the purpose of memory.
+/// The name of a purpose for which memory is held.
 pub type Owner = &'static str;
 
-/// A count of bytes by owner. Clones share the same ledger.
+/// Counts bytes by owner. Clones share the same counts.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger(Rc<RefCell<Book>>);
 
@@ -14,7 +14,7 @@ pub struct Ledger(Rc<RefCell<Book>>);
 struct Book {
     live: Vec<(Owner, u64)>,
     total: u64,
-    /// Bytes requested so far, whether freed or not.
+    /// Total bytes of all requests so far, whether freed or not.
     allocated: u64,
     /// Size of the largest request.
     largest: u64,
@@ -39,14 +39,14 @@ pub enum LedgerEvent {
     Free(u32),
 }
 
-/// The moment of peak memory.
+/// The state of memory at its peak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPeak {
     /// Bytes of all owners.
     pub bytes: u64,
-    /// Bytes of each owner, in the order in which they first held something.
+    /// Bytes of each owner. Owners are in the order of their first requests.
     pub owners: Vec<(Owner, u64)>,
-    /// Name of the moment, as set by [`Ledger::enter`].
+    /// Label of the phase in which the peak occurred, as set by [`Ledger::enter`].
     pub moment: String,
 }
 
@@ -91,7 +91,7 @@ impl Ledger {
         Held { ledger: self.clone(), owner, bytes, buffer }
     }
 
-    /// Records that an operation writes `bytes` of memory that is already held.
+    /// Records that an operation writes `bytes` into memory that is already held.
     pub(super) fn write(&self, bytes: u64) {
         let mut book = self.0.borrow_mut();
         book.allocated = book.allocated.saturating_add(bytes);
@@ -102,7 +102,7 @@ impl Ledger {
         std::mem::take(&mut self.0.borrow_mut().events)
     }
 
-    /// Names the current moment, for [`MemoryPeak::moment`].
+    /// Sets the label of the current phase, for [`MemoryPeak::moment`].
     pub fn enter(&self, moment: impl Into<String>) {
         self.0.borrow_mut().moment = moment.into();
     }
@@ -112,7 +112,7 @@ impl Ledger {
         self.0.borrow().largest
     }
 
-    /// Returns the moment of peak memory so far.
+    /// Returns the state of memory at its peak so far.
     pub fn peak(&self) -> MemoryPeak {
         self.0.borrow().peak.clone()
     }

@@ -1,8 +1,8 @@
-//! Passes without values, which predict the memory of a forward and a backward pass for plans of runs.
+//! Passes without values, which predict the memory of a forward and a backward pass when a run is planned.
 //!
-//! Like PyTorch's meta tensors, a [`MetaTensor`] has a size and no values. A [`MetaTape`] is the tape of its
-//! operations, and a [`Ledger`] counts the memory that they hold. A layer repeats its operations on them in
-//! [`Layer::meta_forward`](crate::layers::Layer::meta_forward).
+//! Like PyTorch's meta tensors, a [`MetaTensor`] has a size and no values. A [`MetaTape`] records the operations on
+//! these tensors, and a [`Ledger`] counts the memory that they hold. A layer repeats its operations on meta tensors
+//! in [`Layer::meta_forward`](crate::layers::Layer::meta_forward).
 
 mod experts;
 mod ledger;

@@ -20,7 +20,7 @@ pub(super) fn bytes(rows: u64, width: u64, element: u64) -> u64 {
     rows.saturating_mul(width).saturating_mul(element)
 }
 
-/// State that the maps of one input share in backward.
+/// State that maps with the same input share in backward.
 #[derive(Default)]
 struct SharedInput {
     /// Transposed copy of the input.
@@ -29,7 +29,7 @@ struct SharedInput {
 }
 
 impl MetaTape<'_> {
-    /// Mirrors [`ops::linears`](crate::ops::linears): returns the outputs of maps of `x`, one for each of
+    /// Mirrors [`ops::linears`](crate::ops::linears): returns the outputs of several maps of `x`, one for each of
     /// `widths`.
     pub fn linears<const N: usize>(&self, x: MetaTensor, widths: [usize; N]) -> [MetaTensor; N] {
         let shared = Rc::new(RefCell::new(SharedInput::default()));
@@ -67,8 +67,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Adds the gradient of the input of a map `[d_in, d_out]`. If it `adds` to the gradient of another map,
-    /// it uses the same memory.
+    /// Requests the gradient of the input of a map `[d_in, d_out]`. If the gradient `adds` to that of another map, it
+    /// uses the same memory.
     fn input_gradient(&self, x: Option<usize>, [d_in, d_out]: [u64; 2], adds: bool) {
         let operands = match self.batch.products {
             Products::InPlace => Vec::new(),
@@ -84,7 +84,7 @@ impl MetaTape<'_> {
         drop(operands);
     }
 
-    /// Adds the gradient of the weight of a map `[d_in, d_out]`, and the transposed `copy` of its input.
+    /// Requests the gradient of the weight of a map `[d_in, d_out]`, and the transposed `copy` of the map's input.
     fn weight_gradient(&self, [d_in, d_out]: [u64; 2], copy: &mut Option<Held>) {
         let products = self.batch.products;
         let operands = match products {
@@ -117,8 +117,8 @@ impl MetaTape<'_> {
         self.wide(self.batch.rows(), width)
     }
 
-    /// Mirrors [`ops::rms_norm`](crate::ops::rms_norm()) of rows of `x`. If `x` is a residual stream, its
-    /// gradient is part of the result.
+    /// Mirrors [`ops::rms_norm`](crate::ops::rms_norm()) of the rows of `x`. If `x` is a residual stream, the
+    /// gradient of the stream is added in the same kernel.
     pub fn rms_norm(&self, x: &MetaTensor) -> MetaTensor {
         let y = self.tensor(x.width);
         let x = x.clone();
@@ -153,8 +153,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`residual`](Self::residual) and the [`rms_norm`](Self::rms_norm) of its sum. On a GPU, one
-    /// kernel computes both: `x` and `y` are held until both outputs have memory.
+    /// Mirrors [`residual`](Self::residual) followed by [`rms_norm`](Self::rms_norm) of the sum. On a GPU, one kernel
+    /// computes both: `x` and `y` are held until both outputs have memory.
     pub fn residual_and_norm(&self, x: MetaTensor, y: MetaTensor) -> (MetaTensor, MetaTensor) {
         let read = (!self.batch.on_host).then(|| (x.clone(), y.clone()));
         let sum = self.residual(x, y);
@@ -188,7 +188,7 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`ops::dropout`](crate::ops::dropout()), if the pass has dropout.
+    /// Mirrors [`ops::dropout`](crate::ops::dropout()); does nothing if the pass has no dropout.
     pub fn dropout(&self, x: MetaTensor) -> MetaTensor {
         if !self.batch.dropout {
             return x;
@@ -243,7 +243,7 @@ impl MetaTape<'_> {
                     for x in [&q, &k, &v] {
                         tape.register(x.node, tape.tensor(x.width).memory);
                     }
-                    // On a GPU, the sums are inputs of the kernels that run afterwards.
+                    // On a GPU, the kernels that run afterwards still need the sums.
                     drop(sums.or_else(|| Some(tape.wide_rows(heads as u64))));
                     drop(keys_and_values);
                 }
@@ -261,8 +261,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`ops::swiglu`](crate::ops::swiglu()), [`ops::geglu`](crate::ops::geglu()), or any fused
-    /// product of two tensors that keeps both.
+    /// Mirrors [`ops::swiglu`](crate::ops::swiglu()), [`ops::geglu`](crate::ops::geglu()), or any fused product of
+    /// two tensors that saves both for backward.
     pub fn gated(&self, gate: MetaTensor, up: MetaTensor) -> MetaTensor {
         let y = self.tensor(gate.width);
         let tracked = gate.node.is_some() || up.node.is_some();
@@ -274,7 +274,7 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors a function of each element of `x` that keeps its input, such as
+    /// Mirrors a function of each element of `x` that saves its input for backward, such as
     /// [`ops::squared_relu`](crate::ops::squared_relu()) and burn's own operations.
     pub fn elementwise(&self, x: MetaTensor) -> MetaTensor {
         let y = self.tensor(x.width);
@@ -284,13 +284,13 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`ops::embedding`](crate::ops::embedding()): rows of a table of `vocabulary` rows.
+    /// Mirrors [`ops::embedding`](crate::ops::embedding()): looks up rows of `width` elements in a table of
+    /// `vocabulary` rows.
     pub fn embedding(&self, vocabulary: usize, width: usize) -> MetaTensor {
         let (vocabulary, width) = (vocabulary as u64, width as u64);
         let x = self.tensor(width);
         self.record(x, false, move |tape, dy| {
-            // On the CPU the sums of rows are f32; a GPU follows links from each place of a row to the next
-            // one.
+            // On the CPU, the sums of rows are f32; a GPU follows links from each position of a row to the next one.
             let needed = match (tape.batch.on_host, tape.batch.element) {
                 (true, F32) => Vec::new(),
                 (true, _) => vec![tape.wide_rows(width), tape.wide(vocabulary, width)],
@@ -301,8 +301,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy) of `hidden`, and returns the
-    /// loss. If `tied`, the weight is that of an embedding.
+    /// Mirrors [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy) of `hidden`, and returns the loss. If
+    /// `tied`, the weight is the embedding's.
     pub fn cross_entropy(&self, hidden: MetaTensor, vocabulary: usize, tied: bool) -> MetaTensor {
         let (products, rows, d) = (self.batch.products, self.batch.rows(), hidden.width);
         let block = rows.min(logit_rows(vocabulary, self.batch.on_host) as u64);
@@ -317,7 +317,7 @@ impl MetaTape<'_> {
         // Gradients are computed immediately, in f32.
         let dhidden = node.map(|_| self.wide_rows(d));
         let mut dweight = None;
-        // A third block holds the same memory as the second.
+        // Two blocks are enough, because a third block would hold the same memory as the second.
         for start in (0..rows).step_by(block.max(1) as usize).take(2) {
             let block = block.min(rows - start);
             let mut logits = Some(self.ledger.hold(LOGITS, bytes(block, vocabulary, F32)));
@@ -329,8 +329,8 @@ impl MetaTape<'_> {
             logits = logits.filter(|_| !beside);
             let element = self.element_of_product();
             let scaled = (trains && on_host).then(|| self.scratch(bytes(block, d, element)));
-            // The ordered left operand of the weight's gradient. Packed, both operands together are that
-            // wide.
+            // The ordered left operand of the weight's gradient. If operands are packed, both together have this
+            // width.
             let ordered = match (packs, tied) {
                 (false, false) => bytes(block, d, element),
                 (false, true) => bytes(block, vocabulary, element),
@@ -361,13 +361,13 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Returns the bytes of an element of a product's operand.
+    /// Returns the size in bytes of an element of a matrix product's operand.
     pub(super) fn element_of_product(&self) -> u64 {
         if self.batch.products == Products::Widened { F32 } else { self.batch.element }
     }
 
-    /// Mirrors a custom loss on the logits of all rows of `hidden`: logits, a copy in f32, their
-    /// log-probabilities, and the gradients of these.
+    /// Mirrors a custom loss on the logits of all rows of `hidden`: the logits, a copy in f32, log-probabilities, and
+    /// their gradients.
     pub fn whole_logits(&self, hidden: MetaTensor, vocabulary: usize) -> MetaTensor {
         let bytes = self.batch.rows().saturating_mul(vocabulary as u64).saturating_mul(F32);
         let logits = self.linear(hidden, vocabulary);
@@ -381,9 +381,9 @@ impl MetaTape<'_> {
         })
     }
 
-    /// burn's product of the activations `a` and `b`, such as queries and keys: backward keeps both, and computes a
-    /// gradient of each. `width` is the number of elements of the result for each token, such as `heads * seq_len` for
-    /// the scores of attention.
+    /// Mirrors burn's product of the activations `a` and `b`, such as queries and keys. Both are saved for backward,
+    /// which computes a gradient of each. `width` is the number of elements of the result per token, such as `heads *
+    /// seq_len` for the scores of attention.
     pub fn product(&self, a: MetaTensor, b: MetaTensor, width: usize) -> MetaTensor {
         let width = width as u64;
         // burn multiplies copies in f32 on the host.
@@ -407,8 +407,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// burn's own softmax of `x`, with or without a mask before it: backward keeps the shifted values and their
-    /// exponentials. [`ops::causal_attention`](crate::ops::causal_attention) keeps neither:
+    /// Mirrors burn's own softmax of `x`, with or without a mask before it: the shifted values and their exponentials
+    /// are saved for backward. [`ops::causal_attention`](crate::ops::causal_attention) saves neither, see
     /// [`attention`](Self::attention).
     pub fn softmax(&self, x: MetaTensor) -> MetaTensor {
         let (node, width) = (x.node, x.width);
@@ -416,7 +416,7 @@ impl MetaTape<'_> {
         drop(x);
         let y = self.tensor(width);
         self.record(y, node.is_some(), move |tape, dy| {
-            // The gradients of the quotient's numerator, and of its denominator before the sum.
+            // The gradients of the quotient's numerator, and of its denominator before it is summed.
             let quotient = [(); 2].map(|()| tape.tensor(width));
             drop(dy);
             let dx = tape.tensor(width).memory;
@@ -425,8 +425,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// A layer of which only the parameters are known: each matrix is assumed to be a map whose input and
-    /// output are kept.
+    /// Mirrors a layer of which only the parameters are known: each matrix counts as a map whose input and output are
+    /// saved for backward.
     pub fn unknown<M: Module>(&self, layer: &M, x: MetaTensor) -> MetaTensor {
         self.note_undescribed(std::any::type_name::<M>());
         let d = x.width();

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::ledger::{Held, Ledger, Owner};
 use crate::ops::bf16_instructions;
 
-/// Owner of values kept for backward, and of an operation's temporary memory.
+/// Owner of values saved for backward, and of the temporary memory of operations.
 pub const ACTIVATIONS: Owner = "activations";
 /// Owner of logits, and of their gradients.
 pub const LOGITS: Owner = "logits";
@@ -19,7 +19,7 @@ pub const GRADIENTS: Owner = "gradients";
 pub struct MetaTensor {
     pub(super) memory: Rc<Held>,
     pub(super) width: u64,
-    /// Its place on the tape, if it has a gradient.
+    /// Index of the tensor on the tape, if it has a gradient.
     pub(super) node: Option<usize>,
 }
 
@@ -33,16 +33,16 @@ impl MetaTensor {
 /// The form in which matrix products read their operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Products {
-    /// In place; on the CPU, only transposed operands are copied.
+    /// In place. On the CPU, transposed operands are copied.
     InPlace,
-    /// As bf16 in the order that the processor's instructions need; results are f32.
+    /// As bf16, copied into the order that the processor's instructions need; results are f32.
     Packed,
-    /// As copies in f32, as are results: on a processor without instructions for bf16.
+    /// As copies in f32, with results in f32, on a processor without instructions for bf16.
     Widened,
 }
 
 impl Products {
-    /// Returns the form that this process uses on the CPU, for activations of `element` bytes.
+    /// Returns how this process reads operands on the CPU, for activations of `element` bytes.
     pub fn on_host(element: usize) -> Self {
         match (element, bf16_instructions()) {
             (4, _) => Products::InPlace,
@@ -63,9 +63,9 @@ pub struct MetaBatch {
     pub element: u64,
     /// True if the pass has dropout.
     pub dropout: bool,
-    /// Form of the operands of products.
+    /// The form in which matrix products read their operands.
     pub products: Products,
-    /// True for the operations of the CPU, which copy operands to reorder them.
+    /// True if operations are those of the CPU, which copy operands to reorder them.
     pub on_host: bool,
 }
 
@@ -78,8 +78,8 @@ impl MetaBatch {
 
 type Step<'a> = Box<dyn FnOnce(&MetaTape<'a>) + 'a>;
 
-/// A tape of operations on [`MetaTensor`]s. Its ledger holds the same memory as the real operations: backward
-/// runs the steps in reverse order, and each frees the memory that was kept for it.
+/// A tape of operations on [`MetaTensor`]s. Its ledger tracks the memory of the real operations: backward runs the
+/// steps in reverse order, and each step frees the memory that was saved for it.
 pub struct MetaTape<'a> {
     pub(super) ledger: Ledger,
     pub(super) batch: MetaBatch,
@@ -106,8 +106,8 @@ impl<'a> MetaTape<'a> {
         }
     }
 
-    /// The types, as Rust names them, of the layers so far that do not implement
-    /// [`Layer::meta_forward`](crate::layers::Layer::meta_forward). Their memory is estimated from their parameters.
+    /// Returns the Rust type names of the layers so far that do not implement
+    /// [`Layer::meta_forward`](crate::layers::Layer::meta_forward), whose memory is estimated from their parameters.
     pub fn undescribed(&self) -> BTreeSet<&'static str> {
         self.undescribed.borrow().clone()
     }
@@ -116,7 +116,7 @@ impl<'a> MetaTape<'a> {
         self.undescribed.borrow_mut().insert(layer);
     }
 
-    /// The bytes held, by owner.
+    /// Returns the ledger, which contains the bytes held by each owner.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -135,7 +135,7 @@ impl<'a> MetaTape<'a> {
         self.records.get() && self.trains.get()
     }
 
-    /// Returns a tensor of `width` elements per token.
+    /// Returns a new tensor of `width` elements per token.
     pub fn tensor(&self, width: u64) -> MetaTensor {
         let bytes = self.batch.rows().saturating_mul(width).saturating_mul(self.batch.element);
         MetaTensor { memory: Rc::new(self.ledger.hold(ACTIVATIONS, bytes)), width, node: None }
@@ -146,8 +146,8 @@ impl<'a> MetaTape<'a> {
         self.ledger.hold(ACTIVATIONS, bytes)
     }
 
-    /// Returns `y` with a place on the tape, if a parent has one or weights are trained. Backward calls
-    /// `step` with the gradient of `y`, if there is one.
+    /// Puts `y` on the tape, if a parent is on it or weights are trained, and returns `y`. Backward calls `step` with
+    /// the gradient of `y`, if there is one.
     pub(super) fn record(
         &self,
         mut y: MetaTensor,
@@ -184,14 +184,14 @@ impl<'a> MetaTape<'a> {
         self.gradients.borrow_mut()[node].take()
     }
 
-    /// Registers a gradient of `x`, if it has one. A second gradient is added to the first, in its memory.
+    /// Registers a gradient of `x`, if `x` is on the tape. A second gradient is added to the first, in its memory.
     pub(super) fn register(&self, x: Option<usize>, gradient: Rc<Held>) {
         if let Some(node) = x {
             self.gradients.borrow_mut()[node].get_or_insert(gradient);
         }
     }
 
-    /// Registers the gradient of a weight of `elements` elements. It stays until the module is finished.
+    /// Registers the gradient of a weight of `elements` elements. The gradient is held until the module is finished.
     pub(super) fn register_weight(&self, elements: u64) {
         let bytes = elements.saturating_mul(self.batch.element);
         self.keep_weight(self.ledger.hold(GRADIENTS, bytes));
@@ -227,7 +227,7 @@ impl<'a> MetaTape<'a> {
         }
     }
 
-    /// Computes `run(x)`, keeping only `x`, and runs it again in backward (Chen et al., 2016).
+    /// Returns `run(x)`, saving only `x` for backward, which calls `run` again (Chen et al., 2016).
     pub fn checkpoint(
         &self,
         x: MetaTensor,

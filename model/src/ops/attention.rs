@@ -1,4 +1,4 @@
-//! Causal self-attention without the matrix of scores.
+//! Causal self-attention that never stores the whole matrix of scores.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
@@ -8,20 +8,18 @@ use burn_backend::TensorMetadata;
 use super::plain::{FusedOp, in_f32, is_plain};
 use super::tape::{Tracked, record};
 
-/// Computes `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row attends to itself and to the rows before it:
-/// all of them, or with a `window` only the `window − 1` right before it (sliding-window attention, Beltagy
-/// et al., 2020; as in Mistral). A window at least as long as the sequence gives the same bits as full
-/// attention.
+/// Computes `softmax(q · kᵀ / sqrt(head_dim)) · v`, where each row attends to itself and to earlier rows: to all of
+/// them or, with a `window`, only to the `window − 1` right before it (sliding-window attention, Beltagy et al.,
+/// 2020; as in Mistral). A window at least as long as the sequence gives the same bits as full attention.
 ///
-/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]` with `heads` a
-/// multiple of `kv_heads`: heads `g · heads / kv_heads ..` share key head `g` (grouped-query attention,
-/// Ainslie et al., 2023). The result has the shape of `q`.
+/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]`, where `heads` is a
+/// multiple of `kv_heads`. Heads `g · heads / kv_heads ..` share key head `g` (grouped-query attention, Ainslie et
+/// al., 2023). The result has the shape of `q`.
 ///
-/// FlashAttention-2 (Dao, 2023): processes tiles of rows × columns of the scores with a running maximum and
-/// sum, and saves the result and the logarithm of each row's sum. Backward recomputes the tiles. With `P =
-/// exp(S − lse)` and `D = rowsum(dO ∘ O)`, `dV = Pᵀ · dO`, `dS = P ∘ (dO · Vᵀ − D) / sqrt(head_dim)`, `dQ =
-/// dS · K`, `dK = dSᵀ · Q`. Tiles to which no row attends are skipped, so that the work of a row grows with
-/// the window and not with the sequence.
+/// FlashAttention-2 (Dao, 2023): processes tiles of rows × columns of the scores with a running maximum and sum, and
+/// saves the result and the logarithm of each row's sum. Backward recomputes the tiles. With `P = exp(S − lse)` and
+/// `D = rowsum(dO ∘ O)`, `dV = Pᵀ · dO`, `dS = P ∘ (dO · Vᵀ − D) / sqrt(head_dim)`, `dQ = dS · K`, `dK = dSᵀ · Q`.
+/// Tiles to which no row attends are skipped, so the work per row grows with the window and not with the sequence.
 ///
 /// # Panics
 ///
@@ -36,15 +34,13 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, window: Option
 
 /// Computes [`causal_attention`] for the last rows of a sequence whose keys and values are in a cache.
 ///
-/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, capacity, kv_heads, head_dim]`, of which
-/// the first `filled` rows count. Row `i` of `q` is row `filled − seq + i` of the sequence. It attends to
-/// itself and to the rows before it, with a `window` to at most `window` rows. The result has the shape of
-/// `q`.
+/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, capacity, kv_heads, head_dim]`, of which only the
+/// first `filled` rows are read. Row `i` of `q` is row `filled − seq + i` of the sequence. Each row attends to itself
+/// and to earlier rows or, with a `window`, to at most `window` rows. The result has the shape of `q`.
 ///
 /// # Panics
 ///
-/// If the shapes do not match, if the window is 0, or if a gradient would be tracked: there is no backward
-/// pass.
+/// If the shapes do not match, if the window is 0, or if a gradient would be tracked: there is no backward pass.
 pub fn cached_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -59,7 +55,7 @@ pub fn cached_attention(
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, Some(filled), window))
 }
 
-/// [`causal_attention`] in plain burn, with the whole matrix of scores.
+/// Computes [`causal_attention`] in plain burn, with the whole matrix of scores.
 pub fn causal_attention_reference(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -70,7 +66,7 @@ pub fn causal_attention_reference(
     cached_attention_reference(q, k, v, seq, window)
 }
 
-/// [`cached_attention`] in plain burn, with the whole matrix of scores.
+/// Computes [`cached_attention`] in plain burn, with the whole matrix of scores.
 pub fn cached_attention_reference(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -98,7 +94,7 @@ pub fn cached_attention_reference(
     softmax(scores, 3).matmul(v).swap_dims(1, 2)
 }
 
-/// The backends of [`causal_attention`] and [`cached_attention`].
+/// A backend that can compute [`causal_attention`] and [`cached_attention`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait AttentionOp: Backend {
     /// Computes causal attention with grouped key and value heads. With `filled`, the queries are the last of
@@ -177,29 +173,29 @@ impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> 
 /// Sizes of an attention operation.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
-    /// Independent sequences.
+    /// Number of independent sequences.
     pub batch: usize,
-    /// Queries of a sequence, which are its last rows.
+    /// Number of queries per sequence. Queries are the last rows of a sequence.
     pub seq: usize,
-    /// Keys and values of a sequence; not fewer than queries.
+    /// Number of keys and values per sequence; at least the number of queries.
     pub keys: usize,
-    /// Capacity of a sequence in rows of keys and values.
+    /// Number of allocated rows of keys and values per sequence.
     pub capacity: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads, a divisor of `heads`.
+    /// Number of key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Maximum number of keys that a query attends to, fewer than `keys`: its own and those right before it.
-    /// `None` if every query attends to all keys up to its own, so that a window at least as long as the
-    /// sequence is not a separate case.
+    /// Maximum number of keys that a query attends to, fewer than `keys`: its own key and those right before it.
+    /// `None` if every query attends to all keys up to its own; this includes windows at least as long as the
+    /// sequence.
     pub window: Option<usize>,
 }
 
 impl AttentionShape {
-    /// Returns the shape. With `filled`, the queries are the last of `filled` rows; without it, every row has
-    /// a query. With `window`, a query attends to at most `window` keys.
+    /// Returns the shape of an operation on `q` and `k`. With `filled`, the queries are the last of `filled` rows;
+    /// otherwise, every row has a query. With `window`, a query attends to at most `window` keys.
     pub(super) fn of<T: TensorMetadata>(
         q: &T,
         k: &T,
@@ -228,7 +224,7 @@ impl AttentionShape {
         AttentionShape { batch, seq, keys, capacity, heads, kv_heads, head_dim, window }
     }
 
-    /// Returns the first key that the query at `position` of the sequence attends to.
+    /// Returns the index of the first key that the query at `position` of the sequence attends to.
     pub fn first_seen(self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }

@@ -14,13 +14,13 @@ use super::tape::{Tracked, record};
 /// The layout of the weight of an output projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadLayout {
-    /// `[vocab, d_model]`, as in the embedding that the head may be tied to.
+    /// `[vocab, d_model]`, as in the embedding, which a tied head shares.
     VocabRows,
     /// `[d_model, vocab]`, as in the weight of a [`linear`](super::linear()).
     VocabColumns,
 }
 
-/// The options of [`linear_cross_entropy_with`] for logits.
+/// Options of [`linear_cross_entropy_with`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LogitOptions {
     /// Positive bound `c` that turns logits into `c · tanh(logits / c)` (Gemma 2, Gemma Team, 2024).
@@ -35,26 +35,25 @@ pub struct LogitOptions {
 pub struct LogitLoss {
     /// The sum of cross-entropy and z-loss.
     pub total: Tensor<1>,
-    /// The z-loss, with its weight and `scale`, if there is one; without gradient.
+    /// The z-loss times its weight and `scale`, if there is one; without gradient.
     pub z_loss: Option<Tensor<1>>,
 }
 
 /// Computes `scale · Σ_rows −log softmax(hidden · W)[target]`, a tensor of one value.
 ///
-/// `hidden` is `[rows, d_model]`, `targets` `[rows]`; a row with a negative target is ignored. The sum is
-/// computed in double precision, on a GPU in a tree of `f32`; the result is `f32` (`f64` for `f64` operands)
-/// for every dtype of the operands.
+/// `hidden` is `[rows, d_model]`, `targets` `[rows]`; a row with a negative target is ignored. The CPU sums in double
+/// precision, a GPU in a tree of `f32`. The result is `f32` (`f64` for `f64` operands) for every dtype of the
+/// operands.
 ///
-/// Logits exist for a block of rows at a time and are never saved. If `hidden` or `weight` is tracked, the
-/// block's gradients, `dlogits = scale · (softmax − onehot(target))`, `dhidden = dlogits · Wᵀ` and `dW +=
-/// hiddenᵀ · dlogits`, are computed immediately, and backward only multiplies them by the incoming gradient
-/// (Hsu et al., 2024, "Liger Kernel"). That takes three matrix products in total, and the weight is not
-/// needed again.
+/// Logits exist for one block of rows at a time and are never saved. If `hidden` or `weight` is tracked, the
+/// gradients of the block, `dlogits = scale · (softmax − onehot(target))`, `dhidden = dlogits · Wᵀ` and `dW +=
+/// hiddenᵀ · dlogits`, are computed immediately, and backward only multiplies them by the incoming gradient (Hsu et
+/// al., 2024, "Liger Kernel"). This takes three matrix products in total, and backward does not read the weight.
 ///
 /// # Panics
 ///
-/// If a target is not below the size of the vocabulary. On a GPU, where the check would have to wait for the
-/// device, the loss is NaN instead.
+/// If a target is not below the size of the vocabulary. On a GPU, where the check would have to wait for the device,
+/// the loss is NaN instead.
 pub fn linear_cross_entropy(
     hidden: Tensor<2>,
     weight: Tensor<2>,
@@ -65,9 +64,9 @@ pub fn linear_cross_entropy(
     linear_cross_entropy_with(hidden, weight, layout, targets, scale, LogitOptions::default()).total
 }
 
-/// Computes [`linear_cross_entropy`] with capped logits and a z-loss: `scale · Σ_rows (−log
-/// softmax(l)[target] + z · ln²(Σ exp(l)))`, where `l = c · tanh(hidden · W / c)`. Rows without a target have
-/// neither loss. Both options are part of the same operation, with the same number of matrix products.
+/// Computes [`linear_cross_entropy`] with capped logits and a z-loss: `scale · Σ_rows (−log softmax(l)[target] + z ·
+/// ln²(Σ exp(l)))`, where `l = c · tanh(hidden · W / c)`. Both losses ignore rows without a target. The options add
+/// no matrix products.
 ///
 /// # Panics
 ///
@@ -100,7 +99,7 @@ pub fn linear_cross_entropy_with(
     }
 }
 
-/// [`linear_cross_entropy`] in plain burn, with all logits at once.
+/// Computes [`linear_cross_entropy`] in plain burn, with all logits at once.
 pub fn linear_cross_entropy_reference(
     hidden: Tensor<2>,
     weight: Tensor<2>,
@@ -112,7 +111,7 @@ pub fn linear_cross_entropy_reference(
     linear_cross_entropy_with_reference(hidden, weight, layout, targets, scale, options).total
 }
 
-/// [`linear_cross_entropy_with`] in plain burn, with all logits at once.
+/// Computes [`linear_cross_entropy_with`] in plain burn, with all logits at once.
 pub fn linear_cross_entropy_with_reference(
     hidden: Tensor<2>,
     weight: Tensor<2>,
@@ -151,11 +150,11 @@ pub fn soft_cap<const D: usize>(logits: Tensor<D>, cap: f64) -> Tensor<D> {
     logits.div_scalar(cap).tanh().mul_scalar(cap)
 }
 
-/// The backends of [`linear_cross_entropy`].
+/// A backend that can compute [`linear_cross_entropy`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait LinearCrossEntropyOp: Backend {
-    /// Returns the scaled sum of the losses of all rows, `[1]`; with a z-loss `[2]`, where the second value
-    /// is the z-loss alone, without gradient.
+    /// Returns the scaled sum of the losses of all rows, `[1]`. With a z-loss, returns `[2]`, where the second value
+    /// is only the z-loss, without gradient.
     fn fused_linear_cross_entropy(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -171,8 +170,9 @@ pub type LossAndGradients<B> = (FloatTensor<B>, [Option<FloatTensor<B>>; 2]);
 
 /// The kernels that a backend implements for [`linear_cross_entropy`].
 pub trait CrossEntropyKernels: Backend {
-    /// Returns the losses and the requested gradients, in the type in which they were computed: an `f16`
-    /// gradient of a mean over many tokens may vanish before a loss scale has multiplied it.
+    /// Returns the losses and the requested gradients, in the type in which they were computed. They are not rounded
+    /// to `f16` yet, because a gradient of a mean over many tokens could vanish before it is multiplied by the loss
+    /// scale.
     fn cross_entropy_forward(
         hidden: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
@@ -232,8 +232,8 @@ impl<B: CrossEntropyKernels, C: CheckpointStrategy> LinearCrossEntropyOp for Aut
     }
 }
 
-/// Returns the number of rows whose logits exist at a time: enough for the matrix products to run at full
-/// speed, and fewer if a large vocabulary would make the logits larger than 64 MiB (512 MiB on a GPU).
+/// Returns the number of rows whose logits exist at a time: enough for the matrix products to run at full speed, but
+/// fewer if a large vocabulary would make the logits larger than 64 MiB (512 MiB on a GPU).
 pub(crate) fn logit_rows(vocab: usize, on_host: bool) -> usize {
     let (elements, least, most) =
         if on_host { (1 << 24, 16, 256) } else { (1 << 27, DEVICE_ROWS, 16 * DEVICE_ROWS) };
@@ -241,12 +241,12 @@ pub(crate) fn logit_rows(vocab: usize, on_host: bool) -> usize {
     if on_host { rows } else { rows / DEVICE_ROWS * DEVICE_ROWS }
 }
 
-/// Alignment of blocks of rows on a GPU, so that a block begins at a multiple of 512 bytes, as devices
+/// Alignment, in rows, of blocks of rows on a GPU, so that a block begins at a multiple of 512 bytes, as devices
 /// require of the offset of a buffer.
 const DEVICE_ROWS: usize = 256;
 
 impl HeadLayout {
-    /// Returns the number of rows of `hidden`, their width and the size of the vocabulary.
+    /// Returns the number of rows of `hidden`, their width, and the size of the vocabulary.
     pub(super) fn sizes(
         self,
         hidden: &impl TensorMetadata,

@@ -29,7 +29,7 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter_offset: u
     Tensor::from_dispatch(Dispatch::fused_dropout(&x.into_dispatch(), mask))
 }
 
-/// [`dropout`] in plain burn: the mask as a tensor, computed value by value.
+/// Computes [`dropout`] in plain burn: the mask is a tensor, computed value by value.
 pub fn dropout_reference<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter_offset: u64) -> Tensor<D> {
     let mask = DropoutMask::new(p, key, counter_offset);
     let factor = |i| if mask.keeps(i) { mask.scale } else { 0.0 };
@@ -39,19 +39,19 @@ pub fn dropout_reference<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter
     x * factors
 }
 
-/// The backends of [`dropout`].
+/// A backend that can compute [`dropout`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait DropoutOp: Backend {
     /// Multiplies `x` by the factors of `mask`.
     fn fused_dropout(x: &FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
 }
 
-/// A dropout mask: a rule, not a buffer.
+/// A dropout mask: a rule that computes each factor, not a buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DropoutMask {
-    /// Counter of the first element in the stream of the key.
+    /// Counter of the first element in the key's stream of random values.
     pub(super) first: u64,
-    /// An element is dropped if the upper half of its hash is below this.
+    /// An element is dropped if the upper half of its hash is below this threshold.
     pub(super) threshold: u64,
     /// The factor of elements that are not dropped.
     pub(super) scale: f64,

@@ -13,13 +13,13 @@ use super::tape::{Tracked, record};
 
 /// Computes `y[b, t] = weight[ids[b, t]]`.
 ///
-/// `weight` is `[vocab, d_model]`, `ids` `[batch, seq]`, the result `[batch, seq, d_model]`. Backward: `dW[v]
-/// = Σ dy[b, t]` over the places where `ids[b, t] = v`, in the order of the places. Backward needs the ids
-/// and the shape of the weight, but not its values.
+/// `weight` is `[vocab, d_model]`, `ids` `[batch, seq]`, the result `[batch, seq, d_model]`. Backward: `dW[v] = Σ
+/// dy[b, t]` over the positions where `ids[b, t] = v`, in the order of the positions. Backward needs the ids and the
+/// shape of the weight, but not its values.
 ///
 /// # Panics
 ///
-/// If an id is not a row of `weight`. On a GPU, where the check would have to wait for the device, its row of
+/// If an id is not a row of `weight`. On a GPU, where the check would have to wait for the device, the id's row of
 /// the result is NaN instead.
 pub fn embedding(weight: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
     if is_plain(FusedOp::Embedding) {
@@ -28,13 +28,13 @@ pub fn embedding(weight: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
     Tensor::from_dispatch(Dispatch::fused_embedding(weight.into_dispatch(), ids.into_dispatch()))
 }
 
-/// [`embedding`] in plain burn.
+/// Computes [`embedding`] in plain burn.
 pub fn embedding_reference(weight: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
     let ([_, d_model], [batch, seq]) = (weight.dims(), ids.dims());
     weight.select(0, ids.reshape([batch * seq])).reshape([batch, seq, d_model])
 }
 
-/// The backends of [`embedding`].
+/// A backend that can compute [`embedding`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait EmbeddingOp: Backend {
     /// Returns the rows `ids` of `weight`.

@@ -16,7 +16,7 @@ use super::tape::{Tracked, record};
 pub struct Routing {
     /// `[tokens, k]`: indices of experts, distinct for each token.
     pub experts: Tensor<2, Int>,
-    /// `[tokens, k]`: factors of their results.
+    /// `[tokens, k]`: factors for the experts' results.
     pub weights: Tensor<2>,
 }
 
@@ -31,22 +31,22 @@ pub struct ExpertProjections {
     pub down: Tensor<3>,
 }
 
-/// Computes `y[t] = Σ_j w[t, j] · (silu(x[t] · gate_e) · (x[t] · up_e)) · down_e` with `e = experts[t, j]`,
-/// for `x` and the result `[tokens, d_model]`.
+/// Computes `y[t] = Σ_j w[t, j] · (silu(x[t] · gate_e) · (x[t] · up_e)) · down_e` with `e = experts[t, j]`, for `x`
+/// and the result `[tokens, d_model]`.
 ///
-/// Tokens are grouped by expert, and each group is multiplied with the weights of its expert (MegaBlocks,
-/// Gale et al., 2022): no token is dropped, nothing is padded on the CPU, and an expert without tokens costs
-/// nothing. Kept for backward are the two products `g` and `u` before the gate, `[tokens · k, d_ff]` each.
+/// Tokens are grouped by expert, and each group is multiplied with the weights of its expert (MegaBlocks, Gale et
+/// al., 2022): no token is dropped, nothing is padded on the CPU, and an expert without tokens costs nothing. The two
+/// products `g` and `u` before the gate, `[tokens · k, d_ff]` each, are saved for backward.
 ///
-/// Backward, for the rows of one expert, with `q = dy · downᵀ`, `s = σ(g)` and `h = g · s · u`: `dw = q · h`,
-/// `du = w q · g · s`, `dg = w q · u · s · (1 + g · (1 − s))`; `dx = dg · gateᵀ + du · upᵀ`, summed over the
-/// experts of a token; `dgate = xᵀ · dg`, `dup = xᵀ · du`, `ddown = (w h)ᵀ · dy`. The gradients of an expert
-/// without tokens are zero.
+/// Backward, for the rows of one expert, with `q = dy · downᵀ`, `s = σ(g)` and `h = g · s · u`: `dw = q · h`, `du = w
+/// q · g · s`, `dg = w q · u · s · (1 + g · (1 − s))`; `dx = dg · gateᵀ + du · upᵀ`, summed over the experts of a
+/// token; `dgate = xᵀ · dg`, `dup = xᵀ · du`, `ddown = (w h)ᵀ · dy`. The gradients of an expert without tokens are
+/// zero.
 ///
 /// # Panics
 ///
-/// If an index is not that of an expert. On a GPU, where the check would have to wait for the device, the
-/// choice is omitted from the sum instead.
+/// If an index is not that of an expert. On a GPU, where the check would have to wait for the device, the choice is
+/// omitted from the sum instead.
 pub fn experts(x: Tensor<2>, routing: Routing, projections: ExpertProjections) -> Tensor<2> {
     if is_plain(FusedOp::Experts) {
         return experts_reference(x, routing, projections);
@@ -62,7 +62,7 @@ pub fn experts(x: Tensor<2>, routing: Routing, projections: ExpertProjections) -
     ))
 }
 
-/// [`experts`] in plain burn: every token through every expert.
+/// Computes [`experts`] in plain burn, with every token passing through every expert.
 pub fn experts_reference(x: Tensor<2>, routing: Routing, projections: ExpertProjections) -> Tensor<2> {
     let [count, d_model, d_ff] = projections.gate.dims();
     let of = |stacked: &Tensor<3>, expert: usize, shape: [usize; 2]| -> Tensor<2> {
@@ -78,7 +78,7 @@ pub fn experts_reference(x: Tensor<2>, routing: Routing, projections: ExpertProj
     (0..count).map(run).fold(x.zeros_like(), |sum, result| sum + result)
 }
 
-/// The backends of [`experts`].
+/// A backend that can compute [`experts`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ExpertsOp: Backend {
     /// Returns the weighted sum of the results of each token's experts.
@@ -95,7 +95,7 @@ pub trait ExpertsOp: Backend {
 /// The operands that have gradients: `x`, the weights of the choices, and the projections gate, up and down.
 pub type Operands<T> = [T; 5];
 
-/// The products of the rows with `gate` and `up`, in the order of the groups.
+/// The products of the rows with `gate` and `up`, with rows grouped by expert.
 pub type Hidden<B> = [FloatTensor<B>; 2];
 
 /// The kernels that a backend implements for [`experts`].
@@ -164,7 +164,7 @@ impl<B: ExpertsKernels, C: CheckpointStrategy> ExpertsOp for Autodiff<B, C> {
     }
 }
 
-/// The state of backward.
+/// The values saved for backward.
 #[derive(Clone, Debug)]
 struct Saved<B: Backend> {
     operands: Operands<NodeId>,

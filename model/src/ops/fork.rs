@@ -1,4 +1,4 @@
-//! One tensor for two readers.
+//! Lets two operations read one tensor.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
@@ -10,8 +10,8 @@ use super::residual::ResidualOp;
 use super::shared::SharedInput;
 use super::tape::{Tracked, record};
 
-/// Returns `x` for each of two readers in one backward pass. There, the kernel of
-/// [`Residual`](super::Residual) adds up their gradients.
+/// Returns `x` twice, for two readers in one backward pass, where the kernel of [`Residual`](super::Residual) adds
+/// their gradients.
 pub fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     if is_plain(FusedOp::Residual) {
         return [x.clone(), x];
@@ -20,10 +20,10 @@ pub fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     [x.clone(), x].map(|x| Tensor::from_dispatch(Dispatch::fused_fork(x.into_dispatch(), shared.clone())))
 }
 
-/// The backends of [`fork`].
+/// A backend that can compute [`fork`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ForkOp: Backend {
-    /// Returns `x`, for one of the readers of `shared`.
+    /// Returns `x` for one of its two readers, which share the state `shared`.
     fn fused_fork(x: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
 }
 
@@ -42,7 +42,7 @@ impl ForkOp for burn_cubecl::CubeBackend {
 
 impl<B: ResidualOp, C: CheckpointStrategy> ForkOp for Autodiff<B, C> {
     fn fused_fork(x: Tracked<B, C>, shared: SharedInput) -> Tracked<B, C> {
-        // burn adds to the gradient of a leaf, which the caller gets.
+        // burn itself adds up the gradient of a leaf, because it is returned to the caller.
         let is_leaf = Self::float_is_require_grad(&x);
         let (x, node) = x.into_parts();
         record::<B, C, _, _>(

@@ -13,7 +13,8 @@ use super::tape::{Tracked, record};
 pub enum Activation {
     /// `g · σ(g)`.
     Silu,
-    /// `g · Φ(g)`, where `Φ(g) = (1 + erf(g / √2)) / 2` is the normal distribution's function.
+    /// `g · Φ(g)`, where `Φ(g) = (1 + erf(g / √2)) / 2` is the cumulative distribution function of the normal
+    /// distribution.
     Gelu,
 }
 
@@ -27,7 +28,7 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     fused(gate, up, Activation::Silu)
 }
 
-/// [`swiglu`] in plain burn.
+/// Computes [`swiglu`] in plain burn.
 pub fn swiglu_reference<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     silu(gate) * up
 }
@@ -44,7 +45,7 @@ pub fn geglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     fused(gate, up, Activation::Gelu)
 }
 
-/// [`geglu`] in plain burn.
+/// Computes [`geglu`] in plain burn.
 pub fn geglu_reference<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     gelu(gate) * up
 }
@@ -53,7 +54,7 @@ fn fused<const D: usize>(gate: Tensor<D>, up: Tensor<D>, activation: Activation)
     Tensor::from_dispatch(Dispatch::fused_glu(gate.into_dispatch(), up.into_dispatch(), activation))
 }
 
-/// The backends of [`swiglu`] and [`geglu`].
+/// A backend that can compute [`swiglu`] and [`geglu`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait GluOp: Backend {
     /// Computes `activation(gate) · up`.

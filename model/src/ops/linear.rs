@@ -19,10 +19,10 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
     linear_of_shared(x, weight, bias, SharedInput::new(1))
 }
 
-/// Computes [`linear`] with several weights and biases, in order, for one `x`.
+/// Computes [`linear`] of one `x` with several weights and biases, in order.
 ///
-/// In backward the maps share their work on `x`: `x` is transposed once for the gradients of all weights, and
-/// the contributions of the maps to `dx` are added up in the memory of the first one.
+/// In backward, the maps share their work on `x`: `x` is transposed once for the gradients of all weights, and the
+/// maps' contributions to `dx` are accumulated in the memory of the first one.
 pub fn linears<const D: usize, const N: usize>(
     x: Tensor<D>,
     maps: [(Tensor<2>, Option<Tensor<1>>); N],
@@ -47,7 +47,7 @@ fn linear_of_shared<const D: usize>(
     })
 }
 
-/// [`linear`] in plain burn.
+/// Computes [`linear`] in plain burn.
 pub fn linear_reference<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -65,7 +65,7 @@ pub fn linear_reference<const D: usize>(
     y.reshape(shape)
 }
 
-/// The backends of [`linear`].
+/// A backend that can compute [`linear`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait LinearOp: Backend {
     /// Computes `x · weight`.
@@ -92,16 +92,16 @@ pub trait LinearKernels: Backend {
         weight: &FloatTensor<Self>,
         bias: Option<&FloatTensor<Self>>,
     ) -> FloatTensor<Self>;
-    /// Computes `dy · weightᵀ`, added to `sum` if there is one, and rounds once. Nothing else holds `sum`, so
-    /// the result may use its memory.
+    /// Computes `dy · weightᵀ`, plus `sum` if there is one, and rounds once. Nothing else may hold `sum`, so that the
+    /// result can use its memory.
     fn linear_x_gradient(
         dy: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
         sum: Option<FloatTensor<Self>>,
         dtype: DType,
     ) -> FloatTensor<Self>;
-    /// Computes `xᵀ · dy`, `[d_in, d_out]`. The first call for an `x` stores its transposed copy in
-    /// `prepared` for the others.
+    /// Computes `xᵀ · dy`, `[d_in, d_out]`. The first call for an `x` stores the transposed copy of `x` in `prepared`
+    /// for later calls.
     fn linear_weight_gradient(
         x: &FloatTensor<Self>,
         dy: &FloatTensor<Self>,
@@ -142,7 +142,7 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
     }
 }
 
-/// Computes the differentiable map, whose parents are `x`, `weight` and, if there is one, `bias`.
+/// Computes the differentiable map of `x`, `weight` and, if there is one, `bias`, which are its parents on the tape.
 fn map<B: LinearKernels, C: CheckpointStrategy, const N: usize>(
     x: &Tracked<B, C>,
     weight: &Tracked<B, C>,
@@ -163,7 +163,7 @@ fn map<B: LinearKernels, C: CheckpointStrategy, const N: usize>(
     record::<B, C, _, _>(parents, y, save, backward::<B, N>)
 }
 
-/// The state of backward. An operand is saved only if the gradient of the other operand is requested.
+/// The values saved for backward. An operand is saved only if the gradient of the other operand is requested.
 #[derive(Clone, Debug)]
 struct Saved {
     weight: Option<NodeId>,
@@ -171,7 +171,7 @@ struct Saved {
     x_dtype: DType,
     weight_dtype: DType,
     bias_dtype: Option<DType>,
-    /// True if `x` is a leaf, whose gradient the caller gets.
+    /// True if `x` is a leaf, whose gradient is returned to the caller of backward.
     is_leaf: bool,
     shared: SharedInput,
 }
@@ -184,7 +184,7 @@ fn backward<B: LinearKernels, const N: usize>(mut step: Step<'_, N>, dy: FloatTe
         if let Some(id) = saved.weight {
             // The weight may be a recomputed gather, so it is dropped before `x` is looked up.
             let weight = step.value::<B>(id);
-            // burn adds to the gradient of a leaf, which the caller gets.
+            // burn itself adds up the gradient of a leaf, because it is returned to the caller.
             let adds = shared.has_gradient && !saved.is_leaf;
             let sum = if adds { step.take_gradient::<B>(0) } else { None };
             let dx = B::linear_x_gradient(&dy, &weight, sum, saved.x_dtype);

@@ -1,23 +1,23 @@
 //! Fused operations of the decoder, with hand-written derivatives.
 //!
-//! Each file contains one operation, or a few that belong together: the public function on burn tensors, the
-//! same mathematics in plain burn (`*_reference`, which the tests compare with), the backend extension with
-//! its place on the tape, written once for all backends, and the trait of the kernels that a backend
-//! implements. The operations of a router are so small that GPUs compute them with burn's operations
-//! (`router.rs`). An operation whose backward pass is its forward pass needs no such trait: backends
-//! implement the extension itself. The implementations are in `cpu/`, and in `cube/` for GPUs. Kernels
-//! compute in `f32` (`f64` for `f64` tensors, on the CPU); half-precision operands are converted, the result
-//! has the dtype of the first operand and every gradient the dtype of its tensor.
+//! Each file contains one operation, or a few related ones. It has the public function on burn tensors; the same
+//! mathematics in plain burn (`*_reference`), which tests compare with; the backend extension that puts the operation
+//! on the tape, written once for all backends; and the trait of the kernels that a backend implements. Routers are an
+//! exception: their operations are so small that GPUs compute them with burn's operations (`router.rs`). An operation
+//! whose backward pass is its forward pass needs no kernel trait: backends implement the extension itself. The
+//! implementations are in `cpu/`, and in `cube/` for GPUs. Kernels compute in `f32` (`f64` for `f64` tensors, on the
+//! CPU); half-precision operands are converted, the result has the dtype of the first operand and every gradient the
+//! dtype of its tensor.
 //!
-//! If the kernels of an operation were found to be wrong on a device (`crate::verify`), its function computes
-//! the plain form instead (`plain.rs`).
+//! If the kernels of an operation were found to be wrong on a device (`crate::verify`), its function computes the
+//! plain form instead (`plain.rs`).
 //!
-//! Weights may come from a sharded gather that is recomputed in the backward pass. An operation that needs a
-//! parent in backward therefore gets it from the checkpointer and keeps no handle to it. Gradients of
-//! untracked parents are not computed.
+//! Weights may come from a sharded gather that is recomputed in the backward pass. An operation that needs a parent
+//! in backward therefore gets it from the checkpointer instead of keeping a handle to it. Gradients of untracked
+//! parents are not computed.
 //!
-//! Operations that read the same input may share it (`shared.rs`): each operation then adds its gradient to
-//! the gradient that the previous one has registered, whereas burn would take another pass over both.
+//! Operations that read the same input may share state (`shared.rs`): each operation then adds its gradient to the
+//! gradient that the previous one has registered, whereas burn would make another pass over both.
 
 mod cpu;
 #[cfg(feature = "cube")]

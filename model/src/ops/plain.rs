@@ -1,8 +1,8 @@
-//! The set of operations that are computed in plain burn instead of by their fused kernels.
+//! The set of operations that are computed in plain burn instead of by fused kernels.
 //!
-//! A fused kernel that gives wrong results on a device must not spoil a run. The public function of each
-//! operation in [`FusedOp`] checks [`is_plain`] before it calls the kernels. The set belongs to the process,
-//! is initially empty, and is filled by [`verify`](crate::verify) before the first operation of a run.
+//! A fused kernel that gives wrong results on a device must not spoil a run. The public function of each operation in
+//! [`FusedOp`] checks [`is_plain`] before it calls the kernels. The set is global to the process, initially empty,
+//! and filled by [`verify`](crate::verify) before the first operation of a run.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FusedOp {
-    /// Matrix products with cuBLASLt; burn's kernel is the substitute.
+    /// Matrix products with cuBLASLt; replaced by burn's kernel.
     MatrixProduct,
     /// [`linear`](super::linear()) and [`linears`](super::linears()).
     Linear,
@@ -30,8 +30,8 @@ pub enum FusedOp {
     SquaredRelu,
     /// [`rotary`](super::rotary()).
     Rotary,
-    /// Attention with the warpgroup instructions of compute capability 9.0; the kernels for all tensor cores
-    /// are the substitute.
+    /// Attention with the warpgroup instructions of compute capability 9.0; replaced by the kernels for all tensor
+    /// cores.
     WarpgroupAttention,
     /// [`causal_attention`](super::causal_attention) and [`cached_attention`](super::cached_attention).
     Attention,
@@ -46,7 +46,7 @@ pub enum FusedOp {
 }
 
 impl FusedOp {
-    /// All operations; those that others consist of come first.
+    /// All operations. An operation that others are built from comes before them.
     pub const ALL: [FusedOp; 14] = [
         FusedOp::MatrixProduct,
         FusedOp::Linear,
@@ -64,7 +64,7 @@ impl FusedOp {
         FusedOp::Experts,
     ];
 
-    /// Returns the name of the operation in messages and files.
+    /// Returns the name of the operation, as in messages and files.
     pub fn name(self) -> &'static str {
         match self {
             FusedOp::MatrixProduct => "matrix_product",
@@ -84,7 +84,7 @@ impl FusedOp {
         }
     }
 
-    /// Returns the substitute for a wrong kernel.
+    /// Returns a description of what replaces a wrong kernel.
     pub fn substitute(self) -> &'static str {
         match self {
             FusedOp::MatrixProduct => "burn's kernel",
@@ -93,7 +93,7 @@ impl FusedOp {
         }
     }
 
-    /// Returns the cost to a run if the operation is plain.
+    /// Returns a description of how a run suffers if the operation is plain.
     pub fn cost(self) -> &'static str {
         match self {
             FusedOp::MatrixProduct => "matrix products are slower, and most of a step is matrix products",
@@ -125,8 +125,8 @@ impl fmt::Display for FusedOp {
 /// The plain operations, as a bit set.
 static PLAIN: AtomicU32 = AtomicU32::new(0);
 
-/// Computes `ops` in plain burn from now on, in the whole process. Call it between passes: backward must use
-/// the same kernels as forward.
+/// Computes `ops` in plain burn from now on, in the whole process. Must be called between passes, because backward
+/// must use the same kernels as forward.
 pub fn use_plain(ops: &[FusedOp]) {
     PLAIN.fetch_or(ops.iter().fold(0, |bits, op| bits | op.bit()), Ordering::Relaxed);
 }
@@ -136,8 +136,8 @@ pub(super) fn is_plain(op: FusedOp) -> bool {
     PLAIN.load(Ordering::Relaxed) & op.bit() != 0
 }
 
-/// Computes `op` of `inputs`, in `f32` if the first of them is in half precision, as the fused kernels do;
-/// the result has the dtype of the first.
+/// Computes `op` of `inputs`, in `f32` if the first input is in half precision, as the fused kernels do. The result
+/// has the dtype of the first input.
 pub(super) fn in_f32<const D: usize, const N: usize>(
     inputs: [Tensor<D>; N],
     op: impl FnOnce([Tensor<D>; N]) -> Tensor<D>,

@@ -1,4 +1,4 @@
-//! Places of a pass where a probe observes a tensor and, in backward, its gradient.
+//! Places in a pass where a probe observes a tensor and, in backward, the tensor's gradient.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,24 +19,24 @@ use super::tape::{Tracked, record};
 pub struct Seen<'a> {
     /// Place in the decoder, such as `layers.3.ffn`; `embed` and `head` for the outer modules.
     pub place: &'a str,
-    /// Role of the tensor at its place: `input`, `output`, or a name given by the layer.
+    /// Name of the tensor at its place: `input`, `output`, or a name given by the layer.
     pub name: &'a str,
-    /// True for the gradient of that tensor, in backward.
+    /// True for the tensor's gradient, in backward.
     pub is_gradient: bool,
     /// The shape of the tensor, such as `[batch, seq, d_model]`.
     pub shape: Vec<usize>,
-    /// Its values in row-major order, off the tape.
+    /// The values of the tensor in row-major order, off the tape.
     pub values: Tensor<1>,
 }
 
-/// Observes tensors of a pass while they are computed: for hashes, breakpoints and logs. The tensors have the
-/// values of the pass, which continues when the probe returns. A recomputed block shows its inside twice, in
-/// forward and in backward. Cheap to clone.
+/// Observes tensors of a pass while they are computed, for hashes, breakpoints and logs. The pass continues when the
+/// probe returns; the tensors are not changed. A recomputed block shows the tensors inside it twice: in forward and
+/// in backward. Cheap to clone.
 #[derive(Clone)]
 pub struct Probe(Arc<dyn Fn(Seen<'_>) + Send + Sync>);
 
 impl Probe {
-    /// Creates a probe that calls `look` on the computing thread.
+    /// Creates a probe that calls `look` on the thread that computes the pass.
     pub fn new(look: impl Fn(Seen<'_>) + Send + Sync + 'static) -> Self {
         Probe(Arc::new(look))
     }
@@ -48,7 +48,7 @@ impl fmt::Debug for Probe {
     }
 }
 
-/// A probe at a place.
+/// A probe, and a place where it observes a tensor.
 #[derive(Clone, Debug)]
 pub struct ProbePoint {
     probe: Probe,
@@ -74,16 +74,16 @@ impl ProbePoint {
     }
 }
 
-/// Returns `x`, and shows it to `probe`, as well as its gradient if there is one.
+/// Shows `x`, and its gradient if there is one, to `probe`, and returns `x`.
 pub(crate) fn probe<const D: usize>(x: Tensor<D>, probe: &Probe, place: &str, name: &str) -> Tensor<D> {
     let at = ProbePoint { probe: probe.clone(), place: place.into(), name: name.into(), is_gradient: false };
     Tensor::from_dispatch(Dispatch::probe(x.into_dispatch(), at))
 }
 
-/// The backends of a probe.
+/// A backend on which probes can observe tensors.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ProbeOp: Backend {
-    /// Returns `x`, and shows it at `at`.
+    /// Shows `x` to the probe of `at`, and returns `x`.
     fn probe(x: FloatTensor<Self>, at: ProbePoint) -> FloatTensor<Self>;
 }
 

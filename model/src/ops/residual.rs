@@ -1,4 +1,4 @@
-//! The residual stream around a layer.
+//! The sum of the residual stream and a layer's result.
 
 use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
@@ -12,8 +12,8 @@ use super::tape::{Tracked, record};
 
 /// A residual stream that a layer reads and adds to: `x + layer(rms_norm(x))`.
 ///
-/// In backward, the kernel that computes the gradient through the normalisation adds the gradient of the
-/// stream to it, instead of another pass over both.
+/// In backward, the kernel that computes the gradient through the normalisation also adds the gradient of the stream,
+/// which saves a pass over both.
 #[derive(Debug)]
 pub struct Residual<const D: usize> {
     x: Tensor<D>,
@@ -31,7 +31,8 @@ impl<const D: usize> Residual<D> {
         rms_norm_of_shared(self.x.clone(), weight, eps, self.shared.clone())
     }
 
-    /// Returns the stream after the layer: the sum with its result `y`, which has the same shape and dtype.
+    /// Returns the stream after the layer: the sum of the stream and the layer's result `y`, which has the same shape
+    /// and dtype.
     pub fn add_result(self, y: Tensor<D>) -> Tensor<D> {
         self.check(&y);
         if is_plain(FusedOp::Residual) {
@@ -41,8 +42,8 @@ impl<const D: usize> Residual<D> {
         Tensor::from_dispatch(Dispatch::fused_residual(x, y, self.shared))
     }
 
-    /// Returns the stream of [`Residual::add_result`], and its [`Residual::rms_norm`] for the next layer to
-    /// read. The bits are the same as of two separate calls; on a GPU, one kernel computes both.
+    /// Returns the stream of [`Residual::add_result`], and its [`Residual::rms_norm`] for the next layer to read. The
+    /// bits are those of two separate calls; on a GPU, one kernel computes both.
     pub fn add_result_and_norm(self, y: Tensor<D>, weight: Tensor<1>, eps: f64) -> (Self, Tensor<D>) {
         self.check(&y);
         if is_plain(FusedOp::Residual) || is_plain(FusedOp::RmsNorm) {
@@ -62,15 +63,15 @@ impl<const D: usize> Residual<D> {
     }
 }
 
-/// The backends of [`Residual`].
+/// A backend that can compute the sums of [`Residual`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ResidualOp: Backend {
-    /// Computes `x + y`; on the CPU in the memory of `y`, if nothing else holds it. `shared` is the state
-    /// shared by the readers of `x`.
+    /// Computes `x + y`; on the CPU in the memory of `y`, if nothing else holds `y`. `shared` is the state that the
+    /// readers of `x` share.
     fn fused_residual(x: FloatTensor<Self>, y: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
-    /// Computes `x + y` as in [`ResidualOp::fused_residual`], and that sum normalised over its last
-    /// dimension, times `weight`. `shared` has the states shared by the readers of `x`, and by the readers of
-    /// the sum.
+    /// Computes `x + y` as in [`ResidualOp::fused_residual`], and that sum normalised over its last dimension, times
+    /// `weight`. `shared` has the state that the readers of `x` share, and the state that the readers of the sum
+    /// share.
     fn fused_residual_norm(
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
@@ -87,7 +88,7 @@ impl<B: ResidualOp + RmsNormKernels, C: CheckpointStrategy> ResidualOp for Autod
         record_sum::<B, C>([x_node, y_node], sum, shared)
     }
 
-    /// Records the same two operations on the tape as separate calls would.
+    /// Records two operations on the tape, as separate calls would.
     fn fused_residual_norm(
         x: Tracked<B, C>,
         y: Tracked<B, C>,
@@ -104,7 +105,7 @@ impl<B: ResidualOp + RmsNormKernels, C: CheckpointStrategy> ResidualOp for Autod
     }
 }
 
-/// Puts the sum of a stream and the result of a layer on the tape.
+/// Puts the sum of a stream and of a layer's result on the tape.
 fn record_sum<B: Backend, C: CheckpointStrategy>(
     parents: [NodeGuard; 2],
     sum: FloatTensor<B>,

@@ -13,17 +13,17 @@ use super::tape::{Tracked, record};
 
 /// Computes `y = x · r · weight` with `r = 1 / sqrt(mean(x²) + eps)` over the last dimension.
 ///
-/// `x` is `[.., d]`, `weight` `[d]`. Backward, with `x̂ = x · r`: `dx = r · (dy · weight − x̂ · mean(dy ·
-/// weight · x̂))`, `dW = Σ_rows dy · x̂`. `r` is recomputed instead of saved: that takes one pass over a row
-/// that must be read anyway.
+/// `x` is `[.., d]`, `weight` `[d]`. Backward, with `x̂ = x · r`: `dx = r · (dy · weight − x̂ · mean(dy · weight ·
+/// x̂))`, `dW = Σ_rows dy · x̂`. `r` is recomputed instead of saved, which takes one pass over a row that must be
+/// read anyway.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
     rms_norm_of_shared(x, weight, eps, SharedInput::new(1))
 }
 
-/// Minimum rows per cube of a GPU's backward pass, so that the partial sums of dW, one row per cube, stay
+/// Minimum number of rows per cube in a GPU's backward pass, so that the partial sums of dW, one row per cube, stay
 /// small compared with `x`.
 const ROWS: usize = 16;
-/// Maximum number of cubes of that pass.
+/// Maximum number of cubes in a GPU's backward pass.
 const BLOCKS: usize = 2048;
 
 /// Returns the number of rows per block that a GPU sums for the gradient of the weight.
@@ -31,7 +31,7 @@ pub(crate) fn rows_of_block(rows: usize) -> usize {
     rows.div_ceil(BLOCKS).max(ROWS)
 }
 
-/// Computes [`rms_norm`] of an input that other operations read as well.
+/// Computes [`rms_norm`] of an input that other operations also read.
 pub(super) fn rms_norm_of_shared<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
@@ -39,7 +39,7 @@ pub(super) fn rms_norm_of_shared<const D: usize>(
     shared: SharedInput,
 ) -> Tensor<D> {
     if is_plain(FusedOp::RmsNorm) {
-        // A copy: backward keeps it, and a view would keep the memory of a gathered weight.
+        // A copy, because backward saves it, and a view would keep the memory of a gathered weight.
         let weight = weight.unsqueeze::<D>().mul_scalar(1.0);
         return in_f32([x, weight], |[x, weight]| rms_norm_reference(x, weight.flatten(0, D - 1), eps));
     }
@@ -47,13 +47,13 @@ pub(super) fn rms_norm_of_shared<const D: usize>(
     Tensor::from_dispatch(Dispatch::fused_rms_norm(x, weight, eps, shared))
 }
 
-/// [`rms_norm`] in plain burn.
+/// Computes [`rms_norm`] in plain burn.
 pub fn rms_norm_reference<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
     let mean_square = (x.clone() * x.clone()).mean_dim(D - 1);
     x / (mean_square + eps).sqrt() * weight.unsqueeze()
 }
 
-/// The backends of [`rms_norm`].
+/// A backend that can compute [`rms_norm`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RmsNormOp: Backend {
     /// Normalises `x` over its last dimension and multiplies it by `weight`.
@@ -69,8 +69,8 @@ pub trait RmsNormOp: Backend {
 pub trait RmsNormKernels: Backend {
     /// Returns the result.
     fn rms_norm_forward(x: &FloatTensor<Self>, weight: &FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
-    /// Returns the requested gradients of `x` and `weight`; the gradient of `x` is added to `sum` if there is
-    /// one, and rounded once.
+    /// Returns the requested gradients of `x` and `weight`. If there is a `sum`, the gradient of `x` is added to it
+    /// and rounded once.
     fn rms_norm_backward(
         x: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
@@ -107,7 +107,7 @@ pub(super) fn record_norm<B: RmsNormKernels, C: CheckpointStrategy>(
     eps: f64,
     shared: SharedInput,
 ) -> Tracked<B, C> {
-    // burn adds to the gradient of a leaf, which the caller gets.
+    // burn itself adds up the gradient of a leaf, because it is returned to the caller.
     let is_leaf = Autodiff::<B, C>::float_is_require_grad(x);
     record::<B, C, _, _>(
         [x.node(), weight.node()],

@@ -10,27 +10,27 @@ use super::plain::{FusedOp, in_f32, is_plain};
 use super::tape::{Tracked, record};
 use crate::config::RopeScaling;
 
-/// The angle per position by which each plane of a head is rotated.
+/// The angle by which each plane of a head is rotated per position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryFrequencies {
     /// Base: plane `j` is rotated by `theta^(−2j / head_dim)` per position.
     pub theta: f64,
-    /// Stretching of these frequencies.
+    /// Stretching of the frequencies for longer contexts.
     pub scaling: Option<RopeScaling>,
 }
 
 impl RotaryFrequencies {
-    /// Creates frequencies with base `theta`, not stretched.
+    /// Creates frequencies with base `theta`, without stretching.
     pub fn new(theta: f64) -> Self {
         RotaryFrequencies { theta, scaling: None }
     }
 
-    /// Returns the angle per position by which plane `j` of heads of width `head_dim` is rotated.
+    /// Returns the angle by which plane `j` of heads of width `head_dim` is rotated per position.
     ///
-    /// [`RopeScaling::Linear`] divides the angle by the factor, which interpolates positions (Chen et al.,
-    /// 2023). [`RopeScaling::Llama3`] is the rule of Llama 3.1 (Grattafiori et al., 2024; as in its reference
-    /// code): planes that turn many times within the original context keep their frequency, the frequency of
-    /// planes that turn seldom is divided, and the frequencies in between are blended linearly.
+    /// [`RopeScaling::Linear`] divides the angle by the factor, which interpolates positions (Chen et al., 2023).
+    /// [`RopeScaling::Llama3`] is the rule of Llama 3.1 (Grattafiori et al., 2024; as in its reference code): planes
+    /// that complete many turns within the original context keep their frequency, planes that complete few have it
+    /// divided, and frequencies in between are blended linearly.
     pub fn frequency(&self, j: usize, head_dim: usize) -> f64 {
         let frequency = self.theta.powf(-2.0 * j as f64 / head_dim as f64);
         match self.scaling {
@@ -56,7 +56,7 @@ impl RotaryFrequencies {
         position as f64 * self.frequency(j, head_dim)
     }
 
-    /// Returns a key, which is equal for equal frequencies.
+    /// Returns bits that identify the frequencies: equal frequencies have equal bits.
     pub(super) fn bits(&self) -> [u64; 6] {
         let [kind, factor, low, high, original] = match self.scaling {
             None => [0; 5],
@@ -72,12 +72,12 @@ impl RotaryFrequencies {
     }
 }
 
-/// Rotates each head of `x` by angles that grow with the position of its row.
+/// Rotates each head of `x` by angles proportional to the position of its row.
 ///
-/// `x` is `[batch, seq, heads, head_dim]`; row `t` has position `p = position_offset + t`. Element `j <
-/// head_dim / 2` and element `j + head_dim / 2` form one plane (the rotate-half convention of Hugging Face's
-/// Llama), rotated by `p` times the frequency of plane `j`. Backward rotates `dy` by the opposite angles and
-/// needs no saved tensor. Angles are computed in double precision.
+/// `x` is `[batch, seq, heads, head_dim]`; row `t` has position `p = position_offset + t`. Element `j < head_dim / 2`
+/// and element `j + head_dim / 2` form one plane (the rotate-half convention of Hugging Face's Llama), rotated by `p`
+/// times the frequency of plane `j`. Backward rotates `dy` by the opposite angles and needs no saved tensor. Angles
+/// are computed in double precision.
 ///
 /// # Panics
 ///
@@ -90,7 +90,7 @@ pub fn rotary(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usi
     Tensor::from_dispatch(Dispatch::fused_rotary(x.into_dispatch(), rotation))
 }
 
-/// [`rotary`] in plain burn.
+/// Computes [`rotary`] in plain burn.
 pub fn rotary_reference(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usize) -> Tensor<4> {
     let [batch, seq, heads, head_dim] = x.dims();
     let half = head_dim / 2;
@@ -108,7 +108,7 @@ pub fn rotary_reference(x: Tensor<4>, frequencies: RotaryFrequencies, position_o
     Tensor::cat(rotated.into(), 3)
 }
 
-/// The backends of [`rotary`].
+/// A backend that can compute [`rotary`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RotaryOp: Backend {
     /// Rotates the heads of `x`, in place if nothing else holds `x`.
@@ -118,11 +118,11 @@ pub trait RotaryOp: Backend {
 /// The direction and the angles of a rotation of heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation {
-    /// The angle of each plane per position.
+    /// The angle by which each plane is rotated per position.
     pub frequencies: RotaryFrequencies,
     /// Position of the first row.
     pub position_offset: usize,
-    /// 1 forward, −1 backward.
+    /// 1 in forward, −1 in backward.
     pub sign: f64,
 }
 

@@ -14,27 +14,27 @@ use burn_backend::{AutodiffBackend, TensorMetadata, get_device_settings};
 
 use super::tape::{Tracked, record};
 
-/// Computes the softmax of each row of `logits` `[tokens, experts]`. As in transformers, it is computed in
-/// f32 if the logits are in half precision.
+/// Computes the softmax of each row of `logits` `[tokens, experts]`. As in transformers, it is computed in f32 if the
+/// logits are in half precision.
 ///
-/// burn's own softmax has different bits with and without autodiff, and a block that runs again in backward
-/// must have the bits of its first run. Backward, for a row `p`: `dlogits = p · (dp − Σ dp · p)`.
+/// burn's own softmax gives different bits with and without autodiff, but a block that is recomputed in backward must
+/// reproduce the bits of its first run. Backward, for a row `p`: `dlogits = p · (dp − Σ dp · p)`.
 pub fn router_softmax(logits: Tensor<2>) -> Tensor<2> {
     Tensor::from_dispatch(Dispatch::fused_router_softmax(logits.into_dispatch()))
 }
 
-/// Returns the `probabilities` `[tokens, experts]` of each token's `chosen` experts `[tokens, k]`, divided by
-/// their sum if `normalized`: `[tokens, k]`.
+/// Returns the `probabilities` `[tokens, experts]` of each token's `chosen` experts `[tokens, k]`, divided by their
+/// sum if `normalized`: `[tokens, k]`.
 ///
-/// Backward, for a token with weights `w` of sum `s` before the division: `dp = (dw − Σ dw · w) / s` for the
-/// chosen experts, or `dw` if they are not normalized.
+/// Backward, for a token with weights `w` whose sum was `s` before the division: `dp = (dw − Σ dw · w) / s` for the
+/// chosen experts, or `dw` if weights are not normalized.
 pub fn router_weights(probabilities: Tensor<2>, chosen: Tensor<2, Int>, normalized: bool) -> Tensor<2> {
     let (probabilities, chosen) = (probabilities.into_dispatch(), chosen.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_router_weights(probabilities, chosen, normalized))
 }
 
-/// Returns how often each expert is `chosen`, `[tokens, k]`, as a float: `[experts]`. `probabilities`
-/// `[tokens, experts]` are those of the choice; there is no gradient.
+/// Returns how often each expert is `chosen`, `[tokens, k]`, as a float: `[experts]`. `probabilities` `[tokens,
+/// experts]` are those that experts were chosen by. The result has no gradient.
 pub fn router_load(probabilities: Tensor<2>, chosen: Tensor<2, Int>) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fused_router_load(probabilities.into_dispatch(), chosen.into_dispatch()))
 }
@@ -44,21 +44,21 @@ pub fn router_means(probabilities: Tensor<2>) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fused_router_means(probabilities.into_dispatch()))
 }
 
-/// Sums over the routers of one forward pass: of [`router_load`], and of [`router_means`]. Clones share them. A layer
-/// that runs again in backward counts once.
+/// Sums of [`router_load`] and of [`router_means`] over the routers of one forward pass. Clones share the sums. A
+/// layer that runs again in backward counts once.
 #[derive(Clone, Default)]
 pub struct RouterSums(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// The layers that have run.
+    /// The layers that have been added.
     layers: Vec<usize>,
-    /// Loads and means, in the tensors of the backend.
+    /// The sums of loads and means, as tensors of the backend.
     sums: Option<Box<dyn Any + Send>>,
 }
 
 impl RouterSums {
-    /// Adds a layer, unless it has run before. Returns the sums before and after it.
+    /// Adds a layer, and returns the sums before and after. Returns `None` if the layer was added before.
     #[expect(clippy::type_complexity, reason = "two pairs of tensors")]
     fn add<B: Backend>(
         &self,
@@ -81,7 +81,7 @@ impl RouterSums {
         Some((before, after))
     }
 
-    /// The sum of the loads so far.
+    /// Returns the sum of the loads so far.
     fn loads<B: Backend>(&self) -> Option<FloatTensor<B>> {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.get::<B>().map(|[loads, _]| loads)
@@ -100,19 +100,18 @@ impl fmt::Debug for RouterSums {
     }
 }
 
-/// The part of `layer` in the product of both sums over all layers of a pass, `[1]`. Over the layers, the parts add up
-/// to `Σ_e (Σ_l load_l) (Σ_l means_l)`. `means` `[experts]` are those of [`router_means`], and `load`
-/// `[experts]`, in the same dtype, is that of [`router_load`], of any scale.
+/// Returns the contribution of `layer` to the product of both sums over all layers of a pass, `[1]`. The
+/// contributions of all layers add up to `Σ_e (Σ_l load_l) (Σ_l means_l)`. `means` `[experts]` are those of
+/// [`router_means`], and `load` `[experts]`, in the same dtype, is [`router_load`] in any scale.
 ///
-/// The sum of the loads is known after the last layer alone. Backward, which begins there, reads it then:
-/// `dmeans_l = dy · Σ_m load_m`. There is no gradient of the load. A second run of a layer returns 0, and has the same
-/// gradient.
+/// The sum of all loads is known only after the last layer, so backward reads it: `dmeans_l = dy · Σ_m load_m`. The
+/// load has no gradient. A second run of a layer returns 0, and has the same gradient.
 pub fn router_balance(means: Tensor<1>, load: Tensor<1>, sums: &RouterSums, layer: usize) -> Tensor<1> {
     let (means, load) = (means.into_dispatch(), load.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_router_balance(means, load, sums.clone(), layer))
 }
 
-/// The backends of the operations of a router.
+/// A backend that can compute the operations of a router.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RouterOp: Backend {
     /// Computes [`router_softmax`].
@@ -127,7 +126,7 @@ pub trait RouterOp: Backend {
     fn fused_router_load(probabilities: FloatTensor<Self>, chosen: IntTensor<Self>) -> FloatTensor<Self>;
     /// Computes [`router_means`].
     fn fused_router_means(probabilities: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// [`router_balance`].
+    /// Computes [`router_balance`].
     fn fused_router_balance(
         means: FloatTensor<Self>,
         load: FloatTensor<Self>,
@@ -200,7 +199,7 @@ pub trait RouterKernels: Backend {
         let settings = get_device_settings::<Self>(&device);
         let [_, experts] = probabilities.shape().dims();
         let count = chosen.shape().num_elements();
-        // Indices as floats, which are exact: the integers of two sources need not have the same type.
+        // Indices are compared as floats, which are exact: two integer tensors need not have the same type.
         let indices = Self::int_arange(0..experts as i64, &device, settings.int_dtype);
         let indices = Self::float_reshape(Self::int_into_float(indices, dtype), Shape::new([1, experts]));
         let chosen = Self::float_reshape(Self::int_into_float(chosen, dtype), Shape::new([count, 1]));
@@ -226,7 +225,7 @@ pub trait RouterKernels: Backend {
     }
 }
 
-/// The part of a layer in the product of the sums; see [`router_balance`].
+/// Returns the contribution of a layer to the product of the sums; see [`router_balance`].
 fn balance_forward<B: Backend>(
     means: FloatTensor<B>,
     load: FloatTensor<B>,

@@ -1,13 +1,13 @@
-//! The state that operations on the same input share in backward.
+//! State that operations on the same input share in backward.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A form of the input that a backend has prepared for the gradient of the next weight.
+/// A form of the input that one operation's backward has prepared for later weight gradients.
 pub type Prepared = Option<Box<dyn Any + Send>>;
 
-/// The shared state of all operations that read one input. Each operation enters it once, in its backward.
+/// The state shared by all operations that read one input. Each operation accesses it once, in backward.
 #[derive(Clone)]
 pub struct SharedInput(Arc<Mutex<State>>);
 
@@ -15,9 +15,9 @@ pub struct SharedInput(Arc<Mutex<State>>);
 pub(super) struct State {
     /// Number of operations whose backward has not run yet.
     left: usize,
-    /// True if an operation has registered a gradient of the input, to which the next operation adds.
+    /// True if an operation has registered a gradient of the input, to which the next operation adds its own.
     pub(super) has_gradient: bool,
-    /// Dropped after the backward of the last operation.
+    /// The prepared input; dropped after the backward of the last operation.
     pub(super) prepared: Prepared,
 }
 
@@ -27,7 +27,7 @@ impl SharedInput {
         SharedInput(Arc::new(Mutex::new(State { left: count, has_gradient: false, prepared: None })))
     }
 
-    /// Runs the backward pass of one operation on the state.
+    /// Calls `backward`, the backward pass of one operation, with the state.
     pub(super) fn enter<R>(&self, backward: impl FnOnce(&mut State) -> R) -> R {
         // Each statement leaves the state valid, so it is valid after a panic.
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);

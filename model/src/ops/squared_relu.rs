@@ -16,13 +16,13 @@ pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::fused_squared_relu(x.into_dispatch()))
 }
 
-/// [`squared_relu`] in plain burn.
+/// Computes [`squared_relu`] in plain burn.
 pub fn squared_relu_reference<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let x = relu(x);
     x.clone() * x
 }
 
-/// The backends of [`squared_relu`].
+/// A backend that can compute [`squared_relu`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait SquaredReluOp: Backend {
     /// Computes `relu(x)²`.

@@ -1,4 +1,4 @@
-//! The place of an operation on burn's autodiff tape.
+//! Recording of operations on burn's autodiff tape.
 
 use std::fmt::Debug;
 
@@ -8,14 +8,14 @@ use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::{Backend, tensor::FloatTensor};
 
-/// A float tensor of the differentiable form of backend `B` with checkpoint strategy `C`.
+/// A float tensor of `Autodiff<B, C>`, the differentiable form of backend `B` with checkpoint strategy `C`.
 pub type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
 /// Puts an operation with result `y` on the tape, with the nodes of its parents.
 ///
-/// If a parent is tracked, `save` returns the state that backward needs; the function passed to it saves a
-/// parent. `backward` takes the step, the gradient of `y` and the saved state, and registers the gradients of
-/// the parents.
+/// If a parent is tracked, `save` returns the state that backward needs; it can save a parent with the function
+/// passed to it. `backward` receives the step, the gradient of `y` and the saved state, and registers the gradients
+/// of the parents.
 pub fn record<B: Backend, C: CheckpointStrategy, S, const N: usize>(
     parents: [NodeGuard; N],
     y: FloatTensor<B>,
@@ -47,12 +47,12 @@ impl<const N: usize> Step<'_, N> {
         self.ops.parents.each_ref().map(Option::is_some)
     }
 
-    /// Returns the value of a saved parent, recomputed if it was not kept.
+    /// Returns the value of a saved parent, recomputing the value if it was not stored.
     pub fn value<B: Backend>(&mut self, id: NodeId) -> FloatTensor<B> {
         self.checkpointer.retrieve_node_output(id)
     }
 
-    /// Takes the registered gradient of a parent, so that this operation can add its own.
+    /// Takes the registered gradient of a parent, so that the calling operation can add its own.
     pub fn take_gradient<B: Backend>(&mut self, parent: usize) -> Option<FloatTensor<B>> {
         self.ops.parents[parent].as_ref().map(|node| self.grads.consume::<B>(node))
     }
@@ -72,7 +72,7 @@ impl<const N: usize> Step<'_, N> {
     }
 }
 
-/// The backward pass of an operation, as burn records it.
+/// The backward pass of an operation, in the form that burn records.
 #[derive(Debug)]
 struct Recorded<B: Backend, S, const N: usize>(fn(Step<'_, N>, FloatTensor<B>, S));
 

@@ -21,12 +21,12 @@ pub fn top_k(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
     Tensor::from_dispatch(Dispatch::fused_top_k(scores.into_dispatch(), k))
 }
 
-/// [`top_k`] in plain burn.
+/// Computes [`top_k`] in plain burn.
 pub fn top_k_reference(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
     scores.argsort_descending(1).narrow(1, 0, k)
 }
 
-/// The backends of [`top_k`].
+/// A backend that can compute [`top_k`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait TopKOp: Backend {
     /// Returns the indices of the `k` largest values of each row.

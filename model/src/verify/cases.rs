@@ -10,16 +10,15 @@ use crate::ops::{
 /// The parameters, other than dtypes, for which kernels are compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shapes {
-    /// The kinds of attention layers: the width of a head, and the maximum number of rows that a row attends
-    /// to.
+    /// The kinds of attention layers: the width of a head, and the maximum number of rows that a row attends to.
     pub attention: Vec<(usize, Option<usize>)>,
-    /// True if there are layers of experts.
+    /// True if the model has layers of experts.
     pub experts: bool,
 }
 
 type Op = Box<dyn Fn(&[Tensor<1>]) -> Tensor<1>>;
 
-/// One call: functions of flat tensors of these sizes.
+/// One call of an operation: functions of flat tensors of these sizes.
 pub(super) struct Case {
     pub(super) op: FusedOp,
     pub(super) sizes: Vec<usize>,
@@ -27,7 +26,7 @@ pub(super) struct Case {
     pub(super) plain: Op,
 }
 
-/// Creates a case of `op`, whose calls are built alike from a function and its reference.
+/// Creates a case of `op`. The calls of a function and its reference are built in the same way.
 macro_rules! case {
     ($op:ident, $($rest:tt)+) => {
         case!((FusedOp::$op), $($rest)+)
@@ -48,7 +47,7 @@ macro_rules! case {
     };
 }
 
-/// Returns the calls of all operations.
+/// Returns the cases of all operations.
 pub(super) fn cases(shapes: &Shapes) -> Vec<Case> {
     // Widths are multiples of the vector sizes of kernels, like those of models: other widths use other
     // kernels. Numbers of rows are odd.
@@ -180,7 +179,7 @@ fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 7] {
 /// Head widths for which there are warpgroup kernels.
 const WARPGROUP_HEADS: [usize; 2] = [64, 128];
 
-/// Returns cases of rotary embedding, and of attention as `attention`.
+/// Returns cases of rotary embedding, and of attention under the name `attention`.
 fn heads(
     attention: FusedOp,
     [batch, seq, heads, kv_heads]: [usize; 4],
@@ -214,7 +213,7 @@ fn heads(
 }
 
 fn cross_entropy(layout: HeadLayout, [rows, d_model, vocab]: [usize; 3]) -> Case {
-    // Both options, so that their kernels are checked as well.
+    // Both options are set, so that their kernels are checked as well.
     let options = LogitOptions { softcap: Some(30.0), z_loss: Some(1e-2) };
     type Loss = fn(Tensor<2>, Tensor<2>, HeadLayout, Tensor<1, Int>, f64, LogitOptions) -> ops::LogitLoss;
     case!(

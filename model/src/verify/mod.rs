@@ -1,9 +1,9 @@
 //! Checks of a device's fused kernels against their plain forms on small inputs.
 //!
-//! The same inputs, rounded to the dtype, go through the operation on the device and through its reference in
-//! `f64` on the CPU, forward and backward. An operation whose largest error is above its bound is plain from
-//! then on in this process ([`crate::ops::use_plain`]). Operations that others consist of are checked first,
-//! so that one wrong kernel does not fail the others.
+//! The same inputs, rounded to the dtype, are passed to the operation on the device and to its reference in `f64` on
+//! the CPU, forward and backward. An operation whose largest error exceeds its bound is computed in plain burn from
+//! then on in this process ([`crate::ops::use_plain`]). Operations that others are built from are checked first, so
+//! that one wrong kernel does not fail the others.
 
 mod cases;
 
@@ -31,21 +31,22 @@ pub struct Finding {
     pub error: Option<f64>,
     /// The largest error that rounding can explain.
     pub bound: f64,
-    /// Location of the error: `output`, `gradient 1` (of the second input), or the message of a failure.
+    /// Location of the error: `output` or `gradient 1` (of the second input). If the operation failed, the message of
+    /// the failure.
     pub place: String,
 }
 
 impl Finding {
-    /// Returns whether the kernel is right.
+    /// Returns whether the error is within the bound.
     pub fn is_right(&self) -> bool {
         self.error.is_some_and(|error| error <= self.bound)
     }
 }
 
-/// Compares every fused operation on `device`, which must not have autodiff, with its reference in each of
-/// `dtypes` that the device supports. An operation that differs is plain in this process afterwards.
+/// Compares every fused operation on `device`, which must not have autodiff, with its reference in each of `dtypes`
+/// that the device supports. An operation that differs is computed in plain burn from then on in this process.
 ///
-/// `fault` names an operation whose results are doubled, to exercise the handling of a wrong kernel.
+/// `fault` is an operation whose results are doubled, to test how a wrong kernel is handled.
 pub fn verify(
     device: &Device,
     dtypes: &[FloatDType],
@@ -125,7 +126,7 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or("the operation failed without a message").to_owned()
 }
 
-/// Returns the result of `op` and the gradients of its inputs, from `Σ result · normal`.
+/// Returns the result of `op`, and the gradients of its inputs for the loss `Σ result · normal`.
 fn run(
     op: &dyn Fn(&[Tensor<1>]) -> Tensor<1>,
     inputs: &[Vec<f64>],
@@ -167,9 +168,9 @@ fn values(tensor: Tensor<1>) -> Vec<f64> {
     tensor.into_data().convert_dtype(DType::F64).iter().collect()
 }
 
-/// Returns the bound relative to the largest value. `f32` is rounded to 24 bits repeatedly, or in products to
-/// the 11 bits of TF32 if `device` does so, and attention has three products in a row. In `bf16`, the result
-/// and the incoming gradient are rounded to 8 bits.
+/// Returns the error bound relative to the largest value. `f32` values are rounded to 24 bits repeatedly, or in
+/// products to the 11 bits of TF32 if `device` does so, and attention has three products in a row. In `bf16`, the
+/// result and the incoming gradient are rounded to 8 bits.
 fn bound(op: FusedOp, dtype: FloatDType, device: &Device) -> f64 {
     let has_products = matches!(
         op,

@@ -24,7 +24,7 @@ fn config(kv_heads: usize) -> ModelConfig {
     }
 }
 
-/// Returns models with windows of an odd length in every block or in every other block, and with a window
+/// Returns models with windows of an odd length in every block or in every other block, and models with a window
 /// longer than any text.
 fn windowed() -> [ModelConfig; 4] {
     let windowed = |window, pattern: Option<&str>| ModelConfig {
@@ -62,8 +62,8 @@ fn tokens(batch: usize, seq: usize, seed: u64) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [batch, seq]), &Device::flex())
 }
 
-/// Asserts that the logits after each of `chunks` match those of the whole pass, relative to the largest
-/// logit.
+/// Asserts that the logits after each of `chunks` match the logits of one pass over the whole sequence, relative to
+/// the largest logit.
 fn assert_chunks_match(config: &ModelConfig, batch: usize, chunks: &[usize]) {
     let model = decoder(config, 5, &Device::flex());
     let seq = chunks.iter().sum();
@@ -92,7 +92,7 @@ fn cached_decoding_matches_the_whole_pass() {
     }
 }
 
-/// Longer than the tiles of the kernel, which begin elsewhere than in the whole pass.
+/// The sequence is longer than the kernel's tiles, which begin at different positions than in the whole pass.
 #[test]
 fn cached_decoding_matches_over_many_tiles() {
     for config in configs() {
@@ -100,8 +100,8 @@ fn cached_decoding_matches_over_many_tiles() {
     }
 }
 
-/// Prompts that are shorter than the window, equally long and longer, and chunks that begin and end anywhere
-/// in it.
+/// Prompts are shorter than the window, as long as the window, and longer; chunks begin and end anywhere in the
+/// window.
 #[test]
 fn cached_windows_match_the_whole_pass() {
     for config in windowed() {
@@ -130,7 +130,7 @@ fn a_full_window_has_the_bits_of_full_attention() {
     assert_eq!(logits(Some(1000)), logits(None));
 }
 
-/// No matter how long the text is, a layer with a window keeps only as many positions as the window has.
+/// A layer with a window keeps only as many positions as the window has, however long the text is.
 #[test]
 fn a_cache_is_bounded_by_the_window() {
     // Keys and values of four bytes, in two heads of four.
@@ -186,7 +186,7 @@ fn a_full_cache_says_so_and_stays_as_it_is() {
     assert_eq!(cache.len(), cache.capacity());
 }
 
-/// Provides every block twice, as a provider that recomputes blocks may.
+/// Provides every block twice, as a sharded decoder that recomputes blocks does.
 struct Twice(Decoder);
 
 impl Modules for Twice {

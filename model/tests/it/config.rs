@@ -150,11 +150,11 @@ fn windows_follow_their_pattern() {
     assert!(said(Some(usize::MAX), None).contains("must be at most 10000000"));
     for (window, pattern, problem) in [
         (None, "wf", "needs a window: set model.window"),
-        (Some(1), "wF", "must contain only w"),
-        (Some(1), "w€", "must contain only w"),
+        (Some(1), "wF", "may only contain w"),
+        (Some(1), "w€", "may only contain w"),
         (Some(1), "f", "must contain a w"),
         (Some(1), "", "must contain a w"),
-        (Some(1), "wwwwf", "must not have more letters than model.layers"),
+        (Some(1), "wwwwf", "must have at most one letter per block"),
     ] {
         let said = said(window, Some(pattern));
         assert!(said.contains(&format!("model.window_pattern = \"{pattern}\": {problem}")), "{said}");

@@ -17,7 +17,7 @@ use kiln_model::{Context, Key, KeyValueCache, ModelConfig};
 use crate::ops_linear::{one_by_one, sizes_of_three, three};
 use crate::ops_support::*;
 
-/// Relative to the largest value of a result.
+/// Error bound for f32, relative to the largest value of a result.
 pub const F32_BOUND: f64 = 1e-5;
 const F16_BOUND: f64 = 2e-2;
 
@@ -66,8 +66,8 @@ pub fn device() -> Device {
     device.clone()
 }
 
-/// Leaves NaN in the memory to which the next results will be written. If kernels are executed and checked,
-/// new memory contains NaN already, and reads of it are reported.
+/// Writes NaN to the memory that the next results will use. If kernels are executed and checked, new memory already
+/// contains NaN, and reads of it are reported.
 pub fn poison(device: &Device) {
     if is_executed() {
         return;
@@ -81,8 +81,8 @@ pub fn poison(device: &Device) {
     }
 }
 
-/// Asserts that `op` on wgpu agrees with `reference` on flex, forward and backward, with the same bits in
-/// every run and whichever parents are tracked.
+/// Asserts that `op` on wgpu agrees with `reference` on flex, forward and backward, with the same bits in every run,
+/// no matter which parents are tracked.
 #[track_caller]
 pub fn assert_on_wgpu(op: impl Operation, reference: impl Operation, sizes: &[usize]) {
     let (device, all) = (device(), vec![true; sizes.len()]);
@@ -361,7 +361,7 @@ fn an_invalid_target_gives_nan_loss_on_wgpu() {
     assert!(loss(5).is_nan() && loss(1 << 30).is_nan());
 }
 
-/// The mask is the same as on the CPU, even where sums of counters carry.
+/// The mask is the same as on the CPU, even if sums of counters carry into the upper 32 bits.
 #[test]
 fn dropout_on_wgpu() {
     for len in [1, 257, 40_000] {

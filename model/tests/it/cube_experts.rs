@@ -14,7 +14,7 @@ use crate::ops_support::*;
 /// Seven tokens, each with two of four experts.
 const ODD: Sizes = Sizes { tokens: 7, per_token: 2, experts: 4, d_model: 5, d_ff: 3 };
 
-/// Expert 1 has no token. In the last sizes the matrices of experts begin where a device can begin a buffer.
+/// Expert 1 has no token. In the last sizes, the matrices of experts begin where a device allows a buffer to begin.
 #[test]
 fn experts_on_wgpu() {
     let one = Sizes { tokens: 1, per_token: 1, experts: 3, d_model: 1, d_ff: 1 };
@@ -57,7 +57,7 @@ fn assert_close_or_nan(actual: &[f64], expected: &[f64], bound: f64, what: &str)
     assert_close(&numbers(actual), &numbers(expected), bound, what);
 }
 
-/// Asserts that a run in `dtype` on the device has the values of a run in f32 on flex, including NaN.
+/// Asserts that `op` in `dtype` on the device gives the values of a run in f32 on flex, including NaN.
 #[track_caller]
 fn assert_runs_as_on_flex(op: impl Operation, inputs: &[Vec<f64>], (dtype, bound): (FloatDType, f64)) {
     let rounded: Vec<_> = inputs.iter().map(|v| values(flat(v, dtype, &Device::flex()))).collect();
@@ -74,9 +74,8 @@ fn assert_runs_as_on_flex(op: impl Operation, inputs: &[Vec<f64>], (dtype, bound
     }
 }
 
-/// Tokens 0 and 1 choose expert 0, tokens 2 and 3 expert 1. Expert 1's result for token 0 overflows, and so
-/// does the gradient of token 1 after its last matrix. The results for its own tokens do not come close to
-/// overflowing.
+/// Tokens 0 and 1 choose expert 0, tokens 2 and 3 expert 1. Expert 1's result for token 0 overflows, and so does the
+/// gradient of token 1 after its last matrix. Expert 1's results for tokens 2 and 3 do not come close to overflowing.
 #[test]
 fn an_unchosen_overflow_does_not_count_on_wgpu() {
     let sizes = Sizes { tokens: 4, per_token: 1, experts: 2, d_model: 4, d_ff: 3 };
@@ -153,7 +152,7 @@ fn top_k_on_wgpu() {
     }
 }
 
-/// With NaN, and with values below all finite ones, indices are valid and distinct.
+/// With NaN, and with values below all finite ones, the selected indices are valid and distinct.
 #[test]
 fn top_k_of_what_is_no_number_on_wgpu() {
     const K: usize = 3;

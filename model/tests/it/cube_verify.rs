@@ -1,4 +1,4 @@
-//! A run's check of its device's kernels, on the device of these tests.
+//! The check of a device's kernels that a run makes, on the device of these tests.
 
 use kiln_model::verify::{Shapes, verify};
 

@@ -1,9 +1,9 @@
-//! Matrix products by cuBLASLt, under the stand-ins of `benches/standins`, which compute products on the
-//! host, check cuBLASLt's rules, and trace all calls to the driver. They run no kernels, so these tests only
-//! use products that need none.
+//! Matrix products by cuBLASLt, with the stand-ins of `benches/standins`. The stand-ins compute products on the host,
+//! enforce cuBLASLt's rules, and write a trace of every call that reaches the driver. They run no kernels, so these
+//! tests only use products that need none.
 //!
-//! `benches/standins/products.sh` runs this. On a machine with a GPU, `products_are_right` and
-//! `a_layer_is_one_product` also run without it; they then check results only.
+//! `benches/standins/products.sh` runs these tests. On a machine with a GPU, `products_are_right` and
+//! `a_layer_is_one_product` can run without the stand-ins; they then only check results.
 
 mod algorithms;
 mod fallback;
@@ -38,17 +38,17 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for CubeCL's thread, not for the GPU.
+/// Waits for CubeCL's thread, but not for the GPU.
 fn wait_for_thread() {
     DeviceHandle::<<CudaRuntime as Runtime>::Server>::new(CudaDevice::new(0).to_id())
         .submit_blocking(|_| ())
         .expect("CubeCL's thread is alive");
 }
 
-/// The lines that the stand-ins write from now on.
+/// The lines that the stand-ins have written to the trace since it was started.
 struct Trace {
     path: PathBuf,
-    /// Bytes that were there before.
+    /// Bytes that the trace already contained.
     seen: u64,
 }
 
@@ -77,7 +77,7 @@ impl Trace {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Returns the products among them, by field.
+    /// Returns the products in the trace, by field.
     fn products(&self) -> Vec<BTreeMap<String, String>> {
         let lines = self.lines();
         let products = lines.iter().filter_map(|line| line.strip_prefix("cublaslt_matmul "));
@@ -110,12 +110,12 @@ fn data(values: Vec<f64>, dtype: DType) -> TensorData {
     TensorData::new(values, [len]).convert_dtype(dtype)
 }
 
-/// Layout of a matrix in memory.
+/// The memory layout of a matrix.
 #[derive(Clone, Copy, Debug)]
 struct Lies {
-    /// A transposed view.
+    /// True for a transposed view.
     columns: bool,
-    /// Elements between rows (or columns), and before the first.
+    /// Number of unused elements between rows (or columns), and before the first one.
     gaps: usize,
     front: usize,
 }
@@ -128,8 +128,8 @@ const LIES: [Lies; 5] = [
     Lies { columns: false, gaps: 0, front: 1 },
 ];
 
-/// Creates a matrix of normal values, and returns these values by rows. Memory that is not part of the matrix
-/// is NaN.
+/// Creates a matrix of normal values, and returns these values in row-major order. Memory that is not part of the
+/// matrix is NaN.
 fn matrix(seed: u64, [rows, columns]: [usize; 2], lies: Lies, dtype: DType) -> (CubeTensor, Vec<f64>) {
     let exact = data(normal(rows * columns, seed), dtype).convert_dtype(DType::F64);
     let exact: Vec<f64> = exact.try_to_vec().expect("just converted to f64");
@@ -154,7 +154,7 @@ fn multiplied(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
     (0..m * n).map(at).collect()
 }
 
-/// Bound relative to the largest value: sums in f32, and one rounding to the output.
+/// Returns the bound relative to the largest value, for sums in f32 and one rounding to the output's dtype.
 fn bound(written: DType) -> f64 {
     match written {
         DType::BF16 => 4e-3,

@@ -1,5 +1,5 @@
-//! Layers needed by the weights of other models: biases, norms of queries and keys, heads of any width. Each
-//! is compared with plain burn and with finite differences.
+//! Features of layers that other models' weights need: biases, norms of queries and keys, heads of any width. Each is
+//! compared with plain burn and with finite differences.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{
@@ -17,7 +17,7 @@ use crate::ops_support::*;
 pub const BATCH: usize = 2;
 pub const SEQ: usize = 5;
 
-/// Heads of width 6 in a model of width 8.
+/// Returns a model of width 8 with heads of width 6.
 fn config(attention_bias: AttentionBias, qk_norm: bool) -> ModelConfig {
     ModelConfig {
         d_model: 8,
@@ -69,7 +69,7 @@ pub fn sizes<L: Layer>(layer: &L, d_model: usize) -> Vec<usize> {
     sizes.0
 }
 
-/// Takes a matrix and, if there is one, a bias from the front of `parameters`, and applies them.
+/// Takes a matrix and, if there is one, a bias from the front of `parameters`, and applies them to `x`.
 fn project(
     x: Tensor<3>,
     parameters: &mut std::slice::Iter<'_, Tensor<1>>,
@@ -125,7 +125,7 @@ fn attention_with_all_options_matches_plain_burn() {
     }
 }
 
-/// A window shorter than the sequence, in the blocks that the pattern selects.
+/// The window is shorter than the sequence, and applies to the blocks that the pattern selects.
 #[test]
 fn attention_in_a_window_matches_plain_burn() {
     for (index, window) in [(0, Some(2)), (1, None)] {
@@ -147,8 +147,8 @@ fn attention_with_all_options_has_its_gradients() {
     assert_finite_differences(operation(&attention, config.d_model), &sizes);
 }
 
-/// Compares a feed-forward layer with biases to `inner`, a function of the projections of its input, which
-/// are named in `inputs`.
+/// Compares a feed-forward layer with biases to `inner`, a function of the projections of the layer's input that
+/// `inputs` names.
 fn check_feed_forward<L: Layer>(
     make: impl Fn(LayerInit) -> L,
     inputs: usize,

@@ -94,7 +94,8 @@ fn constant<const N: usize>(values: [f32; N], like: &Tensor<1>) -> Tensor<1> {
     values.cast(like.dtype())
 }
 
-/// A bias changes the choice, and gets no gradient from its result. This also holds outside of training.
+/// A bias changes which experts are chosen, and gets no gradient from the layer's result. This also holds outside of
+/// training.
 #[test]
 fn a_bias_counts_for_the_choice_alone() {
     let config = config(MoeConfig { expert_bias: true, ..experts() });
@@ -138,8 +139,8 @@ fn a_bias_is_steered_by_the_load() {
     assert_eq!(others, gradient);
 }
 
-/// Returns the loss of one batch, the gradients of the second block, and the largest load over the mean
-/// there.
+/// Returns the loss of one batch, the gradients of the second block, and the ratio of the largest load to the mean in
+/// that block.
 fn train(moe: MoeConfig) -> (f64, Vec<Vec<f64>>, f64) {
     let config = config(moe);
     let device = Device::flex().autodiff();
@@ -159,7 +160,7 @@ fn train(moe: MoeConfig) -> (f64, Vec<Vec<f64>>, f64) {
     (values(loss)[0], gradient.1, values(load.value)[0])
 }
 
-/// Returns the loss and gradient of one batch with this weight of the balance loss.
+/// Returns the loss and the gradient of one batch with this coefficient of the balance loss.
 fn losses(router_aux_loss_coef: f64) -> (f64, Vec<f64>) {
     let (loss, gradients, _) = train(MoeConfig { router_aux_loss_coef, ..experts() });
     (loss, gradients.concat())
@@ -188,8 +189,8 @@ fn the_balance_loss_is_added_with_its_weight() {
     assert_close(&with_two, &twice, 1e-4, "gradient");
 }
 
-/// For one layer, both settings give the same loss and gradients; for two layers, they differ. Over all layers, a
-/// coefficient counts the experts' shares of all tokens: less than over each, since layers prefer other experts.
+/// Compares balancing each layer with balancing all layers together. With one layer, loss and gradients are the same.
+/// With two layers, the joint loss is smaller, because the layers prefer different experts.
 #[test]
 fn the_balance_can_span_all_layers() {
     let with = |over: BalanceOver, router_aux_loss_coef: f64, dense_layers: &[usize]| {
@@ -210,8 +211,8 @@ fn the_balance_can_span_all_layers() {
     assert!((of_all - expected).abs() < 1e-4, "{of_all}, and {expected} by hand");
 }
 
-/// transformers' `load_balancing_loss_func` of the batch of [`train`], by hand: of the logits of all layers' tokens as
-/// if they were those of one layer.
+/// Computes transformers' `load_balancing_loss_func` for the batch of [`train`], without the layers' code: from the
+/// logits of all layers' tokens, as if they were the tokens of one layer.
 fn balance_of_all_layers() -> f64 {
     let config = config(experts());
     let device = Device::flex();
@@ -246,7 +247,7 @@ fn balance_of_all_layers() -> f64 {
     4.0 * (0..4).map(|expert| loads[expert] / tokens * (probabilities[expert] / tokens)).sum::<f64>()
 }
 
-/// The weights of a layer's router, `[8, 4]`.
+/// Collects the weights of a layer's router, `[8, 4]`.
 struct RouterOf(Vec<f64>);
 
 impl ModuleVisitor for RouterOf {

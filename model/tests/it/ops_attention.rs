@@ -7,7 +7,7 @@ use crate::ops_support::*;
 
 pub type Attention = fn(Tensor<4>, Tensor<4>, Tensor<4>, Option<usize>) -> Tensor<4>;
 
-/// Batch, sequence, heads, key heads, width of a head.
+/// Batch size, sequence length, heads, key heads, width of a head.
 pub type Sizes = [usize; 5];
 
 pub fn operation(f: Attention, sizes: Sizes) -> impl Operation + Sync {
@@ -95,7 +95,7 @@ fn attention_rejects_ungroupable_heads() {
 
 type Cached = fn(Tensor<4>, Tensor<4>, Tensor<4>, usize, Option<usize>) -> Tensor<4>;
 
-/// Returns attention of the last `seq` of `filled` rows, in `dtype`. Rows beyond `filled` are NaN.
+/// Returns attention for the last `seq` of `filled` rows, in `dtype`. Rows beyond `filled` are NaN.
 fn cached(f: Cached, sizes: Sizes, rows: [usize; 2], dtype: FloatDType, window: Option<usize>) -> Vec<f64> {
     let [filled, capacity] = rows;
     let [batch, seq, heads, kv_heads, dim] = sizes;

@@ -13,12 +13,13 @@ use crate::ops_cross_entropy::operation as loss;
 use crate::ops_linear::{one_by_one, sizes_of_three, three};
 use crate::ops_support::*;
 
-/// Half a unit in the last place of bf16, relative to the largest value, plus a margin for sums in `f32`.
+/// Error bound of results: half a unit in the last place of bf16, relative to the largest value, plus a margin for
+/// sums in `f32`.
 const ROUNDING: f64 = 1.0 / 256.0;
-/// The incoming gradients are rounded as well.
+/// Error bound of gradients, which also includes the rounding of the incoming gradients.
 const GRADIENTS: f64 = 1.0 / 128.0;
 
-/// Rows, inner and outer width, around the 32 by 32 by 32 that kernels multiply at a time.
+/// Rows, inner and outer width: sizes around the 32 by 32 by 32 that kernels multiply at a time.
 const SHAPES: [[usize; 3]; 9] = [
     [1, 1, 1],
     [1, 64, 96],
@@ -33,7 +34,7 @@ const SHAPES: [[usize; 3]; 9] = [
 
 type Linear = fn(Tensor<2>, Tensor<2>, Option<Tensor<1>>) -> Tensor<2>;
 
-/// Returns a map with a weight, which is stored transposed if `is_transposed`.
+/// Returns a linear map; its weight is stored transposed if `is_transposed`.
 fn operation(f: Linear, [rows, d_in, d_out]: [usize; 3], is_transposed: bool) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let x = t[0].clone().reshape([rows, d_in]);

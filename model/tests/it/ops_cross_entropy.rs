@@ -15,7 +15,7 @@ fn targets(values: Vec<i64>) -> Tensor<1, Int> {
     Tensor::from_data(TensorData::new(values, [len]), &Device::flex())
 }
 
-/// Every fifth target is ignored, unless there is only one.
+/// Returns the loss as an operation. Every fifth target is ignored, unless there is only one target.
 pub fn operation(f: Loss, layout: HeadLayout, [rows, d_model, vocab]: [usize; 3]) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let weight = match layout {
@@ -50,7 +50,7 @@ fn cross_entropy_is_sound() {
     }
 }
 
-/// A loss with options, as a function without options.
+/// Wraps a loss with options as a function without options.
 macro_rules! with_options {
     ($loss:ident, $options:expr) => {
         |hidden, weight, layout, targets, scale| $loss(hidden, weight, layout, targets, scale, $options).total
@@ -61,7 +61,7 @@ const CAP: LogitOptions = LogitOptions { softcap: Some(1.5), z_loss: None };
 const Z_LOSS: LogitOptions = LogitOptions { softcap: None, z_loss: Some(0.03) };
 const BOTH: LogitOptions = LogitOptions { softcap: Some(1.5), z_loss: Some(0.03) };
 
-/// Each option, fused and in plain burn.
+/// Each combination of options, fused and in plain burn.
 const OPTIONS: [[Loss; 2]; 3] = [
     [with_options!(linear_cross_entropy_with, CAP), with_options!(linear_cross_entropy_with_reference, CAP)],
     [
@@ -103,7 +103,7 @@ fn a_cap_and_a_z_loss_are_sound() {
     }
 }
 
-/// Both losses have a closed form: with equal logits `l` the sum is `n · exp(l)`.
+/// Both losses have a closed form, because the sum for equal logits `l` is `n · exp(l)`.
 #[test]
 fn the_z_loss_is_told_apart() {
     let device = Device::flex();

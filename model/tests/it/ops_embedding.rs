@@ -9,7 +9,7 @@ fn ids(values: Vec<i64>, [batch, seq]: [usize; 2]) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(values, [batch, seq]), &Device::flex())
 }
 
-/// Ids that repeat, so that gradients add up, and leave rows of the table unused.
+/// Returns an embedding whose ids repeat, so that gradients add up and some rows of the table are unused.
 fn operation(f: Embedding, [batch, seq, vocab, d_model]: [usize; 4]) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let values = (0..batch * seq).map(|i| (i * i % vocab) as i64).collect();

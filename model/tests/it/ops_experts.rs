@@ -5,7 +5,7 @@ use kiln_model::ops::{ExpertProjections, Routing, experts, experts_reference, to
 
 use crate::ops_support::*;
 
-/// Number of tokens, experts per token, experts, width, width inside an expert.
+/// Number of tokens, experts per token, number of experts, width, width inside an expert.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     pub tokens: usize,
@@ -47,7 +47,7 @@ pub fn over(run: Experts, sizes: Sizes) -> impl Operation + Sync {
     over_choices(run, sizes, sizes.choices())
 }
 
-/// Does the same with other choices, `[tokens, k]`.
+/// Converts an operation on experts with the given choices, `[tokens, k]`, to an operation on flat tensors.
 pub fn over_choices(run: Experts, sizes: Sizes, choices: Vec<i64>) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let Sizes { tokens, per_token, experts, d_model, d_ff } = sizes;

@@ -8,8 +8,8 @@ use kiln_model::ops::{HeadLayout, embedding, linear, linear_cross_entropy, rms_n
 
 use crate::ops_support::*;
 
-/// Returns the number of handles to its weight's buffer that `op` leaves behind when the weight is the output
-/// of a memory-bound node, like a sharded gather. The result of `op` stays alive meanwhile.
+/// Returns how many handles to its weight's buffer `op` leaves behind while its result is alive. The weight is the
+/// output of a memory-bound node, like a sharded gather.
 fn handles_left<const D: usize>(len: usize, op: impl Fn(Tensor<1>) -> Tensor<D>) -> usize {
     let device = Device::flex().autodiff().gradient_checkpointing();
     let shard = flat(&normal(len, 1), FloatDType::F32, &device).require_grad();

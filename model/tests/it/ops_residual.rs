@@ -3,7 +3,7 @@ use kiln_model::ops::{Residual, rms_norm_reference};
 
 use crate::ops_support::*;
 
-/// `x + rms_norm(x) · z`, for a stream `[rows, width]` that is computed from the input.
+/// Computes `x + rms_norm(x) · z`, for a stream `[rows, width]` that is computed from the input.
 pub fn around(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
     let (x, z) = (t[0].clone().reshape([rows, width]), t[2].clone().reshape([rows, width]));
     let stream = Residual::new(x);
@@ -16,7 +16,8 @@ pub fn around_reference(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1>
     (x.clone() + rms_norm_reference(x, t[1].clone(), 1e-5) * z).flatten(0, 1)
 }
 
-/// Computes a layer that adds `y`, followed by another layer that adds `rms_norm(x + y) · z`.
+/// Adds `y` as one layer's result, followed by `rms_norm(x + y) · z` as the next layer, which reads the stream after
+/// `y`.
 pub fn two_layers(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
     let [x, y, z] = [0, 3, 2].map(|i| t[i].clone().reshape([rows, width]));
     let (stream, normed) = Residual::new(x).add_result_and_norm(y * 1.0, t[1].clone(), 1e-5);

@@ -100,8 +100,8 @@ fn stretched_rotary_matches_reference() {
     }
 }
 
-/// With linear scaling, a position is rotated like the unscaled position divided by the factor. The two use
-/// different tables.
+/// Scaled positions are rotated like the positions that they are scaled to. The table differs from the table without
+/// scaling.
 #[test]
 fn linear_scaling_interpolates_positions() {
     let scaling = Some(RopeScaling::Linear { factor: 4.0 });

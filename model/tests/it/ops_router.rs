@@ -19,7 +19,7 @@ pub fn chosen([tokens, experts, k]: Sizes, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(choices, [tokens, k]), device)
 }
 
-/// Returns probabilities, their choice and their means, computed by the operations or in plain burn.
+/// Returns the weights of chosen experts and the mean probabilities, computed by the operations or in plain burn.
 pub fn routed(sizes: Sizes, is_plain: bool, normalized: bool) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let [tokens, experts, _] = sizes;
@@ -49,8 +49,8 @@ fn routing_matches_plain_burn() {
     }
 }
 
-/// The balance of three layers of four experts with these means of probabilities, one tensor a layer: the sums of what
-/// each layer adds, or their product at once.
+/// Returns the balance loss of three layers of four experts, given their mean probabilities, one tensor per layer:
+/// the sum of what each layer adds or, if `is_plain`, the product at once.
 fn balanced(is_plain: bool) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let loads = [[3.0, 1.0, 0.0, 2.0], [0.0, 0.0, 6.0, 0.0], [1.0, 2.0, 2.0, 1.0]];
@@ -91,7 +91,7 @@ fn routing_is_sound() {
     }
 }
 
-/// The same dtype as in transformers.
+/// Probabilities are in f32, as in transformers.
 #[test]
 fn probabilities_of_half_precision_are_in_f32() {
     for dtype in [FloatDType::BF16, FloatDType::F16] {
@@ -134,7 +134,7 @@ fn both_readers_of_a_fork_count() {
     assert_sound(leaf, &[23]);
 }
 
-/// The gradient is that of the other reader.
+/// If one reader of a fork ignores the tensor, the gradient is that of the other reader.
 #[test]
 fn a_reader_of_a_fork_may_do_nothing() {
     let op = |t: &[Tensor<1>]| {

@@ -1,11 +1,11 @@
-//! Helpers of the tests of operations: an operation is a function of flat tensors, which it reshapes, to a
-//! tensor of any shape; its inputs are given by their sizes.
+//! Helpers for the tests of operations. An operation is a function of flat tensors, which it reshapes, to a tensor of
+//! any shape; its inputs are given by their sizes.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use kiln_model::{Decoder, Key, Layers, ModelConfig};
 
-/// Returns whether kernels are tested on an NVIDIA GPU: `KILN_TEST_DEVICE` is `cuda`. If it is not set, or
-/// `wgpu`, they are tested on wgpu.
+/// Returns whether kernels are tested on an NVIDIA GPU, because `KILN_TEST_DEVICE` is `cuda`. If it is not set, or
+/// `wgpu`, kernels are tested on wgpu.
 #[cfg(feature = "wgpu")]
 pub fn on_cuda() -> bool {
     match std::env::var("KILN_TEST_DEVICE").as_deref() {
@@ -87,7 +87,7 @@ pub fn inputs(sizes: &[usize]) -> Vec<Vec<f64>> {
     sizes.iter().enumerate().map(|(i, &len)| normal(len, i as u64 + 1)).collect()
 }
 
-/// Result and gradients of one run.
+/// Output and gradients of one run.
 pub struct Run {
     pub output: Vec<f64>,
     pub gradients: Vec<Option<Vec<f64>>>,
@@ -246,7 +246,7 @@ pub fn assert_same_bits(op: impl Operation + Sync, sizes: &[usize]) {
     assert_same_bits_in(FloatDType::F32, op, sizes);
 }
 
-/// Asserts the same in `dtype`.
+/// Asserts that `op` gives the same bits on one, two and three threads, in `dtype`.
 #[track_caller]
 pub fn assert_same_bits_in(dtype: FloatDType, op: impl Operation + Sync, sizes: &[usize]) {
     let inputs = inputs(sizes);
@@ -262,7 +262,7 @@ pub fn assert_same_bits_in(dtype: FloatDType, op: impl Operation + Sync, sizes: 
     }
 }
 
-/// Asserts all of the above for one operation at one set of small sizes.
+/// Makes all of the above assertions for one operation at one set of small sizes.
 #[track_caller]
 pub fn assert_sound(op: impl Operation + Sync, sizes: &[usize]) {
     assert_finite_differences(&op, sizes);

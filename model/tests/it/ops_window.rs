@@ -1,5 +1,5 @@
-//! Attention in a sliding window, compared with the whole matrix of scores in which everything else is
-//! hidden.
+//! Attention in a sliding window, compared with the whole matrix of scores in which the scores outside of the window
+//! are masked.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use kiln_model::ops::{causal_attention, causal_attention_reference};
@@ -28,7 +28,8 @@ fn attention_in_a_window_matches_reference() {
     }
 }
 
-/// Asserts that each row's result is its own value, regardless of the scores: nothing else is in the window.
+/// Asserts that each row's result is the row's own value, regardless of the scores, because nothing else is in the
+/// window.
 #[track_caller]
 fn assert_copies_values(op: impl Operation, shape: Sizes) {
     let [batch, seq, heads, kv_heads, dim] = shape;
@@ -57,7 +58,7 @@ fn attention_in_a_window_is_sound() {
     }
 }
 
-/// The shortest window that hides nothing is as long as the sequence.
+/// The shortest window that masks nothing is as long as the sequence.
 #[test]
 fn attention_in_a_full_window_keeps_bits() {
     for shape @ [_, seq, ..] in [[1, 1, 1, 1, 2], [2, 129, 4, 1, 64], [1, 257, 3, 3, 10]] {

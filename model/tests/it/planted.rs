@@ -1,6 +1,6 @@
-//! Bugs planted into the kernels of Kiln, as NVRTC compiles them: each must be reported by name, with its line,
-//! or found by the test that compares with a reference. The stand-in for NVIDIA's driver plants
-//! the bugs and executes the kernels: `benches/standins/execute.sh planted`.
+//! Bugs planted into Kiln's kernels, in the form in which NVRTC compiles them. Each bug must be reported by name,
+//! with the line, or found by the test that compares with a reference. The stand-in for NVIDIA's driver plants the
+//! bugs and executes the kernels: `benches/standins/execute.sh planted`.
 
 use std::env;
 use std::process::{Command, Output};
@@ -25,14 +25,14 @@ fn attention() {
     check_attention([1, 130, 2, 1, 64], DType::BF16);
 }
 
-/// The kernels that an A100 gets, without instructions for warpgroups.
+/// Tests the kernels for an A100, which has no warpgroup instructions.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn attention_on_sm_80() {
     attention();
 }
 
-/// The kernels without tensor cores.
+/// Tests the kernels without tensor cores.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn attention_in_f32() {
@@ -59,7 +59,7 @@ fn check(
     }
 }
 
-/// Rows for two cubes of two warps, whose bytes fill whole allocations.
+/// Uses rows for two cubes of two warps, whose bytes fill whole allocations.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn norm() {
@@ -71,8 +71,8 @@ fn norm() {
     check("norm", op(ops::rms_norm), op(ops::rms_norm_reference), &[18 * 256, 256]);
 }
 
-/// The norm of a stream to which a layer has been added, and its gradient, which includes the gradient of the
-/// stream.
+/// Tests the norm of a stream to which a layer has been added, and the norm's gradient, which includes the gradient
+/// of the stream.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn residual() {
@@ -82,7 +82,7 @@ fn residual() {
     check("residual", op, reference, &sizes_of_two_layers(shape));
 }
 
-/// More elements than whole cubes have units for.
+/// Uses more elements than whole cubes have units for.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn swiglu() {
@@ -105,9 +105,9 @@ struct Bug {
 }
 
 enum Told {
-    /// A check of the interpreter, by the start of its message, which names the kernel and the line.
+    /// The interpreter reports the bug. Contains the start of the message, which names the kernel and the line.
     Fault(&'static str),
-    /// The comparison of a result with the reference, by its name.
+    /// A comparison with the reference fails. Contains the name of the comparison.
     Result(&'static str),
 }
 
@@ -381,7 +381,7 @@ fn run_with(bug: Option<&Bug>, test: &str) -> Output {
     command.output().expect("this program starts")
 }
 
-/// Returns why `bug` counts as not found, if it was not.
+/// Returns the reason why `bug` was not found, or `None` if it was.
 fn missed(bug: &Bug) -> Option<String> {
     let Output { status, stderr, .. } = run_with(Some(bug), bug.test);
     let said = String::from_utf8_lossy(&stderr);

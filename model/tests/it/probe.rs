@@ -1,4 +1,4 @@
-//! Probes: the tensors that a pass shows and their order, and that probing changes no result.
+//! Probes: which tensors a pass shows, in which order, and that probing changes no result.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use kiln_model::{Context, Key, decoder};
 
 use crate::decoder::tiny;
 
-/// The values of the loss and of a gradient, with all bits.
+/// The bits of the loss and of a gradient.
 type Bits = (Vec<u32>, Vec<u32>);
 
 /// Runs a step of a small decoder with dropout, observed by `probe`.

@@ -19,13 +19,13 @@ use super::readback::Readback;
 use super::tensors::{DeviceScalar, FlatTensors, LossSum, burn_dtype};
 use super::weights::FlatWeights;
 
-/// Units (threads) of a cube.
+/// Number of units (threads) per cube.
 pub(crate) const UNITS: usize = 256;
 
-/// Number of elements that a unit reads at once if their number and position permit it: 16 bytes of `f32`.
+/// Number of elements that a module reads at once if all offsets and lengths are multiples of it: 16 bytes of `f32`.
 const VECTOR: usize = 4;
 
-/// Runs `$body` with `$float` as the type of `$dtype`'s elements; for floats of 32 and 16 bits.
+/// Runs `$body` with `$float` as the element type of `$dtype`, a float of 16 or 32 bits.
 macro_rules! with_float {
     ($dtype:expr, $float:ident => $body:expr) => {
         match $dtype {
@@ -119,7 +119,8 @@ fn scalar(like: &CubeTensor, handle: Handle) -> CubeTensor {
     CubeTensor::new_contiguous(client, device, shape, handle, burn_dtype(DType::F32))
 }
 
-/// Writes `source` to `target` in the dtype of `target`: floats of 32 and 16 bits, of the same length.
+/// Writes `source` to `target`, converted to the dtype of `target`. Both are floats of 16 or 32 bits, of equal
+/// length.
 pub(super) fn cast(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
     let (from, to, len) = (device_of(source)?, device_of(target)?, target.len());
     let vector = vector_of([len]);
@@ -144,10 +145,10 @@ pub(super) fn add(target: &mut Buffer, source: &Buffer) -> Result<(), BufferErro
     unsafe { accumulate(handle, source.dtype(), target, 0..len, false) }
 }
 
-/// Creates `len` zeros on the device of `client`.
+/// Allocates `len` zeros on the device of `client`.
 pub(crate) fn zeros(client: &Client, dtype: DType, len: usize) -> Buffer {
     let mut buffer = Buffer::empty_on(client, dtype, len);
-    // It is on a device.
+    // Cannot fail, because the buffer is on a device.
     let _ = clear(&mut buffer, 0..len);
     buffer
 }
@@ -173,7 +174,7 @@ pub(super) fn clear(buffer: &mut Buffer, range: Range<usize>) -> Result<(), Buff
     Ok(())
 }
 
-/// Writes `values` to the elements of `buffer` (f32) from `start` on.
+/// Writes `values` to `buffer` (f32), from element `start` on.
 pub(super) fn write(buffer: &mut Buffer, start: usize, values: &[f32]) -> Result<(), BufferError> {
     if values.is_empty() {
         return Ok(());
@@ -183,11 +184,11 @@ pub(super) fn write(buffer: &mut Buffer, start: usize, values: &[f32]) -> Result
     unsafe { accumulate(source, DType::F32, buffer, start..start + values.len(), true) }
 }
 
-/// Adds the values at `source`, of `dtype`, to elements `range` of `target` (f32), or replaces them.
+/// Adds the values at `source`, of `dtype`, to elements `range` of `target` (f32), or overwrites those elements.
 ///
 /// # Safety
 ///
-/// `range` must lie inside `target`, and `source` must have as many values.
+/// `range` must lie inside `target`, and `source` must have as many values as `range`.
 unsafe fn accumulate(
     source: Handle,
     dtype: DType,
@@ -198,7 +199,7 @@ unsafe fn accumulate(
     let memory = device_of(target)?;
     // A view may begin at any of its tensor's elements.
     let offset = source.offset_start.unwrap_or(0) as usize / dtype.size();
-    // Vectors of four f32 values, with four to add to, would exceed the kernel's limit of registers.
+    // Vectors of four f32, and the four values that they are added to, would exceed the kernel's register limit.
     let vector = match dtype {
         DType::F32 => 1,
         _ => vector_of([offset, range.start, range.len(), target.len()]),
@@ -220,7 +221,7 @@ unsafe fn accumulate(
     Ok(())
 }
 
-/// Returns the number of elements to read at once. `counts` are offsets and lengths of the data in elements.
+/// Returns how many elements a module reads at once: [`VECTOR`] if it divides all of `counts`, else 1.
 fn vector_of<const N: usize>(counts: [usize; N]) -> usize {
     if counts.iter().all(|count| count.is_multiple_of(VECTOR)) { VECTOR } else { 1 }
 }
@@ -230,11 +231,11 @@ fn cubes(client: &Client, len: usize) -> CubeCount {
     calculate_cube_count_elemwise(client, len, CubeDim::new_1d(UNITS as u32))
 }
 
-/// Returns all elements of a buffer as a kernel's argument.
+/// Passes all elements of `buffer` to a kernel.
 ///
 /// # Safety
 ///
-/// The kernel must not access elements beyond those of the buffer.
+/// The kernel must not access memory beyond the end of the buffer.
 pub(crate) unsafe fn whole(buffer: &Buffer, memory: &DeviceMemory) -> BufferArg {
     // SAFETY: the memory has room for as many elements as the buffer; the rest is up to the caller.
     unsafe { BufferArg::from_raw_parts(memory.handle().clone(), buffer.len()) }

@@ -1,6 +1,6 @@
 //! Element-by-element comparison of two tensors, for `kiln diff`.
 
-/// A comparison of two tensors of equal shape, which are passed part by part.
+/// Comparison of two tensors of equal shape, to which the tensors are passed in parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorDifference {
     /// Sum of squares of each tensor.
@@ -9,10 +9,10 @@ pub struct TensorDifference {
     apart: f64,
     /// Number of elements with different bits.
     pub others: u64,
-    /// Elements with other bits of which at least one is NaN or infinite.
+    /// Number of elements with different bits of which at least one is NaN or infinite.
     pub non_finite: u64,
-    /// The elements that are furthest apart: the first pair in which one is NaN or infinite, if there is one. All
-    /// zero while no two are a distance above 0 apart: a zero and its negative are not.
+    /// The pair of elements that differ most: the first pair in which one is NaN or infinite, if there is one. All
+    /// zero if no pair differs in value; zero and negative zero are equal.
     pub furthest: FurthestElements,
 }
 
@@ -21,7 +21,7 @@ pub struct TensorDifference {
 pub struct FurthestElements {
     /// Index of the element in the tensor.
     pub index: usize,
-    /// Its two values.
+    /// The element's value in each tensor.
     pub values: [f64; 2],
     distance: f64,
 }
@@ -95,7 +95,7 @@ mod tests {
                 assert_eq!((difference.others, difference.non_finite), (2, 1), "{value}");
                 assert_eq!((difference.furthest.index, difference.relative()), (2, f64::INFINITY), "{value}");
             }
-            // A value that is the same in both hides no other difference.
+            // A non-finite value that is equal in both tensors hides no other difference.
             let difference = compare(&[value, 4.0], &[value, 2.0]);
             assert_eq!((difference.others, difference.non_finite, difference.relative()), (1, 0, 0.5));
         }

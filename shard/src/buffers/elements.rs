@@ -1,4 +1,4 @@
-//! Operations on the elements of a buffer, wherever it is.
+//! Operations on the elements of a buffer, on the host or on a GPU.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,7 +10,8 @@ use super::cube;
 use super::host;
 use super::placement::Placement;
 
-/// Writes `source` (f32) to `target` in the dtype of `target`; both have the same length and memory.
+/// Writes `source` (f32) to `target`, converted to the dtype of `target`. Both have the same length and are in the
+/// same memory.
 pub(crate) fn cast_from_f32(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
     match source.is_on_host() {
         #[cfg(feature = "cube")]
@@ -26,7 +27,7 @@ pub(crate) fn cast_to(source: &Buffer, dtype: DType) -> Result<Buffer, BufferErr
     Ok(target)
 }
 
-/// Converts `source` to f32; moves it if it is f32 already.
+/// Converts `source` to f32; a source that is f32 already is returned without a copy.
 pub(crate) fn into_f32(source: Buffer) -> Result<Buffer, BufferError> {
     if source.dtype() == DType::F32 {
         return Ok(source);
@@ -40,7 +41,8 @@ pub(crate) fn into_f32(source: Buffer) -> Result<Buffer, BufferError> {
     Ok(target)
 }
 
-/// Adds the elements of `source` (f32 or bf16) to those of `target` (f32); both have the same length and memory.
+/// Adds the elements of `source` (f32 or bf16) to those of `target` (f32); both have the same length and are in the
+/// same memory.
 pub(crate) fn add(target: &mut Buffer, source: &Buffer) -> Result<(), BufferError> {
     match source.is_on_host() {
         #[cfg(feature = "cube")]
@@ -64,7 +66,7 @@ pub(crate) fn clear(
     Ok(())
 }
 
-/// Returns `buffer` in host memory; copies it only if it is on a GPU.
+/// Returns `buffer` in host memory; copied only if it is on a GPU.
 pub(crate) fn on_host(buffer: &Buffer) -> Result<Cow<'_, Buffer>, BufferError> {
     match buffer.is_on_host() {
         #[cfg(feature = "cube")]
@@ -82,7 +84,7 @@ pub(crate) fn range_to_host(buffer: &Buffer, range: Range<usize>) -> Result<Buff
     }
 }
 
-/// `buffer` moved to the host.
+/// Moves `buffer` to the host.
 pub(crate) fn into_host(buffer: Buffer) -> Result<Buffer, BufferError> {
     match buffer.is_on_host() {
         #[cfg(feature = "cube")]
@@ -91,7 +93,7 @@ pub(crate) fn into_host(buffer: Buffer) -> Result<Buffer, BufferError> {
     }
 }
 
-/// Returns a copy of `buffer` (f32) in the same memory.
+/// Copies `buffer` (f32) within the same memory.
 pub(crate) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
     match buffer.is_on_host() {
         #[cfg(feature = "cube")]
@@ -100,7 +102,7 @@ pub(crate) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
     }
 }
 
-/// Lets `fill` write elements `range` of `buffer` (f32). It must write every element.
+/// Calls `fill` to write elements `range` of `buffer` (f32). `fill` must write every element.
 pub(crate) fn write<E: From<BufferError>>(
     buffer: &mut Buffer,
     range: Range<usize>,

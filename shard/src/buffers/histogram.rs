@@ -1,4 +1,4 @@
-//! Histograms whose buckets are the same for all values, so that the counts of shards can be added.
+//! Histograms that all have the same buckets, so that the counts of different shards can be added.
 
 use rayon::prelude::*;
 
@@ -15,7 +15,7 @@ const FIRST: u32 = (127 - 40) << 2;
 /// Buckets on each side of 0, up to 2^24.
 const SIDE: usize = 64 << 2;
 
-/// Number of all buckets: negative values, values around 0, positive values.
+/// Total number of buckets: for negative values, for values around 0, and for positive values.
 const BUCKETS: usize = 2 * SIDE + 1;
 
 /// A histogram of values. Values that are not finite are ignored.

@@ -13,15 +13,15 @@ use super::pending::PendingValues;
 use super::tensors::{DeviceScalar, FlatTensors, LossSum, burn_dtype};
 use super::weights::FlatWeights;
 
-/// Elements that one task casts at a time.
+/// Number of elements that one task casts at a time.
 const CAST_TASK: usize = 1 << 16;
 
-/// Elements that one task updates or sums at a time. Fixed, so that sums have the same bits at any
-/// number of threads.
+/// Number of elements that one task updates or sums at a time. Fixed, so that sums have the same bits for any number
+/// of threads.
 pub(crate) const TASK: usize = 1 << 14;
 
-/// Independent sums of squares inside a chunk: wide enough for the widest vector registers, fixed
-/// for the same reason.
+/// Number of independent sums of squares within a chunk: enough for the widest vector registers. Fixed, so that sums
+/// have the same bits on every processor.
 const LANES: usize = 16;
 
 impl FlatTensors for Flex {
@@ -74,7 +74,7 @@ impl FlatTensors for Flex {
     }
 }
 
-/// Writes `source` (f32) to `target` in the dtype of `target`; both have the same length.
+/// Writes `source` (f32) to `target`, converted to the dtype of `target`; both have the same length.
 pub(super) fn cast_from_f32(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
     let source = source.as_slice::<f32>()?;
     match target.dtype() {
@@ -85,7 +85,7 @@ pub(super) fn cast_from_f32(source: &Buffer, target: &mut Buffer) -> Result<(), 
     Ok(())
 }
 
-/// Writes `source`, of 16 or 64 bits, to `target` (f32).
+/// Writes `source`, of 16 or 64 bits per element, to `target` (f32).
 pub(super) fn cast_to_f32(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
     let out = target.as_mut_slice::<f32>()?;
     match source.dtype() {
@@ -106,7 +106,7 @@ pub(super) fn add(target: &mut Buffer, source: &Buffer) -> Result<(), BufferErro
     Ok(())
 }
 
-/// A copy of `buffer` (f32).
+/// Returns a copy of `buffer` (f32).
 pub(super) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
     let source = buffer.as_slice::<f32>()?;
     let mut copy = Buffer::zeros(DType::F32, source.len());
@@ -114,8 +114,7 @@ pub(super) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
     Ok(copy)
 }
 
-/// Copies values on several threads, so that the kernel's work to map untouched memory is shared by the
-/// threads.
+/// Copies values on several threads. If `target` has never been touched, its page faults are spread over the threads.
 pub(crate) fn copy_values(source: &[f32], target: &mut [f32]) {
     let chunks = target.par_chunks_mut(TASK).zip(source.par_chunks(TASK));
     chunks.for_each(|(target, source)| target.copy_from_slice(source));
@@ -125,7 +124,7 @@ fn cast<A: Sync, B: Send>(source: &[A], target: &mut [B], convert: impl Fn(&A) -
     change(source, target, |target, source| *target = convert(source));
 }
 
-/// Changes every element of `target` by the same element of `source`, on several threads.
+/// Calls `change` on each element of `target` and the corresponding element of `source`, on several threads.
 fn change<A: Sync, B: Send>(source: &[A], target: &mut [B], change: impl Fn(&mut B, &A) + Sync) {
     let arch = pulp::Arch::new();
     target.par_chunks_mut(CAST_TASK).zip(source.par_chunks(CAST_TASK)).for_each(|(target, source)| {
@@ -168,15 +167,15 @@ fn accumulate<T: Sync>(
     Ok(())
 }
 
-/// Returns the sum of squares in f64, with the same bits at any number of threads.
+/// Returns the sum of squares in f64, with the same bits for any number of threads.
 pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
     let arch = pulp::Arch::new();
     let sums: Vec<f64> = values.par_chunks(TASK).map(|chunk| arch.dispatch(SquaresOf(chunk))).collect();
     sums.iter().sum()
 }
 
-/// Not a closure: the caller of a long closure is compiled separately from it, and without this processor's
-/// vector instructions.
+/// A struct instead of a closure: the compiler may not inline a long function that calls a closure, and would then
+/// compile it without this processor's vector instructions.
 struct SquaresOf<'a>(&'a [f32]);
 
 impl pulp::NullaryFnOnce for SquaresOf<'_> {

@@ -5,7 +5,7 @@
 
 use cubecl::prelude::*;
 
-/// Sets elements `start..end`.
+/// Sets elements `start..end` to `value`.
 #[cube(launch_unchecked)]
 pub(super) fn fill<F: Float>(to: &mut [F], start: u32, end: u32, value: f32) {
     let position = ABSOLUTE_POS + start as usize;
@@ -22,7 +22,7 @@ pub(super) fn convert<A: Float, B: Float, N: Size>(from: &[Vector<A, N>], to: &m
     }
 }
 
-/// Adds the `len` vectors of `from` to the vectors of `to` from `start` on, or replaces them.
+/// Adds the `len` vectors of `from` to the vectors of `to` from `start` on, or overwrites those vectors.
 #[cube(launch_unchecked)]
 pub(super) fn accumulate<F: Float, N: Size>(
     from: &[Vector<F, N>],

@@ -1,7 +1,7 @@
-//! Flat buffers on the host or on a GPU: creating, casting, reading, writing, and viewing as tensors.
+//! Flat buffers on the host or on a GPU: allocated, cast, read, written, and viewed as tensors.
 //!
-//! The rest of this crate handles [`Buffer`](kiln_collectives::Buffer)s without asking where they
-//! are. `host` works on the host's memory, `cube` on a GPU's; `elements` chooses between the two.
+//! The rest of this crate handles [`Buffer`](kiln_collectives::Buffer)s regardless of where they are. `host` works on
+//! the host's memory, `cube` on a GPU's; `elements` chooses between the two.
 //!
 //! Also contains functions for inspecting and comparing runs: summaries of a tensor's elements (`histogram`,
 //! `statistics`, `sums`), and the distance between two tensors (`difference`).

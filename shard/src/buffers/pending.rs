@@ -1,11 +1,12 @@
-//! Values of a tensor on their way to the host.
+//! Tensor values that are being copied to the host.
 
 use kiln_collectives::BufferError;
 
 #[cfg(feature = "cube")]
 use super::readback::Readback;
 
-/// Requested values of a tensor. On a GPU, the copy is queued behind earlier work and may not be complete.
+/// Requested values of a tensor. On a GPU, the copy runs after the work that was queued earlier, without blocking the
+/// host.
 pub struct PendingValues(State);
 
 enum State {

@@ -19,7 +19,7 @@ pub(crate) enum Placement {
 }
 
 impl Placement {
-    /// Returns the memory of the tensors of `device`.
+    /// Returns the memory that the tensors of `device` are in.
     pub(crate) fn from_device(device: &Device) -> Self {
         match device.clone().without_autodiff().as_dispatch() {
             #[cfg(feature = "cube")]
@@ -28,7 +28,7 @@ impl Placement {
         }
     }
 
-    /// Returns whether it is the host's memory.
+    /// Returns whether this is the host's memory.
     pub(crate) fn is_host(&self) -> bool {
         matches!(self, Placement::Host)
     }
@@ -75,7 +75,7 @@ impl Placement {
     pub(crate) fn device_bytes(&self) -> Option<u64> {
         match self {
             Placement::Host => None,
-            // Every thread has its own stream there, and every stream its own memory pools.
+            // On a GPU, every thread has its own stream, and every stream its own memory pools.
             #[cfg(feature = "cube")]
             Placement::Device(client) => {
                 Some(client.memory_report(MemoryScope::CurrentStream).usage().bytes_reserved)
@@ -89,10 +89,9 @@ pub fn zeros_on(device: &Device, dtype: DType, len: usize) -> Buffer {
     Placement::from_device(device).zeros(dtype, len)
 }
 
-/// Makes CubeCL lay out the memory of `device` for this thread in pages for buffers of up to `bytes`. Call it
-/// before anything is allocated. CubeCL's pages have the size of the largest buffer so far: after a larger
-/// one, pages of the old size are left with holes into which only small buffers fit. Does nothing on the
-/// host.
+/// Makes CubeCL use pages on `device`, for this thread, that fit buffers of up to `bytes`. Call this before any
+/// allocation. Otherwise, CubeCL sizes pages by the largest buffer so far: after a larger buffer, the smaller old
+/// pages keep holes that only small buffers fit into. Does nothing on the host.
 pub fn lay_out_pages(device: &Device, bytes: u64) {
     let placement = Placement::from_device(device);
     if !placement.is_host() {
@@ -100,14 +99,14 @@ pub fn lay_out_pages(device: &Device, bytes: u64) {
     }
 }
 
-/// Returns unused memory of `device` to it, which CubeCL would otherwise keep. Does nothing on the host.
+/// Returns unused memory to `device`, which CubeCL would otherwise keep. Does nothing on the host.
 pub fn release_unused(device: &Device) {
     match Placement::from_device(device) {
         Placement::Host => {}
         #[cfg(feature = "cube")]
         Placement::Device(client) => {
             if let Err(error) = client.memory_cleanup() {
-                tracing::warn!(%error, "cannot release unused memory of the GPU");
+                tracing::warn!(%error, "cannot return unused memory to the GPU");
             }
         }
     }

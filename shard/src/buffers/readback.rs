@@ -11,7 +11,7 @@ use kiln_collectives::{Buffer, BufferError, DType};
 
 use crate::sync::lock;
 
-/// A queued copy to the host: behind the GPU's earlier work, and before its later work.
+/// A queued copy to the host. It runs after the GPU work that was queued earlier, and before later work.
 pub(crate) struct Readback {
     dtype: DType,
     len: usize,
@@ -25,7 +25,7 @@ impl Readback {
         Readback { dtype, len, bytes }
     }
 
-    /// Starts to read a buffer, which is on a GPU.
+    /// Starts to read `buffer`, which must be on a GPU.
     pub(crate) fn of(buffer: &Buffer) -> Result<Self, BufferError> {
         let (dtype, len) = (buffer.dtype(), buffer.len());
         let on_host = || BufferError::Device { dtype, len, reason: "it is on the host".to_owned() };
@@ -47,8 +47,8 @@ impl Readback {
     }
 }
 
-/// Returns the queue of a device with the lifetime of the process, because futures of reads borrow it. There
-/// is one per device, and devices live as long.
+/// Returns the queue of a device with a static lifetime, because the futures of reads borrow it. There is one queue
+/// per device, and devices live as long as the process.
 fn lasting(client: &Client) -> &'static Client {
     static CLIENTS: Mutex<Vec<&'static Client>> = Mutex::new(Vec::new());
     let mut clients = lock(&CLIENTS);

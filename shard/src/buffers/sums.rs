@@ -1,13 +1,12 @@
-//! Sums over the elements of a tensor, with which two runs are compared without keeping the tensors of
-//! either.
+//! Sums over the elements of a tensor, which let two runs be compared without storing their tensors.
 //!
-//! Each element has a place: its sample or parameter, and its index there. So the sums of ranks and
-//! micro-batches add up, no matter which part of the tensor each of them has.
+//! The sums identify each element by its sample or parameter and by its index there. So the sums of ranks and
+//! micro-batches can be added, no matter which elements each of them holds.
 //!
-//! The hash is a sum of integers: two tensors have the same hash if they have the same bits, and almost never
-//! otherwise. If the hashes differ, the sketch estimates by how much: it contains sums of the values with
-//! pseudo-random signs, and the difference of two such sums is, on average over the signs, as large as the
-//! norm of the difference of the two tensors (Alon, Matias and Szegedy, 1996). That never needs both tensors.
+//! The hash is a sum of integers: two tensors with the same bits have the same hash, and different tensors almost
+//! never do. If the hashes differ, the sketch estimates by how much: it contains sums of the values with
+//! pseudo-random signs. The squared difference of two such sums is, on average over the signs, the squared norm of
+//! the difference of the tensors (Alon, Matias and Szegedy, 1996).
 
 use std::ops::Range;
 
@@ -23,7 +22,7 @@ const TASK: usize = 1 << 15;
 /// Sums over the elements of a tensor, or of a part of it: written by `--hash`, and compared by `kiln diff`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TensorSums {
-    /// Sum of the bits of every element, mixed with its place.
+    /// Sum over all elements of a hash of the element's bits and position.
     pub hash: u64,
     /// Number of elements.
     pub count: u64,
@@ -43,20 +42,20 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Distance of adjacent counters before they are mixed.
+/// Difference between consecutive counters before they are mixed.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl TensorSums {
     /// Number of sums in [`TensorSums::sketch`].
     pub const SKETCHES: usize = 4;
 
-    /// Returns a number that represents a text, such as the name of a parameter, in sums.
+    /// Returns the number that stands for a string, such as the name of a parameter, in sums.
     pub fn block_of(name: &str) -> u64 {
         name.bytes().fold(0, |block, byte| mix(block.wrapping_add(GOLDEN) ^ u64::from(byte)))
     }
 
-    /// Returns the sums over `values`, which are the elements from `first` on of `block`: a sample of the
-    /// run, or a parameter.
+    /// Returns the sums over `values`, the elements of `block` from index `first` on. A block is a sample of the run,
+    /// or a parameter.
     pub fn of(block: u64, first: usize, values: &[f32]) -> Self {
         let of_task = |(task, values): (usize, &[f32])| {
             let mut sums = TensorSums::default();
@@ -100,7 +99,7 @@ impl TensorSums {
         Self::from_bits(sample, ids, |id| (u64::from(id.cast_unsigned()), f64::from(id)))
     }
 
-    /// Like [`TensorSums::of`], for values whose bits are not those of f32.
+    /// Like [`TensorSums::of`], for values of types other than f32.
     fn from_bits<T: Copy>(block: u64, values: &[T], bits: impl Fn(T) -> (u64, f64)) -> Self {
         let (mut sums, key) = (TensorSums::default(), mix(block));
         for (place, &value) in (0..).zip(values) {
@@ -137,7 +136,7 @@ impl TensorSums {
         }
     }
 
-    /// Returns the sums over the elements of both.
+    /// Adds the sums of `other` to these.
     pub fn plus(mut self, other: TensorSums) -> TensorSums {
         self.hash = self.hash.wrapping_add(other.hash);
         self.count += other.count;

@@ -13,7 +13,7 @@ use super::weights::FlatWeights;
 /// One f32 value in the memory of a GPU.
 #[cfg(feature = "cube")]
 pub(crate) type DeviceScalar = cubecl::server::Handle;
-/// A build without GPU support has no such value.
+/// A placeholder without values, for builds without GPU support.
 #[cfg(not(feature = "cube"))]
 pub(crate) type DeviceScalar = std::convert::Infallible;
 
@@ -31,8 +31,8 @@ pub(crate) trait FlatTensors: Backend {
     /// Returns one element on the device of `like`, whose value is never read.
     fn token(like: &FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// Adds a gradient to elements `range` of `target` (f32), or replaces them. The error describes the fault
-    /// in the gradient.
+    /// Adds a gradient to elements `range` of `target` (f32), or overwrites them with it. The error says what is
+    /// wrong with the gradient.
     fn add_gradient(
         target: &mut Buffer,
         range: Range<usize>,
@@ -43,14 +43,14 @@ pub(crate) trait FlatTensors: Backend {
     /// Adds `loss` `[1]` to `sum`.
     fn add_loss(loss: &FloatTensor<Self>, sum: &mut LossSum) -> Result<(), String>;
 
-    /// Starts to read `values` (f32). The error describes the fault in them.
+    /// Starts to read `values` (f32). The error says what is wrong with the values.
     fn start_reading(values: &FloatTensor<Self>) -> Result<PendingValues, String>;
 
     /// Multiplies `gradient` `[1]` by `scale`.
     fn scaled(gradient: FloatTensor<Self>, scale: &DeviceScalar) -> FloatTensor<Self>;
 }
 
-/// The sum of the losses of a step: on the host in f64, on a GPU in f32 in its memory.
+/// The sum of the losses of a step: in f64 on the host, or in f32 in a GPU's memory.
 #[derive(Default)]
 pub(crate) struct LossSum {
     pub(crate) host: f64,
@@ -59,7 +59,7 @@ pub(crate) struct LossSum {
 }
 
 impl LossSum {
-    /// Returns the sum. Waits for the GPU if the sum is there.
+    /// Returns the sum. Waits for the GPU if the sum is in its memory.
     pub(crate) fn read(&self) -> Result<f64, BufferError> {
         #[cfg(feature = "cube")]
         if let Some(sum) = &self.device {
@@ -69,7 +69,7 @@ impl LossSum {
     }
 }
 
-/// Returns burn's name of the dtype.
+/// Returns burn's equivalent of `dtype`.
 pub(super) fn burn_dtype(dtype: DType) -> BurnDType {
     match dtype {
         DType::F64 => BurnDType::F64,

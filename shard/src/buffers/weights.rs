@@ -1,4 +1,4 @@
-//! The whole weights of a parameter group, and their readers.
+//! The whole weights of a parameter group, and the owners that keep them in memory.
 
 use std::sync::{Arc, Mutex};
 
@@ -26,7 +26,7 @@ impl FlatWeights {
         Self::new(Owner::Gathered(gathered))
     }
 
-    /// Wraps a shard that is the whole parameter group, without a copy.
+    /// Wraps a shard that contains the whole parameter group, without copying it.
     pub(crate) fn shared(shard: Arc<Buffer>) -> Self {
         Self::new(Owner::Shard(shard))
     }
@@ -75,9 +75,9 @@ impl FlatWeights {
 // There is one per parameter group, so the size of its variants does not matter.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Owner {
-    /// A buffer that was gathered.
+    /// A gathered buffer.
     Gathered(Gathered),
-    /// A shard that is the whole parameter group.
+    /// A shard that contains the whole parameter group.
     Shard(Arc<Buffer>),
 }
 
@@ -98,7 +98,7 @@ impl AsRef<[u8]> for Owner {
 
 /// A gathered buffer, which returns to its pool when its last view is dropped.
 pub(crate) struct Gathered {
-    /// `None` only during drop.
+    /// `None` only while the value is dropped.
     buffer: Option<Buffer>,
     pool: Option<Arc<BufferPool>>,
     _counted: Counted,
@@ -116,15 +116,15 @@ impl Drop for Gathered {
         let (Some(buffer), Some(pool)) = (self.buffer.take(), &self.pool) else { return };
         #[cfg(feature = "cube")]
         if buffer.device().is_some_and(DeviceMemory::is_shared) {
-            // A view remains and now owns the memory.
+            // A view remains, and will free the memory.
             return;
         }
         pool.put(buffer);
     }
 }
 
-/// Keeps at most one gather buffer between two gathers of a pass. One is enough: when the weights of a
-/// parameter group are freed, the next group is already gathered, and the one after it takes the buffer.
+/// Keeps at most one free gather buffer for reuse within a pass. One is enough: when a parameter group's weights are
+/// freed, the next group is already gathered, so only the group after next needs a buffer.
 #[derive(Default)]
 pub(crate) struct BufferPool {
     state: Mutex<PoolState>,
@@ -133,19 +133,19 @@ pub(crate) struct BufferPool {
 #[derive(Default)]
 struct PoolState {
     free: Option<Buffer>,
-    /// True if the current pass will gather again.
+    /// True if the current pass may gather more weights.
     open: bool,
 }
 
 impl BufferPool {
-    /// Takes the kept buffer, with arbitrary contents, if it has this dtype and length. A kept buffer of
-    /// another size is freed, to make room for the buffer that the caller allocates instead.
+    /// Takes the kept buffer, with arbitrary contents, if it has this dtype and length. A kept buffer of a different
+    /// size is freed, to make room for the one that the caller then allocates.
     pub(crate) fn take(&self, dtype: DType, len: usize) -> Option<Buffer> {
         let free = lock(&self.state).free.take();
         free.filter(|buffer| buffer.dtype() == dtype && buffer.len() == len)
     }
 
-    /// Keeps `buffer` for the next gather of the pass, if there will be one and no other rank reads the
+    /// Keeps `buffer` for the next gather of the pass, unless the pass gathers nothing more or another rank reads the
     /// buffer.
     pub(crate) fn put(&self, buffer: Buffer) {
         if buffer.is_shared() {
@@ -162,13 +162,13 @@ impl BufferPool {
         lock(&self.state).open = true;
     }
 
-    /// Frees the kept buffer and stops keeping buffers: the pass gathers nothing more.
+    /// Frees the kept buffer and stops keeping buffers, because the pass gathers nothing more.
     pub(crate) fn close(&self) {
         *lock(&self.state) = PoolState::default();
     }
 }
 
-/// Counts that apply while a gathered buffer lives.
+/// Updates of counters that last as long as a gathered buffer.
 #[derive(Default)]
 pub(crate) struct Counted {
     /// The parameter group, counted as unsharded.
@@ -177,11 +177,11 @@ pub(crate) struct Counted {
     pub(crate) _bytes: Option<Held>,
 }
 
-/// Counts the parameter groups that are unsharded at the same time, without those that stay unsharded from
+/// Number of parameter groups that are unsharded at the same time, not counting those that stay unsharded from
 /// forward to backward.
 pub(crate) type UnshardedCount = Counter;
 
-/// One unit of an [`UnshardedCount`].
+/// Counts one parameter group in an [`UnshardedCount`] until it is dropped.
 pub(crate) struct UnshardedGroup(Arc<UnshardedCount>);
 
 impl UnshardedGroup {

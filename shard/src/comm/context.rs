@@ -1,5 +1,5 @@
-//! State that all parameter groups of one rank share: communicators, policy, gather buffers, the time spent
-//! waiting, and the first error. FSDP2 calls it `FSDPCommContext`.
+//! State that all parameter groups of one rank share: communicators, policy, gather buffers, the time spent waiting,
+//! and the first error. Called `FSDPCommContext` in FSDP2.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -24,7 +24,7 @@ pub(crate) enum Direction {
 }
 
 impl Direction {
-    /// The label of its collectives.
+    /// Returns the phase under which collectives in this direction are recorded.
     pub(crate) fn phase(self) -> Phase {
         match self {
             Direction::Forward => Phase::Forward,
@@ -39,9 +39,9 @@ pub(crate) struct CommContext {
     pub(crate) mesh: Mesh,
     pub(crate) rank: usize,
     pub(crate) world: Arc<dyn Communicator>,
-    /// Ranks that share one copy of the model; `None` if each rank holds a whole copy.
+    /// Communicator of the ranks that share one copy of the model; `None` if a rank holds a whole copy.
     pub(crate) shard: Option<Arc<dyn Communicator>>,
-    /// Ranks that hold the same shard; `None` if there is only one copy.
+    /// Communicator of the ranks that hold the same shard; `None` if there is only one copy of the model.
     pub(crate) replicate: Option<Arc<dyn Communicator>>,
     /// Placement of the weights, and the device that computes with them; set by the first module.
     placement: OnceLock<(Placement, Device)>,
@@ -50,7 +50,7 @@ pub(crate) struct CommContext {
     pub(crate) unsharded: Arc<UnshardedCount>,
     /// True during the backward of the last micro-batch of a step.
     last_micro_batch: AtomicBool,
-    /// Progress of the current forward pass. A module that is used a second time has an earlier position.
+    /// Position that the current forward pass has reached. A module that is used again has a lower position.
     pub(crate) forward_position: AtomicUsize,
     error: Mutex<Option<ShardError>>,
     pinned: Mutex<Vec<String>>,
@@ -93,12 +93,12 @@ impl CommContext {
         })
     }
 
-    /// Placement of gathered weights and gradients. Messages between ranks are on the host.
+    /// Returns where gathered weights and gradients are. Messages between ranks are in host memory.
     pub(crate) fn placement(&self) -> &Placement {
         self.placement.get().map_or(&Placement::Host, |(placement, _)| placement)
     }
 
-    /// The device that computes on master weights, reduced gradients and optimizer state; without autodiff.
+    /// Returns the device that holds master weights, reduced gradients and optimizer state, without autodiff.
     pub(crate) fn state_device(&self) -> Device {
         match self.placement.get() {
             Some((_, device)) if !self.policy.offload => device.clone(),
@@ -106,7 +106,7 @@ impl CommContext {
         }
     }
 
-    /// Placement of master weights, reduced gradients and optimizer state.
+    /// Returns where master weights, reduced gradients and optimizer state are.
     pub(crate) fn state_placement(&self) -> &Placement {
         if self.policy.offload { &Placement::Host } else { self.placement() }
     }
@@ -116,7 +116,7 @@ impl CommContext {
         self.policy.offload && !self.placement().is_host()
     }
 
-    /// Sets the placement of weights, unless an earlier module has set it.
+    /// Places the weights on `device`, unless an earlier module has already placed them.
     pub(crate) fn place_on(&self, device: &Device) -> &Placement {
         let place = || (Placement::from_device(device), device.clone().without_autodiff());
         &self.placement.get_or_init(place).0
@@ -128,15 +128,15 @@ impl CommContext {
         self.pool.take(dtype, len).unwrap_or_else(|| owned_by(MemoryOwner::GatheredWeights, new))
     }
 
-    /// Keeps the rank's compute threads from sleeping for a moment, if they compute.
+    /// Keeps the rank's compute threads awake for a short time, if they compute.
     pub(crate) fn keep_awake(&self) {
         if self.placement().is_host() {
             self.spin_wait.keep();
         }
     }
 
-    /// Waits for a collective. On failure, keeps the error, notifies the other ranks and returns `None`; the
-    /// caller continues with zeros until the step is checked.
+    /// Waits for a collective. If it fails, stores the error, notifies the other ranks and returns `None`; the caller
+    /// continues with zeros until the error is checked.
     pub(crate) fn wait(&self, work: Work) -> Option<Buffer> {
         let site = work.site().map(|site| (Arc::clone(&site.group), site.sequence, Instant::now()));
         let result = work.wait(self.policy.timeout);
@@ -146,7 +146,7 @@ impl CommContext {
         result.map_err(|error| self.fail(error.into())).ok()
     }
 
-    /// Keeps the first error and makes the other ranks stop waiting for this one.
+    /// Stores the first error and makes the other ranks stop waiting for this one.
     pub(crate) fn fail(&self, error: ShardError) {
         let mut first = lock(&self.error);
         if first.is_none() {
@@ -155,7 +155,7 @@ impl CommContext {
         }
     }
 
-    /// Returns the value, or `None` after [`CommContext::fail`].
+    /// Returns the value. If `result` is an error, passes it to [`CommContext::fail`] and returns `None`.
     pub(crate) fn or_fail<T>(&self, result: Result<T, ShardError>) -> Option<T> {
         result.map_err(|error| self.fail(error)).ok()
     }
@@ -164,12 +164,12 @@ impl CommContext {
         lock(&self.error).is_some()
     }
 
-    /// The first error, if any.
+    /// Returns the first error, if there is one.
     pub(crate) fn check(&self) -> Result<(), ShardError> {
         lock(&self.error).clone().map_or(Ok(()), Err)
     }
 
-    /// Returns the first error. Call it only after a failed wait.
+    /// Returns the first error. Call this only after an operation has failed.
     pub(crate) fn failure(&self) -> ShardError {
         match self.check() {
             Err(error) => error,
@@ -191,8 +191,8 @@ impl CommContext {
         self.policy.reduces(self.is_last_micro_batch(), communicates)
     }
 
-    /// Logs that a view outlived the weights of `group`: once per group and only on rank 0, since the
-    /// other ranks run the same model.
+    /// Reports that a view outlived the weights of `group`. Each group is logged once, by rank 0 only, because all
+    /// ranks run the same model.
     pub(crate) fn report_pinned(&self, group: &str) {
         let mut pinned = lock(&self.pinned);
         if !pinned.iter().any(|name| name == group) {

@@ -1,12 +1,12 @@
 //! Reduction of gradients over the ranks.
 //!
-//! At most one reduce-scatter is in progress: the next group's first gradient waits for it and takes
-//! over its buffer, so that backward holds one flat gradient besides the gradients of the group it
-//! computes. The wait spans the whole backward of a group, which is what hides the communication.
+//! At most one reduce-scatter is in progress: before a group writes its first gradient, it waits for the previous
+//! reduction and reuses its buffer. So backward holds one flat gradient in addition to the gradients of the current
+//! group, and a reduction overlaps with the backward of a whole group.
 //!
 //! If every micro-batch is reduced, its reduced gradient is added to the sum of the earlier micro-batches. The hybrid
-//! strategies reduce each micro-batch over the shard group, and the last sum over the replicas. `NO_SHARD` reduces each
-//! micro-batch over the replicas, so that it adds in the same order as `FULL_SHARD`.
+//! strategies reduce each micro-batch over the shard group, and only the last sum over the replicas. `NO_SHARD`
+//! reduces each micro-batch over the replicas, so that it adds in the same order as `FULL_SHARD`.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,30 +23,31 @@ use crate::sync::lock;
 /// Reduces the gradients of one rank's parameter groups.
 pub(crate) struct Reducer {
     context: Arc<CommContext>,
-    /// The reduction in progress, whose buffer the next gradient takes over.
+    /// The reduction in progress, whose buffer the next gradient reuses.
     under_way: Mutex<Option<Reduction>>,
-    /// The buffer of a reduced flat f32 gradient, for the next group of the same size.
+    /// A flat f32 gradient that has been reduced; the next group of the same size reuses its memory.
     spare: Mutex<Option<Buffer>>,
 }
 
-/// The reduction of one gradient; [`Reducer::wait`] returns its shard. Clones share it.
+/// A gradient that is being reduced. [`Reducer::wait`] returns its shard. Clones refer to the same gradient.
 #[derive(Clone)]
 pub(crate) struct Reduction(Arc<Mutex<Stage>>);
 
 /// The progress of a reduction.
 enum Stage {
-    /// Summed over the ranks that share one copy of the model, to be added to the sum of `earlier` micro-batches.
+    /// Being summed over the ranks that share one copy of the model; to be added to the sum of `earlier`
+    /// micro-batches.
     Scattering { work: Work, input: Arc<Buffer>, label: Label, earlier: Option<Buffer> },
-    /// Whole, summed over the replicas, to be added to the sum of `earlier` micro-batches.
+    /// The whole gradient, being summed over the replicas; to be added to the sum of `earlier` micro-batches.
     Adding { work: Work, earlier: Buffer },
-    /// This rank's shard, summed over the replicas.
+    /// This rank's shard, being summed over the replicas.
     Replicating(Work),
-    /// This rank's shard, during its copy to the host.
+    /// This rank's shard, being copied to the host.
     #[cfg(feature = "cube")]
     Arriving(Readback),
-    /// f32, in the memory where the optimizer needs it.
+    /// The reduced shard, in f32, in the memory where the optimizer runs.
     Reduced(Buffer),
-    /// Taken, or lost in a failure that the context has kept.
+    /// Taken, or lost in a failure that the context has stored.
     Gone,
 }
 
@@ -72,14 +73,14 @@ impl Reducer {
     /// Returns a flat f32 gradient of `len` elements with arbitrary contents. Waits for the reduction in progress.
     pub(crate) fn take_buffer(&self, len: usize) -> Buffer {
         self.settle();
-        // A buffer of another size is freed first, to make room.
+        // A spare buffer of a different size is freed first, to make room.
         let spare = lock(&self.spare).take().filter(|buffer| buffer.len() == len);
         let new = || self.context.placement().empty(DType::F32, len);
         spare.unwrap_or_else(|| owned_by(MemoryOwner::Gradients, new))
     }
 
-    /// Starts reducing the flat gradient of a parameter group in one micro-batch. `earlier` is the reduced sum of
-    /// earlier micro-batches, if any.
+    /// Starts reducing the flat gradient of a parameter group in one micro-batch. `earlier` is the reduced sum of the
+    /// earlier micro-batches, if there is one.
     pub(crate) fn launch(
         &self,
         label: Label,
@@ -108,7 +109,7 @@ impl Reducer {
                 self.settle();
                 Stage::Adding { work: group.all_reduce(label, gradient), earlier }
             }
-            // The gradient itself becomes the sum, so its buffer cannot be reused for the next gradient.
+            // This gradient becomes the sum itself, so the next gradient cannot reuse its buffer.
             (None, Some(group), None) => {
                 return Ok(Reduction::new(Stage::Replicating(group.all_reduce(label, gradient))));
             }
@@ -120,7 +121,7 @@ impl Reducer {
         Ok(reduction)
     }
 
-    /// Sums this rank's shard over the replicas, if any, once it contains the whole step.
+    /// Starts summing this rank's shard over the replicas, if there are any, once the shard covers the whole step.
     fn replicate(&self, label: Label, shard: Buffer) -> Result<Stage, ShardError> {
         match &self.context.replicate {
             Some(group) if self.context.is_last_micro_batch() => {
@@ -133,7 +134,8 @@ impl Reducer {
         }
     }
 
-    /// Moves a reduced shard to the optimizer's memory, once it contains the whole step.
+    /// Converts a reduced shard to f32. With offload, also starts copying it to the host once it covers the whole
+    /// step.
     fn arrive(&self, shard: Buffer) -> Result<Stage, ShardError> {
         let shard = into_f32(shard)?;
         #[cfg(feature = "cube")]
@@ -143,7 +145,7 @@ impl Reducer {
         Ok(Stage::Reduced(shard))
     }
 
-    /// Waits for the reduction in progress, and starts its next stage.
+    /// Waits for the reduction in progress, and starts the next stage of the same gradient.
     pub(crate) fn settle(&self) {
         let Some(reduction) = lock(&self.under_way).take() else { return };
         let stage = match reduction.take() {
@@ -168,15 +170,15 @@ impl Reducer {
         }
     }
 
-    /// Keeps the buffer of a reduced whole gradient for the next gradient, if it is f32.
+    /// Keeps the buffer of a reduced whole gradient for reuse, if it is f32.
     fn keep(&self, gradient: Buffer) {
         if gradient.dtype() == DType::F32 {
             *lock(&self.spare) = Some(gradient);
         }
     }
 
-    /// Waits for the sum over the replicas of a gradient that [`Reducer::settle`] has seen through its
-    /// reduce-scatter, and starts to bring it to where the optimizer needs it.
+    /// Waits until the replicas have summed a gradient whose reduce-scatter [`Reducer::settle`] has completed, and
+    /// starts moving it to the memory where the optimizer runs.
     pub(crate) fn start_arrival(&self, reduction: &Reduction) {
         let stage = match reduction.take() {
             Stage::Replicating(work) => {
@@ -188,8 +190,8 @@ impl Reducer {
         reduction.set(stage.unwrap_or(Stage::Gone));
     }
 
-    /// Waits for a gradient after [`Reducer::start_arrival`]: this rank's shard of it, f32. `None` after a
-    /// failure, which the context keeps.
+    /// Returns this rank's f32 shard of a gradient, waiting for its copy to the host if necessary. Call
+    /// [`Reducer::start_arrival`] first. Returns `None` after a failure, which the context stores.
     pub(crate) fn wait(&self, reduction: &Reduction) -> Option<Buffer> {
         match reduction.take() {
             Stage::Reduced(shard) => Some(shard),
@@ -199,13 +201,13 @@ impl Reducer {
         }
     }
 
-    /// Frees the spare buffer at the end of this backward's reductions.
+    /// Frees the spare buffer, because this backward reduces nothing more.
     pub(crate) fn finish(&self) {
         *lock(&self.spare) = None;
     }
 }
 
-/// Adds `gradient` to the f32 sum of `earlier` micro-batches, if any.
+/// Returns `gradient` plus the f32 sum of `earlier` micro-batches, if there is one.
 fn added(earlier: Option<Buffer>, gradient: Buffer) -> Result<Buffer, ShardError> {
     let Some(mut sum) = earlier else { return Ok(gradient) };
     add(&mut sum, &gradient)?;

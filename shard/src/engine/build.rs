@@ -1,5 +1,5 @@
-//! Builds an engine from modules. At the start, all ranks agree on the model, the policy and the initial
-//! values.
+//! Builds an engine from modules. When the engine is complete, all ranks check that they have the same model and
+//! policy, and replicas get the same initial values.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -64,10 +64,9 @@ impl EngineBuilder {
         })
     }
 
-    /// Freezes the parameters of later modules whose full name `frozen` accepts: they are sharded and
-    /// gathered like others, but have no gradient, reduction or optimizer state. Frozen weights that backward
-    /// reads stay gathered from forward to backward, unless blocks are recomputed: burn's tape cannot read a
-    /// constant again.
+    /// Freezes the parameters of later modules whose full name `frozen` accepts: they are sharded and gathered like
+    /// others, but have no gradient, reduction or optimizer state. Frozen weights that backward reads stay gathered
+    /// from forward to backward, unless blocks are recomputed, because burn's tape cannot gather a constant again.
     pub fn freeze(mut self, frozen: impl Fn(&str) -> bool + 'static) -> Self {
         self.frozen = Box::new(frozen);
         self
@@ -96,10 +95,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Shards `module`. Each parameter is initialised, cut to this rank's shard and freed before the next
-    /// one. `name` is the module's name in logs. The name of a parameter is `prefix` plus its path in the
-    /// module, as in `layers.3.` plus `attention.q_proj.weight`. Parameters that are not floats are left
-    /// unchanged.
+    /// Shards `module`. Each parameter is initialised, cut to this rank's shard and freed before the next one. `name`
+    /// is the module's name in logs. A parameter's name is `prefix` plus its path in the module, such as `layers.3.`
+    /// plus `attention.q_proj.weight`. Parameters that are not floats are left unchanged.
     pub fn fully_shard<M: Module + Sync + 'static>(
         &mut self,
         name: &str,
@@ -139,7 +137,8 @@ impl EngineBuilder {
         Ok(ShardedModule::new(template, places, groups, self.context.clone()))
     }
 
-    /// Moves the values of `module` into this rank's shards, one per layout, and leaves placeholders behind.
+    /// Moves the values of `module` into this rank's shards, one per layout, and replaces the parameters by
+    /// placeholders.
     fn cut<M: Module>(
         &self,
         module: M,
@@ -235,7 +234,7 @@ impl Engine {
     }
 }
 
-/// Sets for each group the groups that passes need after it.
+/// Stores in each group which groups forward and backward need after it.
 fn connect(groups: &ParamGroups) {
     let weak = |position: usize| {
         let module = groups.get(position).map_or(0..0, |group| group.options.module.clone());
@@ -252,7 +251,7 @@ fn connect(groups: &ParamGroups) {
     }
 }
 
-/// Initialises one parameter after the other and keeps this rank's part of it.
+/// Initialises the parameters one at a time and keeps this rank's part of each.
 struct Values<'a> {
     context: &'a CommContext,
     loaded: &'a dyn Fn(&str) -> bool,
@@ -283,7 +282,7 @@ impl ModuleMapper for Values<'_> {
         let placeholder = Tensor::empty([0; D], &device.clone().without_autodiff());
         let name = &self.layouts[place.group].parameters[place.parameter].name;
         if (self.loaded)(name) {
-            // Dropped before it was initialised.
+            // The parameter was dropped before it was initialised.
             return Param::initialized(id, placeholder);
         }
         let data = param.into_value().into_data().convert::<f32>();

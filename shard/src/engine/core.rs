@@ -1,4 +1,4 @@
-//! The engine, its parts, and messages between its ranks.
+//! The engine, its fields, and messages between its ranks.
 
 use std::ops::Range;
 #[cfg(feature = "cube")]
@@ -32,11 +32,12 @@ pub struct Engine {
     pub(super) optimizer: Optimizer,
     /// The rule of each group.
     pub(super) rules: Vec<GroupRule>,
-    /// The owner of each matrix, which transforms it.
+    /// The rank that transforms each matrix.
     pub(super) owners: Owners,
-    /// Loss of the step so far, on this rank.
+    /// Loss of the current step so far, on this rank.
     pub(super) loss: Arc<Mutex<LossSum>>,
-    /// Number of updates made; on a GPU the number at the start, since the GPU counts further updates itself.
+    /// Number of updates made. On a GPU, the number when the run started, because the GPU counts later updates
+    /// itself.
     pub(super) updates: AtomicU64,
     /// Initial scale of the loss.
     pub(super) first_scale: Mutex<Option<LossScale>>,
@@ -103,14 +104,14 @@ impl Engine {
         &self.context.world
     }
 
-    /// Sets this rank's current activity other than communication, such as `"data loading"`. Messages of
-    /// ranks that wait for this one name it.
+    /// Sets this rank's current activity other than communication, such as `"data loading"`. Ranks that wait for this
+    /// one name the activity in their messages.
     pub fn set_activity(&self, name: &'static str) {
         self.context.world.recorder().set_activity(name);
     }
 
-    /// Returns the first failure, if any. Operations on the tape cannot return errors; call this after a
-    /// forward pass.
+    /// Returns the first failure, if any. Operations on the tape cannot return errors, so call this after a forward
+    /// pass.
     pub fn check(&self) -> Result<(), ShardError> {
         self.context.check()
     }
@@ -120,15 +121,15 @@ impl Engine {
         group.layout.shard_range(&self.context.mesh, self.context.rank)
     }
 
-    /// Sums `values` over all ranks, in rank order and f64. Values that replicas share, such as shards of
-    /// weights under `NO_SHARD` and the hybrid strategies, count once per replica; for sums over shards, see
+    /// Sums `values` over all ranks in f64, in rank order. Values that replicas share, such as shards of weights
+    /// under `NO_SHARD` and the hybrid strategies, count once per replica; for sums over shards, see
     /// [`Engine::sum_over_shards`]. Collective.
     pub fn sum_over_ranks(&self, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
         self.all_reduce_f64(Phase::Loss, label, values)
     }
 
-    /// Sums `values` over the ranks that hold different shards, in f64: the shards' values become that of the
-    /// whole model, counted once, under every strategy. Collective.
+    /// Sums `values` over the ranks that hold different shards, in f64, so that each shard of the model counts once
+    /// under every strategy. Collective.
     pub fn sum_over_shards(&self, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
         let Some(group) = &self.context.shard else { return Ok(values.to_vec()) };
         self.sum_within(&**group, Label::new(label, Phase::Loss), values)
@@ -184,19 +185,19 @@ impl Engine {
         self.context.pinned()
     }
 
-    /// Returns the maximum number of parameter groups that were unsharded at the same time since the last
-    /// call, without those that stay unsharded from forward to backward.
+    /// Returns the maximum number of parameter groups that were unsharded at the same time since the last call, not
+    /// counting those that stay unsharded from forward to backward.
     pub fn take_peak_unsharded(&self) -> usize {
         self.context.unsharded.take_peak()
     }
 
-    /// Returns the maximum bytes that this rank has held, of the memory that it computes with.
+    /// Returns the peak number of bytes that this rank has held in the memory that it computes with.
     ///
-    /// On the host, these are the bytes allocated by its threads since [`memory::reset_peak`]. On a GPU, they
-    /// are the bytes that CubeCL has reserved for this rank, at any of the calls of this method; CubeCL keeps
-    /// free memory for later, so a call at the end of a step covers the whole step. Memory of the driver, its
-    /// libraries and NCCL is not included. Waits for CubeCL's thread, but not for the GPU. Must be called on
-    /// the rank's own thread.
+    /// On the host, these are the bytes allocated by its threads since [`memory::reset_peak`]. On a GPU, this is the
+    /// largest number of bytes that CubeCL had reserved for this rank at any call of this method. CubeCL keeps free
+    /// memory for reuse, so a call at the end of a step covers the whole step. Memory of the driver, its libraries
+    /// and NCCL is not included. Waits for CubeCL's thread, but not for the GPU. Must be called on the rank's own
+    /// thread.
     pub fn peak_bytes(&self) -> u64 {
         match self.context.placement().device_bytes() {
             None => memory::peak_bytes(self.context.rank) as u64,

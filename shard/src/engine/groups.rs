@@ -6,13 +6,13 @@ use crate::layout::ParamGroupLayout;
 use crate::optim::{GroupRule, Optimizer};
 use crate::sharded_module::ParameterPlace;
 
-/// The parameter groups of one module: one for the trainable parameters of each rule and one for the frozen
-/// parameters, if there are any.
+/// The parameter groups of one module: one per rule for the trainable parameters, and one for the frozen parameters,
+/// if there are any.
 pub(super) struct ModuleGroups {
     pub(super) layouts: Vec<ParamGroupLayout>,
     /// The rule of each group.
     pub(super) rules: Vec<GroupRule>,
-    /// The place of each parameter.
+    /// The group and index of each parameter.
     pub(super) places: Vec<ParameterPlace>,
 }
 
@@ -24,7 +24,7 @@ impl ModuleGroups {
         is_frozen: &dyn Fn(&str) -> bool,
         world_size: usize,
     ) -> Self {
-        /// True if a parameter is frozen, and the rule of one that is not: groups are in this order.
+        /// A pair: true for a frozen parameter, and the rule of a trainable one. Groups are sorted by this pair.
         type Kind = (bool, usize);
         type Group = (Vec<(String, Vec<usize>)>, GroupRule);
         let mut groups: BTreeMap<Kind, Group> = BTreeMap::new();

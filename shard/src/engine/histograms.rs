@@ -6,17 +6,17 @@ use super::core::Engine;
 use crate::buffers::{ValueHistogram, on_host};
 use crate::error::ShardError;
 
-/// Number of values in a histogram other than its counts: two sums.
+/// Number of values that a histogram has in addition to its counts: two sums.
 const SUMS: usize = 2;
 
 impl Engine {
-    /// Returns histograms of the gradient before clipping, by the name of the parameter group, such as
-    /// `layers.3`. They are computed from the shards, which do not change. Must be called at the same time as
-    /// [`Engine::grad_norms`]; at other times there are none. Waits for a GPU. Collective.
+    /// Returns histograms of the gradient before clipping, by the name of the parameter group, such as `layers.3`.
+    /// They are computed from the shards, without changing them. May only be called when [`Engine::grad_norms`] may;
+    /// at other times the result is empty. Waits for a GPU. Collective.
     ///
     /// # Errors
     ///
-    /// If the ranks lose each other, or a GPU fails.
+    /// If the connection between ranks is lost, or a GPU fails.
     pub fn grad_histograms(&self) -> Result<Vec<(String, ValueHistogram)>, ShardError> {
         let scale = self.gradient_scale()?;
         self.histograms("grad_histograms", true, (1.0 / scale) as f32)
@@ -52,7 +52,7 @@ impl Engine {
             let (values, shard) = (values.as_slice::<f32>()?, self.shard_of(group));
             let Some((_, of_module)) = found.last_mut() else { continue };
             for parameter in &group.layout.parameters {
-                // Without the gaps between parameters.
+                // Skips the gaps between parameters.
                 let (held, _) = parameter.held_by(&shard);
                 of_module.add(&ValueHistogram::of(&values[held], factor));
             }
@@ -69,7 +69,7 @@ impl Engine {
         for (_, ValueHistogram { min, max, sum, sum_squares, counts }) in found.iter() {
             message.extend([*sum, *sum_squares]);
             message.extend_from_slice(counts);
-            // Only sums are available, so each rank has its own entry and adds zeros to the other ranks' entries.
+            // Only sums are available, so each rank writes to its own element, and zeros to those of other ranks.
             for value in [min, max] {
                 message.extend((0..ranks).map(|rank| if rank == own { *value } else { 0.0 }));
             }

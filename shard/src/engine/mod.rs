@@ -1,5 +1,5 @@
-//! The sharding engine of one rank: building it from modules, the passes of a step, the optimizer step, and
-//! reading and writing whole values.
+//! The sharding engine of one rank: building it from modules, the passes of a step, the optimizer step, and reading
+//! and writing whole parameters.
 
 mod build;
 mod core;

@@ -10,22 +10,22 @@ use crate::error::ShardError;
 use crate::tape::start_reading;
 
 impl Engine {
-    /// Returns the 2-norm of the gradient of every trainable parameter before clipping, by name and in layout
-    /// order. They are computed from the shards, which do not change. Must be called between the backward of
-    /// the last micro-batch and [`Engine::update`]; before and after there is no gradient, and all norms
-    /// are 0. Strategies differ only by the rounding of sums in f64. Waits for a GPU. Collective.
+    /// Returns the name and 2-norm of the gradient of every trainable parameter before clipping, in layout order. The
+    /// norms are computed from the shards, without changing them. Must be called between the backward of the last
+    /// micro-batch and [`Engine::update`]; at other times there is no gradient, and all norms are 0. Strategies
+    /// differ only by the rounding of sums in f64. Waits for a GPU. Collective.
     ///
     /// # Errors
     ///
-    /// If the ranks lose each other, or a GPU fails.
+    /// If the connection between ranks is lost, or a GPU fails.
     pub fn grad_norms(&self) -> Result<Vec<(String, f64)>, ShardError> {
         let scale = self.gradient_scale()?;
         let norms = self.norms("grad_norms", true)?;
         Ok(norms.into_iter().map(|(name, norm)| (name, norm / scale)).collect())
     }
 
-    /// Returns the 2-norm of every parameter, by name and in layout order, like [`Engine::grad_norms`]. May
-    /// be called at any time between two steps. Collective.
+    /// Returns the name and 2-norm of every parameter in layout order, like [`Engine::grad_norms`]. May be called at
+    /// any time between two steps. Collective.
     ///
     /// # Errors
     ///
@@ -34,12 +34,12 @@ impl Engine {
         self.norms("weight_norms", false)
     }
 
-    /// Starts to read `values` `[n]` in f32 from the device that this rank computes on. Does not wait for a
-    /// GPU; [`PendingValues::wait`] does.
+    /// Starts to read `values` `[n]` (f32) from the device that this rank computes on. Does not wait for a GPU;
+    /// [`PendingValues::wait`] does.
     ///
     /// # Errors
     ///
-    /// If they are not f32.
+    /// If `values` are not f32.
     pub fn read_later(&self, values: Tensor<1>) -> Result<PendingValues, ShardError> {
         start_reading(values).map_err(|reason| ShardError::Unreadable { reason })
     }
@@ -65,7 +65,7 @@ impl Engine {
         Ok(names.into_iter().zip(squares.into_iter().map(f64::sqrt)).collect())
     }
 
-    /// Returns the factor of the loss, and therefore of the gradients.
+    /// Returns the factor by which the loss, and therefore every gradient, is scaled.
     pub(super) fn gradient_scale(&self) -> Result<f64, ShardError> {
         #[cfg(feature = "cube")]
         if let (Some(scale), crate::buffers::Placement::Device(client)) =

@@ -12,7 +12,7 @@ use crate::sync::lock;
 use crate::tape::{LossSink, add_loss};
 
 impl Engine {
-    /// Begins a step: drops the gradients of the previous step.
+    /// Begins a step: clears the loss and the gradients of the previous step.
     pub fn begin_step(&self) {
         *lock(&self.loss) = Default::default();
         self.groups.iter().for_each(|group| group.begin_step());
@@ -25,9 +25,9 @@ impl Engine {
         OrderToken::root(device)
     }
 
-    /// Runs backward from `loss` `[1]`, and adds it to that of the step. Gradients are reduced over the ranks during
-    /// the backward of the last micro-batch of a step, or of each, and add up over them
-    /// ([`Accumulate`](crate::Accumulate)). Collective.
+    /// Runs backward from `loss` `[1]`, and adds `loss` to the loss of the step. Depending on
+    /// [`Accumulate`](crate::Accumulate), gradients are reduced over the ranks in the backward of every micro-batch,
+    /// or only of the last one of a step; either way, they are summed over micro-batches. Collective.
     pub fn backward(&self, loss: Tensor<1>, last_micro_batch: bool) -> Result<(), ShardError> {
         self.context.check()?;
         self.context.begin_backward(last_micro_batch);
@@ -50,11 +50,11 @@ impl Engine {
     }
 
     fn finish_reductions(&self) {
-        // In the order of backward: modules that backward has not left, such as modules that do not affect
-        // the loss, have a gradient of zero, reduced in the same order on every rank.
+        // In the order of backward. Modules that backward has not left, such as those that the loss does not depend
+        // on, have a gradient of zero, which is reduced in the same order on every rank.
         self.groups.iter().rev().for_each(|group| group.post_backward());
         self.reducer.settle();
-        // Starts all copies to the host before waiting for the first one.
+        // All copies to the host start before the first is waited for.
         self.groups.iter().rev().for_each(|group| group.start_arrival());
         self.groups.iter().rev().for_each(|group| group.wait_for_reduced());
         self.reducer.finish();
@@ -71,8 +71,8 @@ impl Engine {
         self.context.pool.close();
     }
 
-    /// Frees the frozen groups at the end of backward, which has not left those before the first
-    /// trained parameter.
+    /// Frees the weights of frozen groups at the end of backward. Backward never reaches the modules before the first
+    /// trained parameter, so their weights have not been freed yet.
     fn reshard_frozen(&self) {
         let frozen = |group: &&ParamGroup| !group.layout.trainable;
         let groups = self.groups.iter().map(|group| &**group).filter(frozen);

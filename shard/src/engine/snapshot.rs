@@ -1,8 +1,8 @@
 //! A snapshot of a rank's state, which is written while training continues.
 //!
-//! Taking it copies nothing. Forward and backward only read weights; only an optimizer step changes them or
-//! the state of the optimizer. The next step copies the parts that the snapshot has not released by then, and
-//! changes the copies.
+//! Taking a snapshot copies nothing. Forward and backward only read weights; only an optimizer step changes weights
+//! or optimizer state. The next step copies the values that the snapshot has not released yet, and changes the
+//! copies.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -14,20 +14,20 @@ use crate::buffers;
 use crate::layout::ParamGroupLayout;
 use crate::param_group::StateKind;
 
-/// Weights and optimizer state of the chunks that one rank writes. Later steps do not change it.
+/// Weights and optimizer state of the chunks that one rank writes. Later steps do not change them.
 pub struct Snapshot {
     groups: Vec<Vec<Values>>,
     _alive: Arc<()>,
 }
 
-/// The values of one kind of one parameter group.
+/// The weights or one optimizer slot of one parameter group.
 struct Values {
     /// Name of the optimizer's slot; `None` for the weights.
     slot: Option<Arc<str>>,
     shard: Arc<Buffer>,
-    /// The chunk inside the shard.
+    /// The range of the chunk within the shard.
     chunk: Range<usize>,
-    /// A copy of the chunk, if the shard is on a GPU and the chunk has been requested.
+    /// A copy of the chunk in host memory, once a chunk on a GPU has been requested.
     copy: OnceLock<Buffer>,
 }
 
@@ -42,8 +42,8 @@ impl Values {
 }
 
 impl Engine {
-    /// Returns this rank's part of the current state: for every parameter group the chunk that this rank must
-    /// write, [`ParamGroupLayout::own_chunk`]. All ranks together have every chunk once.
+    /// Returns this rank's part of the current state: for every parameter group the chunk that this rank must write,
+    /// [`ParamGroupLayout::own_chunk`]. Each chunk belongs to exactly one rank.
     pub fn snapshot(&self) -> Snapshot {
         let (mesh, rank) = (self.mesh(), self.context.rank);
         let alive = Arc::new(());
@@ -66,9 +66,8 @@ impl Engine {
 }
 
 impl Snapshot {
-    /// Returns the chunk of the parameter group at `position` in the layout, flat, with its padding; `None`
-    /// if there are no values of this kind. Copied only if it is on a GPU, and only once until it is
-    /// released.
+    /// Returns the chunk of the parameter group at `position` in the layout, flat and padded; `None` if there are no
+    /// values of this kind. A chunk on a GPU is copied, once until it is released.
     pub fn values(&self, position: usize, kind: StateKind<'_>) -> Result<Option<&[f32]>, BufferError> {
         let Some(Values { shard, chunk, copy, .. }) = self.find(position, kind) else {
             return Ok(None);
@@ -86,7 +85,7 @@ impl Snapshot {
         Ok(Some(copy.as_slice()?))
     }
 
-    /// Returns whether there are values of this kind of the parameter group at `position`.
+    /// Returns whether the parameter group at `position` has values of this kind.
     pub fn has(&self, position: usize, kind: StateKind<'_>) -> bool {
         self.find(position, kind).is_some()
     }

@@ -57,10 +57,10 @@ impl Engine {
         })
     }
 
-    /// Calls `fill(range, values)` to write this rank's part of one parameter's values in place: elements
-    /// `range` of the flat parameter. It is not called if this rank holds none. Creates the optimizer's slots
-    /// if there are none, even in that case: all ranks have them, or none. A gradient exists from the
-    /// backward of the last micro-batch to the optimizer step.
+    /// Calls `fill(range, values)` to write this rank's part of one parameter's values in place: elements `range` of
+    /// the flat parameter. Not called if this rank holds no part of the parameter. Missing optimizer slots are
+    /// created even then, so that all ranks have them. A gradient exists from the backward of the last micro-batch to
+    /// the optimizer step.
     pub fn fill_parameter<E: From<ShardError> + From<BufferError>>(
         &self,
         name: &str,
@@ -76,8 +76,8 @@ impl Engine {
         buffers::write(buffer, held, |values| fill(range, values))
     }
 
-    /// Creates the optimizer's slots, filled with zeros, in every parameter group that has any of them: the
-    /// state of a group exists completely or not at all.
+    /// Creates the missing optimizer slots, filled with zeros, in every parameter group that already has some slots,
+    /// so that each group has either all of its slots or none.
     pub fn complete_slots(&self) {
         for (group, rule) in self.groups.iter().zip(&self.rules) {
             let mut state = group.state();
@@ -88,8 +88,8 @@ impl Engine {
         }
     }
 
-    /// Returns the slots that the optimizer keeps for the parameters of the group at `position` in the
-    /// layout; none if they are frozen.
+    /// Returns the names of the optimizer slots of the group at `position` in the layout; none if the group is
+    /// frozen.
     pub fn slots_of_group(&self, position: usize) -> &[&'static str] {
         match self.groups.get(position) {
             Some(group) if group.layout.trainable => self.group_update(position).rule.slots(),
@@ -97,10 +97,9 @@ impl Engine {
         }
     }
 
-    /// Returns the result of `read(range, values)` for this rank's part of one parameter's values, which are
-    /// elements `range` of the flat parameter; `None` if this rank holds none, or there are none of this
-    /// kind. Replicas hold the same values: use [`Engine::sum_over_shards`] to sum such results over the
-    /// whole parameter.
+    /// Returns the result of `read(range, values)` for this rank's part of one parameter's values, which are elements
+    /// `range` of the flat parameter. `None` if this rank holds no part, or there are no values of this kind.
+    /// Replicas hold the same values: use [`Engine::sum_over_shards`] to sum such results over the whole parameter.
     pub fn read_parameter<T>(
         &self,
         name: &str,
@@ -115,9 +114,9 @@ impl Engine {
         Ok(Some(read(range, &buffers::on_host(&buffer)?.as_slice::<f32>()?[held])))
     }
 
-    /// Returns the result of `read` for the chunk of the parameter group at `position` in the layout that
-    /// this rank must write, [`ParamGroupLayout::own_chunk`]: flat, with its padding. All ranks together have
-    /// every chunk once, under every strategy. `None` if there are no values of this kind.
+    /// Returns the result of `read` for the chunk of the parameter group at `position` in the layout that this rank
+    /// must write, [`ParamGroupLayout::own_chunk`]: flat and padded. Each chunk belongs to exactly one rank, under
+    /// every strategy. `None` if there are no values of this kind.
     pub fn read_chunk<T>(
         &self,
         position: usize,
@@ -132,13 +131,13 @@ impl Engine {
         Ok(Some(read(&buffers::on_host(&buffer)?.as_slice::<f32>()?[within])))
     }
 
-    /// Returns the elements of the flat parameter `name` that this rank holds; empty if there are none.
+    /// Returns the range of elements of the flat parameter `name` that this rank holds; empty if it holds none.
     pub fn held(&self, name: &str) -> Result<Range<usize>, ShardError> {
         Ok(self.locate(name)?.2)
     }
 
-    /// Returns the group of parameter `name`, and this rank's part of the parameter: elements of the rank's
-    /// shard, and of the parameter.
+    /// Returns the group of parameter `name` and the range of this rank's part, first within the rank's shard and
+    /// then within the parameter.
     fn locate(&self, name: &str) -> Result<(&ParamGroup, Range<usize>, Range<usize>), ShardError> {
         let (group, index) = self.find(name)?;
         let (held, range) = group.layout.parameters[index].held_by(&self.shard_of(group));

@@ -1,9 +1,8 @@
-//! The end of a step: the loss over all ranks, the norm of the gradient, clipping, and the optimizer, which
-//! is skipped if the loss or the norm is not finite.
+//! The end of a step: the loss over all ranks, the norm of the gradient, clipping, and the optimizer, which is
+//! skipped if the loss or the norm is not finite.
 //!
-//! On the host, and if state is offloaded to it, the update is complete when [`Engine::update`] returns. A
-//! GPU decides by itself and is not waited for; [`Engine::outcome`] is called later, when it has long
-//! finished.
+//! On the host, or with offload, the update is complete when [`Engine::update`] returns. A GPU decides by itself
+//! whether to update, without blocking the host; call [`Engine::outcome`] later, when the GPU has finished.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,21 +25,21 @@ use crate::sync::lock;
 pub struct Outcome {
     /// Sum of the losses passed to [`Engine::backward`], over all ranks.
     pub loss: f64,
-    /// 2-norm of the gradient before clipping; the value used for clipping.
+    /// 2-norm of the gradient before clipping; the norm that clipping uses.
     pub grad_norm: f64,
-    /// True if weights and optimizer state were updated, because loss and norm are finite.
+    /// True if weights and optimizer state were updated, because the loss and the norm are finite.
     pub applied: bool,
-    /// True if they were not updated because the scale of the loss was too large, see [`LossScale`]. The
-    /// scale is smaller now, and nothing is wrong.
+    /// True if the update was skipped because the loss scale was too large; see [`LossScale`]. The scale has been
+    /// reduced, and training can continue.
     pub overflowed: bool,
-    /// The first trainable parameter, in layout order, whose gradient is not finite, if that is why the
-    /// update was skipped.
+    /// The first trainable parameter, in layout order, whose gradient is not finite, if this is why the update was
+    /// skipped.
     pub non_finite: Option<String>,
-    /// The scale of the loss from now on.
+    /// The loss scale for the next step.
     pub loss_scale: Option<LossScale>,
 }
 
-/// An issued update, whose outcome may not be known yet.
+/// An update that has been started, and whose outcome may not be known yet.
 #[must_use]
 pub struct Update(State);
 
@@ -54,17 +53,16 @@ enum State {
 }
 
 impl Engine {
-    /// Sets the number of updates made so far and the scale of the loss when a run is resumed. Must be called
-    /// before the first step.
+    /// Sets the number of updates made so far and the loss scale when a run is resumed. Must be called before the
+    /// first step.
     pub fn resume(&self, updates: u64, scale: Option<LossScale>) {
         self.updates.store(updates, Ordering::Relaxed);
         *lock(&self.first_scale) = scale;
     }
 
-    /// Clips the gradient to the norm `max_norm` (0 for no clipping) and updates this rank's shards in place
-    /// with the optimizer that the engine was built with, unless loss or norm are not finite. A number is the
-    /// learning rate of all parameters; [`LearningRates`] are for parameters with separate schedules.
-    /// Collective.
+    /// Clips the gradient to the norm `max_norm` (0 for no clipping) and updates this rank's shards in place with the
+    /// optimizer that the engine was built with, unless the loss or the norm is not finite. Pass a number to use one
+    /// learning rate for all parameters, or [`LearningRates`] for separate schedules. Collective.
     pub fn update(
         &self,
         learning_rates: impl Into<LearningRates>,
@@ -99,7 +97,7 @@ impl Engine {
         settings: StepSettings,
     ) -> Result<(B::Decision, B::Sums), ShardError> {
         let mut loss = backend.loss(&mut lock(&self.loss))?;
-        // A single rank must not wait for its GPU, which a group of threads does for each call.
+        // A single rank skips the all-reduce, because ranks that are threads wait for the GPU in each collective.
         if loss.is_on_host() || self.context.world.world_size() > 1 {
             loss = self.all_reduce(&self.context.world, Label::new("loss", Phase::Loss), loss)?;
         }
@@ -117,7 +115,7 @@ impl Engine {
             let Some(gradient) = state.take_reduced() else { continue };
             let shard = state.shard_mut(update.rule.slots(), &group.layout.name)?;
             let is_written = backend.update(update, shard, &gradient, &decision)?;
-            // Uploaded while the next group is updated.
+            // The upload overlaps with the update of the next group.
             group.refresh_compute_shard(&mut state, is_written)?;
         }
         self.update_whole(backend, &decision)?;
@@ -206,8 +204,8 @@ impl Engine {
             .map(|parameter| parameter.name.clone()))
     }
 
-    /// Waits for the outcome of an update and returns it. Collective: all ranks must call it, in the order of
-    /// the updates, at the same place between their other calls.
+    /// Waits for the outcome of an update and returns it. Collective: all ranks must call this for their updates in
+    /// the same order, and in the same order relative to other collectives.
     pub fn outcome(&self, update: Update) -> Result<Outcome, ShardError> {
         match update.0 {
             State::Known(outcome) => Ok(outcome),
@@ -216,8 +214,7 @@ impl Engine {
         }
     }
 
-    /// Returns the gradient of the loss with which backward starts instead of 1; `None` if the loss is not
-    /// scaled.
+    /// Returns the scale of the loss, from which backward starts instead of 1; `None` if the loss is not scaled.
     pub(super) fn loss_scale(&self) -> Option<DeviceScalar> {
         #[cfg(feature = "cube")]
         return self.device_step()?.scale();
@@ -228,7 +225,7 @@ impl Engine {
 
 #[cfg(feature = "cube")]
 impl Engine {
-    /// Returns the optimizer steps on a GPU, or `None` if the host updates.
+    /// Returns the optimizer step on the GPU, or `None` if the host updates.
     fn device_step(&self) -> Option<&DeviceStep> {
         // Offloaded weights and optimizer state are updated on the host.
         let Placement::Device(client) = self.context.state_placement() else { return None };

@@ -1,13 +1,12 @@
 //! The end of a step for parameter groups whose rule works on whole matrices, such as Muon's.
 //!
-//! Such a group goes through three stages. Its directions, computed element by element on the shards, are
-//! gathered. Each rank of the world transforms the matrices that it owns into a flat buffer that is zero
-//! elsewhere. These buffers are summed like a gradient, always in f32, so that every rank gets the shard of
-//! the updates that it applies. Adding zeros changes no bit, so the updates are the same under every
-//! strategy.
+//! Such a group goes through three stages. First, directions are computed element by element on the shards, and
+//! gathered. Second, each rank of the world transforms the matrices that it owns into a flat buffer that is zero
+//! elsewhere. Third, these buffers are summed like a gradient, always in f32, and each rank applies the shard that it
+//! receives. Adding zeros changes no bit, so the updates are the same under every strategy.
 //!
-//! Stages overlap: while a group is transformed, the directions of the next group are gathered and the
-//! updates of the previous one are summed.
+//! Stages overlap: while a group is transformed, the directions of the next group are gathered and the updates of the
+//! previous group are summed.
 
 use std::sync::Arc;
 
@@ -18,16 +17,16 @@ use crate::buffers::FlatWeights;
 use crate::error::ShardError;
 use crate::optim::{GroupUpdate, StepBackend, Target, transform};
 
-/// A buffer that has arrived, or is still in transfer.
+/// A buffer that is available, or still being received.
 enum Pending {
     Here(Buffer),
     Coming(Work),
 }
 
-/// The whole directions of the group at a position.
+/// The position of a group, and its whole directions.
 struct Directions(usize, Pending);
 
-/// The updates of the group at a position: this rank's shard, summed over the ranks of one copy of the model.
+/// The position of a group, and this rank's shard of its updates, summed over the ranks of one copy of the model.
 struct Updates(usize, Pending);
 
 impl Engine {

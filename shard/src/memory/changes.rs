@@ -1,7 +1,7 @@
-//! Records every change of counted memory in this process for some time, in order.
+//! Records the changes of counted memory in this process, in order, while recording is on.
 //!
-//! If recording is off, a change costs only the load of one flag. Records are written to static memory that
-//! is not touched before, so that recording allocates nothing.
+//! If recording is off, a change costs only the load of one flag. Records are written to preallocated static memory,
+//! so that recording allocates nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// Maximum number of recorded changes, of all ranks of the process.
+/// Maximum number of recorded changes, for all ranks of the process together.
 const CAPACITY: usize = 1 << 20;
 
 /// A recorded change: nanoseconds since [`EPOCH`], the owner, and the number of bytes.
@@ -25,12 +25,12 @@ static SLOTS: [Slot; CAPACITY] =
 
 /// Number of changes since recording began; changes beyond [`CAPACITY`] are not recorded.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
-/// True while changes are recorded, and the number of recordings.
+/// True while changes are recorded.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static WANTED: Mutex<usize> = Mutex::new(0);
 static EPOCH: OnceLock<Instant> = OnceLock::new();
 
-/// Records that the owner whose word is `tag` holds `bytes` more, or fewer if negative.
+/// Records that the owner encoded as `tag` holds `bytes` more, or fewer if negative.
 #[inline]
 pub(super) fn record(tag: usize, bytes: isize) {
     if IS_ON.load(Ordering::Relaxed) {
@@ -56,7 +56,7 @@ pub(super) struct Recorded {
     pub(super) bytes: isize,
 }
 
-/// Changes are recorded while any value of this type exists.
+/// Keeps recording on until it is dropped.
 #[derive(Debug)]
 pub(super) struct Recording {
     first: usize,

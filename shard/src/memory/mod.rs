@@ -1,13 +1,13 @@
 //! Memory accounting per rank.
 //!
-//! Ranks that are threads share one heap, so the process's memory says nothing about one rank.
-//! [`CountingAllocator`] counts what each rank's threads allocate: a thread says which rank it
-//! works for with [`bind_to_rank`], and every large allocation remembers its owner, also when
-//! another thread frees it. Small allocations are passed through uncounted; tensors and buffers
-//! are large. What threads allocate that work for no rank, such as those that prepare data, counts for none. Gathered
-//! weights that several ranks read in one place count in full for each of them.
+//! Ranks that are threads share one heap, so the memory of the process does not show what each rank uses.
+//! [`CountingAllocator`] counts what each rank's threads allocate: a thread calls [`bind_to_rank`] to declare its
+//! rank, and every large allocation stores its owner, so that another thread can free it. Small allocations are not
+//! counted, because tensors and buffers are large. Allocations of threads that are bound to no rank, such as those
+//! that prepare data, are counted for no rank. Gathered weights that several ranks share count in full for each of
+//! them.
 //!
-//! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`](crate::Engine::peak_bytes).
+//! On a GPU, the device's memory is counted instead: see [`Engine::peak_bytes`](crate::Engine::peak_bytes).
 
 mod changes;
 mod owners;
@@ -30,7 +30,8 @@ pub use self::profile::{Change, HeldFor, Profile, Profiler};
 /// Allocations smaller than this many bytes are not counted.
 const COUNTED_FROM: usize = 4096;
 
-/// Bytes before a counted allocation for its owner; keeps the data aligned to a cache line.
+/// Size of the header that precedes a counted allocation and stores its owner; keeps the data aligned to a cache
+/// line.
 const HEADER: usize = 64;
 
 static POOL: Pool = Pool::new();
@@ -61,7 +62,7 @@ impl Counter {
     }
 }
 
-/// Counts the calling thread's allocations from now on for `rank`.
+/// Counts the calling thread's later allocations for `rank`.
 pub fn bind_to_rank(rank: usize) {
     RANK.with(|bound| bound.set(rank.min(MAX_RANKS - 1)));
     BOUND.set(Some(rank));
@@ -73,7 +74,7 @@ pub fn bound_rank() -> Option<usize> {
     BOUND.try_with(Cell::get).ok().flatten()
 }
 
-/// Returns whether [`CountingAllocator`] is the global allocator, by a test allocation.
+/// Makes a test allocation and returns whether [`CountingAllocator`] is the global allocator.
 pub fn is_counting() -> bool {
     let block = std::hint::black_box(Vec::<u8>::with_capacity(COUNTED_FROM));
     let counts = COUNTERS.iter().any(|counter| counter.live.load(Ordering::Relaxed) > 0);
@@ -101,14 +102,14 @@ pub fn reset_peak(rank: usize) {
     COUNTERS[rank.min(MAX_RANKS - 1)].take_peak();
 }
 
-/// Records from now on the allocations of `rank`, with their owners. `None` if allocations are not counted,
-/// or if several ranks share its counter.
+/// Starts recording the allocations of `rank`, with their owners. `None` if allocations are not counted, or if
+/// several ranks share a counter.
 pub fn begin_profile(rank: usize) -> Option<Profiler> {
     (is_counting() && rank + 1 < MAX_RANKS).then(|| Profiler::begin(rank, live_bytes))
 }
 
-/// Memory that a rank shares with others. While this value lives, it counts fully for the rank, as if it had
-/// its own copy.
+/// Memory that several ranks share. While this value lives, the memory counts in full for this rank, as if the rank
+/// had its own copy.
 pub(crate) struct Held {
     counter: &'static Counter,
     tag: Tag,
@@ -135,14 +136,14 @@ impl Drop for Held {
     }
 }
 
-/// Makes [`CountingAllocator`] keep large blocks in huge pages from now on; a separate thread moves existing
-/// blocks. [`Engine::update`](crate::Engine::update) calls it: until the first step is done, normal pages are
-/// available sooner. Programs without updates call it when they begin.
+/// Makes [`CountingAllocator`] use huge pages for large blocks from now on; a separate thread moves existing blocks.
+/// [`Engine::update`](crate::Engine::update) calls this at the end of the first step, because small pages are
+/// available sooner. Programs that never update should call this when they start.
 pub fn use_huge_pages() {
     POOL.use_huge_pages();
 }
 
-/// An allocator that counts per rank, and keeps large blocks for reuse. Install it in a binary with
+/// An allocator that counts memory per rank, and keeps large blocks for reuse. Install it in a binary with
 /// `#[global_allocator]`.
 pub struct CountingAllocator;
 

@@ -1,8 +1,8 @@
-//! The owners of a rank's memory, for the report when memory is exhausted.
+//! The purposes of a rank's memory, for the report when memory is exhausted.
 //!
-//! A thread declares the purpose of its allocations with [`owned_by`]; all other allocations count as
-//! activations of the current module of its rank ([`enter_module`]). Both are stored in the header of the
-//! block, so that they are known when it is freed.
+//! A thread declares the purpose of its allocations with [`owned_by`]; all other allocations count as activations of
+//! the module that its rank is in ([`enter_module`]). Purpose and module are stored in the header of the block, so
+//! that they are known when it is freed.
 
 use std::cell::Cell;
 use std::fmt;
@@ -47,11 +47,11 @@ impl MemoryOwner {
     }
 }
 
-/// The counter of memory that does not belong to a single rank: memory that several ranks read, and allocations of
-/// threads that work for no rank, such as those that prepare a run.
+/// Index of the counter for memory that does not belong to a single rank: memory that several ranks share, and
+/// allocations of threads that are bound to no rank, such as those that prepare a run.
 pub(super) const NO_RANK: usize = MAX_RANKS;
 
-/// Number of modules that are counted separately; further modules share the last place.
+/// Number of entries in the table of modules; modules that do not fit share the last one.
 const PLACES: usize = 160;
 const OWNERS: usize = MemoryOwner::ALL.len();
 /// Maximum number of entries that [`holders`] returns.
@@ -62,40 +62,40 @@ static BY_OWNER: [[AtomicUsize; OWNERS]; MAX_RANKS + 1] =
     [const { [const { AtomicUsize::new(0) }; OWNERS] }; MAX_RANKS + 1];
 static BY_PLACE: [[AtomicUsize; PLACES]; MAX_RANKS + 1] =
     [const { [const { AtomicUsize::new(0) }; PLACES] }; MAX_RANKS + 1];
-/// The current module of each rank, and the pass.
+/// The module that each rank is in, and the pass.
 static PLACE: [AtomicUsize; MAX_RANKS + 1] = [const { AtomicUsize::new(0) }; MAX_RANKS + 1];
 /// The names of the modules.
 static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Bytes of all ranks of this process.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
-/// The maximum of `TOTAL`: the process keeps the pages of memory freed since then.
+/// The maximum of `TOTAL`. Freed memory keeps its pages, so allocations up to this maximum need no new pages.
 static MOST: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// Maximum bytes of pages of this process.
+/// Maximum number of bytes in pages of this process.
 static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
-/// The function of [`on_failure`].
+/// The callback set by [`on_failure`].
 static FAILURE: OnceLock<fn(usize)> = OnceLock::new();
 /// Set while a thread is reporting that memory is exhausted.
 static IS_REPORTING: AtomicBool = AtomicBool::new(false);
 
-/// Minimum bytes of an allocation that waits while another thread reports that memory is exhausted.
+/// Minimum size of an allocation that must wait while another thread reports that memory is exhausted.
 const WAITS_FROM: usize = 64 << 10;
-/// Time that such an allocation waits: the report, with its files, should be written by then.
+/// Maximum time that such an allocation waits, which should be enough time to write the report and its files.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(10);
 
 thread_local! {
-    /// The counter of the rank that the thread works for; [`NO_RANK`] until the thread is bound to a rank.
+    /// The counter of the rank that the thread is bound to, or [`NO_RANK`].
     pub(super) static RANK: Cell<usize> = const { Cell::new(NO_RANK) };
-    /// The bound rank itself, which may exceed [`MAX_RANKS`]; `None` until the thread is bound to a rank.
+    /// The rank that the thread is bound to, which may be [`MAX_RANKS`] or more; `None` before it is bound.
     pub(super) static BOUND: Cell<Option<usize>> = const { Cell::new(None) };
     static OWNER: Cell<MemoryOwner> = const { Cell::new(MemoryOwner::Activations) };
     static IS_TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `run`, whose allocations on this thread are for `owner`.
+/// Calls `run`, and counts its allocations on this thread for `owner`.
 pub fn owned_by<T>(owner: MemoryOwner, run: impl FnOnce() -> T) -> T {
     struct Restored(MemoryOwner);
     impl Drop for Restored {
@@ -107,18 +107,18 @@ pub fn owned_by<T>(owner: MemoryOwner, run: impl FnOnce() -> T) -> T {
     run()
 }
 
-/// Sets the current module of the calling thread's rank, as an index into the names of [`name_modules`].
+/// Sets the module that the calling thread's rank is in, as an index into the names passed to [`name_modules`].
 pub(crate) fn enter_module(index: usize) {
     PLACE[RANK.get()].store((index + 1).min(PLACES - 1), Ordering::Relaxed);
 }
 
-/// Sets the names of modules, for [`limit`].
+/// Sets the names of modules, for the report of [`limit`].
 pub(crate) fn name_modules(names: impl Iterator<Item = String>) {
     *lock(&NAMES) = names.collect();
 }
 
-/// Writes the name of the module that `rank` has entered last; nothing before the first one. Waits for no
-/// lock and allocates nothing, so it may be called in a signal handler.
+/// Writes the name of the last module that `rank` entered; nothing before the first one. Takes no lock and allocates
+/// nothing, so a signal handler may call it.
 pub fn write_module_of(rank: usize, out: &mut dyn fmt::Write) -> fmt::Result {
     let place = PLACE[rank.min(MAX_RANKS - 1)].load(Ordering::Relaxed);
     let Ok(names) = NAMES.try_lock() else { return Ok(()) };
@@ -141,14 +141,14 @@ pub fn lower_limit(bytes: usize) {
     }
 }
 
-/// Calls `told` with the number of bytes whenever the system refuses an allocation, before its caller learns of it.
-/// It may be called at any moment, on a thread that holds any lock: it must neither allocate nor wait. The first
-/// call decides.
+/// Calls `told` with the requested number of bytes whenever the system refuses an allocation, before the caller sees
+/// the failure. `told` may run at any moment, on a thread that holds any lock, so it must neither allocate nor wait.
+/// Only the first call of this function takes effect.
 pub fn on_failure(told: fn(usize)) {
     let _ = FAILURE.set(told);
 }
 
-/// Returns `block`, the system's allocation of `size` bytes; reports the failure if it is null.
+/// Returns `block`, and calls the callback of [`on_failure`] if it is null. `size` is the number of bytes requested.
 pub(super) fn check_failure(block: *mut u8, size: usize) -> *mut u8 {
     #[cold]
     fn tell(size: usize) {
@@ -167,7 +167,7 @@ pub(super) fn holders(rank: usize, held: &mut Vec<(Tag, usize)>) {
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let others: usize = BY_OWNER[rank][1..].iter().map(read).sum();
     for (place, bytes) in BY_PLACE[rank].iter().map(read).enumerate() {
-        // Only activations are counted by module.
+        // Memory of other owners is counted in place 0.
         let bytes = if place == 0 { bytes.saturating_sub(others) } else { bytes };
         held.push((Tag(rank | place << 32), bytes));
     }
@@ -177,7 +177,7 @@ pub(super) fn holders(rank: usize, held: &mut Vec<(Tag, usize)>) {
     held.retain(|(_, bytes)| *bytes > 0);
 }
 
-/// Returns the name of a place, as set by [`name_modules`].
+/// Returns the name of an entry in the table of modules, as set by [`name_modules`].
 fn name_of(place: usize, names: &[String]) -> Option<&str> {
     match place {
         0 => None,
@@ -186,7 +186,7 @@ fn name_of(place: usize, names: &[String]) -> Option<&str> {
     }
 }
 
-/// Owner, place and rank of a block in one word, for its header.
+/// Owner, module and rank of a block, encoded in one word for the block's header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tag(usize);
 
@@ -248,8 +248,8 @@ impl Tag {
     }
 }
 
-/// Calls the function passed to [`limit`], which ends the process, if `size` more bytes would exceed the
-/// limit. Called before anything is locked.
+/// Calls the callback passed to [`limit`], which ends the process, if `size` more bytes would exceed the limit. Must
+/// be called before any lock is taken.
 pub(super) fn check_limit(size: usize) {
     let (asked, limit) = (TOTAL.load(Ordering::Relaxed).saturating_add(size), LIMIT.load(Ordering::Relaxed));
     let grows = asked.saturating_sub(MOST.load(Ordering::Relaxed));
@@ -258,7 +258,7 @@ pub(super) fn check_limit(size: usize) {
     }
 }
 
-/// Returns whether `size` more bytes would need more pages than the process may have: it has more than the
+/// Returns whether `size` more bytes would exceed the limit on the pages of the process, which hold more than the
 /// counted memory.
 #[cold]
 fn are_pages_short(size: usize) -> bool {
@@ -287,13 +287,13 @@ fn resident() -> usize {
 
 #[cold]
 fn exhausted(size: usize) {
-    // The allocations of the report are small, and must not lead here again.
+    // The report's own allocations are small, and must not trigger another report.
     if IS_TELLING.try_with(|is_telling| is_telling.replace(true)).unwrap_or(true) {
         return;
     }
     if IS_REPORTING.swap(true, Ordering::Relaxed) {
-        // Another thread reports it, and ends the process. Its small allocations succeed; a tensor's must
-        // wait, or the kernel would end the process first.
+        // Another thread is reporting, and will end the process. Its small allocations succeed; a tensor's must wait,
+        // or the kernel would end the process first.
         let begun = Instant::now();
         while size >= WAITS_FROM && IS_REPORTING.load(Ordering::Relaxed) && begun.elapsed() < REPORT_TIMEOUT {
             thread::sleep(POLL);
@@ -310,7 +310,7 @@ fn exhausted(size: usize) {
     IS_TELLING.set(false);
 }
 
-/// Describes the owners and their bytes, for a request of `size` bytes that would exceed `limit`.
+/// Describes the owners and their bytes, after a request for `size` more bytes would have exceeded `limit`.
 fn describe(size: usize, limit: usize) -> String {
     let mut text = String::new();
     // Writing into a String cannot fail.
@@ -318,12 +318,12 @@ fn describe(size: usize, limit: usize) -> String {
     text
 }
 
-/// Writes a table of the memory that each owner holds, after a request for `size` bytes has failed. Waits for no lock
-/// and allocates nothing.
+/// Writes a table of the memory that each owner holds, after a request for `size` bytes has failed. Takes no lock and
+/// allocates nothing.
 ///
 /// # Errors
 ///
-/// If `out` is full.
+/// If writing to `out` fails.
 pub fn write_holders(out: &mut dyn fmt::Write, size: usize) -> fmt::Result {
     write_text(out, size, None)
 }
@@ -332,7 +332,7 @@ fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fm
     struct Mib(usize);
     impl fmt::Display for Mib {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            // Padded by hand, to include the unit.
+            // Padded manually, because the module is not part of the number's width.
             let mib = self.0 as f64 / f64::from(1 << 20);
             match f.width() {
                 Some(width) => write!(f, "{mib:>width$.1} MiB", width = width.saturating_sub(4)),
@@ -340,11 +340,11 @@ fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fm
             }
         }
     }
-    // A thread that works for no rank is reported as one of rank 0.
+    // A thread that is bound to no rank is reported as one of rank 0.
     let counter = RANK.try_with(Cell::get).unwrap_or(0) % MAX_RANKS;
     let rank = BOUND.try_with(Cell::get).ok().flatten().unwrap_or(counter);
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-    // The lock may be held by a thread that allocates, even by this thread.
+    // Not locked if taken: a thread that is allocating, possibly this one, may hold the lock.
     let names = NAMES.try_lock().ok();
     let names = names.as_ref().map_or(&[][..], |names| &names[..]);
     let name = |place: usize| name_of(place, names).unwrap_or("elsewhere");
@@ -364,7 +364,7 @@ fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fm
     for (place, (bytes, at)) in places.iter_mut().enumerate() {
         (*bytes, *at) = (read(&BY_PLACE[counter][place]), place);
     }
-    // Only activations are counted by module.
+    // Memory of other owners is counted in place 0.
     let others: usize = BY_OWNER[counter][1..].iter().map(read).sum();
     places[0].0 = places[0].0.saturating_sub(others);
     places.sort_unstable_by_key(|(bytes, place)| (std::cmp::Reverse(*bytes), *place));

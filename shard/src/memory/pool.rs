@@ -1,10 +1,9 @@
 //! Large blocks of memory, kept from step to step.
 //!
-//! A training step requests the same blocks again and again. The system's allocator returns large blocks to
-//! the kernel, which must map and clear the pages again, 4 KiB at a time. This pool keeps them, in regions
-//! that are soon backed by huge pages ([`regions`](super::regions)), so that a step after the first neither
-//! waits for the kernel nor has TLB misses. Blocks of any size are cut from the same regions, and adjacent
-//! free blocks are merged (`talc`).
+//! Every training step requests blocks of the same sizes. The system's allocator returns large blocks to the kernel,
+//! which must then map and clear the pages again, 4 KiB at a time. This pool keeps them, in regions that are soon
+//! backed by huge pages ([`regions`](super::regions)), so that later steps neither wait for the kernel nor have TLB
+//! misses. Blocks of all sizes are cut from the same regions, and adjacent free blocks are merged (`talc`).
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
@@ -17,14 +16,13 @@ use talc::base::binning::{Binning, linear_extent_then_linearly_divided_exponenti
 use super::regions::Regions;
 use crate::sync::lock;
 
-/// Minimum bytes of blocks from the pool; smaller ones come from the system's allocator, which keeps those
-/// itself.
+/// Minimum size of blocks from the pool, in bytes. The system's allocator keeps smaller blocks for reuse itself.
 const POOLED_FROM: usize = 32 << 10;
-/// Bytes at the end of a block that belong to `talc`.
+/// Number of bytes at the end of a block that `talc` uses.
 const TAIL: usize = size_of::<usize>();
-/// Words of one bit for each list of free blocks.
+/// Number of words in the bit field that has one bit for each list of free blocks.
 const WORDS: usize = 24;
-/// Sizes of blocks between a power of two and the next one.
+/// Number of size classes between a power of two and the next.
 const CLASSES: usize = 64;
 
 /// The system's allocator, with a pool for large blocks.
@@ -38,7 +36,7 @@ impl Pool {
         Pool { large: Mutex::new(Talc::new(Regions::new())), huge: AtomicBool::new(false) }
     }
 
-    /// Uses huge pages for blocks from now on, and moves existing ones. Free after the first call.
+    /// Uses huge pages for blocks from now on, and moves existing blocks. Later calls cost nothing.
     pub fn use_huge_pages(&self) {
         if self.huge.swap(true, Ordering::Relaxed) {
             return;
@@ -50,10 +48,11 @@ impl Pool {
         }
     }
 
-    /// Returns the layout of the block for a request, or `None` if it does not come from the pool.
+    /// Returns the layout of the block for a request, or `None` if the request is not served by the pool.
     ///
-    /// Sizes are rounded up to those that lists of free blocks are kept by, so that a freed block serves the
-    /// next one of its kind: at most 1.6 % more. Buffers of a power of two, with a header, are just above a size.
+    /// Sizes are rounded up to the size classes of the free lists, so that a freed block fits the next request of its
+    /// class. This adds at most 1.6 %. Buffers of a power of two are just above a class limit because of their
+    /// header.
     fn pooled(layout: Layout) -> Option<Layout> {
         if layout.size() < POOLED_FROM {
             return None;
@@ -156,7 +155,7 @@ unsafe impl GlobalAlloc for Pool {
     }
 }
 
-/// Lists of free blocks by size: 64 for every power of two, up to 4 GiB.
+/// The size classes of free blocks: 64 for every power of two, up to 4 GiB.
 enum Classes {}
 
 impl Binning for Classes {

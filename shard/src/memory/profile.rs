@@ -1,11 +1,11 @@
-//! The allocations of a rank over some time, by owner.
+//! Records the allocations of a rank by owner.
 
 use std::time::Duration;
 
 use super::changes::Recording;
 use super::owners::{self, MemoryOwner, Tag};
 
-/// The holder of memory.
+/// The purpose for which memory is held.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HeldFor {
     /// Purpose of the memory.
@@ -25,10 +25,10 @@ pub struct Change {
     pub bytes: i64,
 }
 
-/// The counted allocations of one rank over some time.
+/// The counted allocations of one rank during a recording.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// All holders of memory at any time.
+    /// All holders that had memory at any time.
     pub holders: Vec<HeldFor>,
     /// Bytes of each holder at the beginning.
     pub held: Vec<u64>,
@@ -37,7 +37,7 @@ pub struct Profile {
     /// Bytes that the rank held at the end, according to [`live_bytes`](super::live_bytes): `held` plus all
     /// `changes`, if none is missing.
     pub held_at_end: u64,
-    /// Number of changes, of any rank of the process, that did not fit.
+    /// Number of changes, of any rank of the process, that did not fit into the record.
     pub missing: usize,
 }
 
@@ -45,14 +45,14 @@ pub struct Profile {
 #[derive(Debug)]
 pub struct Profiler {
     rank: usize,
-    /// Returns the bytes that a rank holds.
+    /// Function that returns the bytes that a rank holds.
     live_bytes: fn(usize) -> usize,
     recording: Recording,
     held: Vec<(Tag, usize)>,
 }
 
 impl Profiler {
-    /// Begins to record the allocations of `rank`, whose bytes `live_bytes` returns.
+    /// Starts recording the allocations of `rank`. `live_bytes` returns the bytes that a rank holds.
     pub(super) fn begin(rank: usize, live_bytes: fn(usize) -> usize) -> Profiler {
         // Allocated with sufficient capacity before recording begins.
         let mut held = Vec::with_capacity(owners::HOLDERS + 1);
@@ -60,8 +60,7 @@ impl Profiler {
         let live = live_bytes(rank);
         owners::holders(rank, &mut held);
         let counted: usize = held.iter().map(|(_, bytes)| bytes).sum();
-        // Whole weights that several ranks read in one place count for each of them, and are in none of their
-        // blocks.
+        // Whole weights that several ranks share count for each of them, but are in the blocks of none.
         held.push((Tag::gathered(rank), live.saturating_sub(counted)));
         Profiler { rank, live_bytes, recording, held }
     }

@@ -1,11 +1,10 @@
 //! The memory of the pool: regions that are mapped when they are needed and never unmapped.
 //!
-//! Until the first step is done, the first regions have pages of the usual size. If a hypervisor reclaims the
-//! memory that a guest has freed, it takes large blocks of free memory and leaves small ones: huge pages are
-//! then slow to get, and the first thread that touches one must clear it entirely. After the first step they
-//! are worth it, since accesses have fewer TLB misses: a separate thread moves existing memory into them.
-//! Memory beyond the needs of a small model is in huge pages from the start, because usual pages take longer
-//! for that much if nothing was reclaimed.
+//! Until the end of the first step, the first regions have small pages. On a hypervisor that reclaims a guest's freed
+//! memory, large free blocks are taken and small ones left: huge pages are then slow to get, and the first thread
+//! that touches one must clear all of it. After the first step, a separate thread moves existing memory into huge
+//! pages, because fewer TLB misses then outweigh that cost. Memory beyond the needs of a small model is in huge pages
+//! from the start: if nothing was reclaimed, mapping that much in small pages would take longer.
 
 use std::alloc::Layout;
 use std::iter::successors;
@@ -17,16 +16,16 @@ use talc::base::Talc;
 use talc::base::binning::Binning;
 use talc::source::Source;
 
-/// Size of a huge page, to which regions are aligned.
+/// Size of a huge page; regions are aligned to it.
 const HUGE_PAGE: usize = 2 << 20;
-/// Minimum size of a region; larger if a single block needs more. Untouched parts take no memory.
+/// Minimum size of a region. A region for a single larger block is larger. Untouched parts take no memory.
 const SIZE: usize = 64 << 20;
 /// Upper bound of the bytes that `talc` needs at the ends of a region and of a block.
 const OVERHEAD: usize = 16 << 10;
 /// Upper bound of the bytes that `talc` writes at the start of free memory for bookkeeping.
 const BOOKKEEPING: usize = 4 << 10;
 
-/// Bytes of regions that begin with pages of the usual size.
+/// Total size of the regions that start with small pages.
 const SMALL_PAGES: usize = 512 << 20;
 
 /// The regions of a pool.
@@ -34,13 +33,13 @@ const SMALL_PAGES: usize = 512 << 20;
 pub struct Regions {
     /// Addresses in the newest region that have never been part of a block.
     fresh: Range<usize>,
-    /// Bytes of regions that may still begin with pages of the usual size.
+    /// Number of bytes for which new regions may still start with small pages.
     left: usize,
-    /// The newest region that did.
+    /// The newest region that started with small pages.
     newest: Option<&'static Region>,
 }
 
-/// A region with pages of the usual size. Its description lies after it, in the same mapping.
+/// A region with small pages. This description lies behind it, in the same mapping.
 #[derive(Debug)]
 pub struct Region {
     start: usize,
@@ -53,8 +52,8 @@ impl Regions {
         Regions { fresh: 0..0, left: SMALL_PAGES, newest: None }
     }
 
-    /// Registers a block of `size` bytes at `start`, and returns the offset in it from which on it is zero,
-    /// because nothing has ever been written there.
+    /// Registers a block of `size` bytes at `start`. Returns the offset from which the block is still zero, because
+    /// nothing has ever been written there.
     pub fn note(&mut self, start: usize, size: usize) -> usize {
         let end = start + size;
         if end <= self.fresh.start || start >= self.fresh.end {

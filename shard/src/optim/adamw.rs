@@ -17,13 +17,13 @@ use crate::buffers::host::TASK;
 /// AdamW (Loshchilov and Hutter, 2019), with PyTorch's formulas.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Decay of the first moment.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Value added to the root of the second moment.
+    /// Value added to the square root of the second moment.
     pub epsilon: f64,
-    /// Decoupled weight decay of matrices and embeddings; norms and biases do not decay.
+    /// Decoupled weight decay of matrices and embeddings; norms and biases are not decayed.
     pub weight_decay: f64,
 }
 
@@ -45,11 +45,11 @@ struct Factors {
     beta1: f32,
     beta2: f32,
     epsilon: f32,
-    /// Learning rate over the bias correction of the first moment.
+    /// Learning rate divided by the bias correction of the first moment.
     step_size: f32,
-    /// Root of the bias correction of the second moment.
+    /// Square root of the bias correction of the second moment.
     second_root: f32,
-    /// Factor of a weight after weight decay.
+    /// Factor of each weight for weight decay.
     keep: f32,
 }
 
@@ -181,8 +181,8 @@ impl DeviceRule for AdamW {
     }
 }
 
-/// Computes `beta` to the power of `updates`, with the roundings of the kernel that multiplies once per
-/// update, so that a resumed run has the same bits.
+/// Computes `beta` to the power of `updates`, rounded like the kernel that multiplies once per update, so that a
+/// resumed run has the same bits.
 #[cfg(feature = "cube")]
 fn power(beta: f32, updates: u64) -> f32 {
     let mut power = 1.0;
@@ -195,7 +195,7 @@ fn power(beta: f32, updates: u64) -> f32 {
     power
 }
 
-/// Computes one step of a task's elements; every element is read and written once.
+/// Performs one AdamW step on a task's elements, in a single pass over them.
 #[inline(always)]
 fn update_task(
     weights: &mut [f32],

@@ -1,4 +1,4 @@
-//! The interface of the device that computes the end of a step.
+//! The interface of the host or GPU that computes the end of a step.
 
 use kiln_collectives::{Buffer, BufferError};
 
@@ -34,20 +34,21 @@ pub(crate) struct GroupUpdate<'a> {
 /// The parts of a step's end, computed by the host (`HostStep`) or by a GPU (`DeviceStep`). The engine calls
 /// them in this order and communicates in between.
 pub(crate) trait StepBackend {
-    /// The decision about the update: known on the host, only queued on a GPU.
+    /// The decision whether and how to update: known immediately on the host, queued on a GPU.
     type Decision;
 
-    /// The values kept by `squares` to find gradients that are not finite.
+    /// The values that `squares` stores for finding gradients that are not finite.
     type Sums;
 
     /// Returns the loss of this rank, `[1]`.
     fn loss(&self, sum: &mut LossSum) -> Result<Buffer, BufferError>;
 
-    /// Returns the sums of squares of this rank's gradients by chunk, `[world_size]`; chunks that it does not
-    /// hold are zero. Gradients come with the position of their group.
+    /// Returns the sums of squares of this rank's gradients by chunk, `[world_size]`, with zeros for chunks of other
+    /// ranks. Each gradient is paired with the position of its group.
     fn squares(&self, gradients: &[(usize, &Buffer)]) -> Result<(Buffer, Self::Sums), BufferError>;
 
-    /// Decides whether and how far weights move: `loss` and `squares` are totals over all ranks.
+    /// Decides whether to update the weights, and computes the factor for the gradients. `loss` and `squares` are
+    /// totals over all ranks.
     fn decide(
         &self,
         optimizer: &Optimizer,
@@ -56,10 +57,10 @@ pub(crate) trait StepBackend {
         settings: StepSettings,
     ) -> Result<Self::Decision, BufferError>;
 
-    /// Returns whether the update is known to be skipped.
+    /// Returns whether the update is already known to be skipped.
     fn leaves_out(decision: &Self::Decision) -> bool;
 
-    /// Replaces the gradient of a group's shard by the direction of a rule on whole matrices, unless the
+    /// Replaces the gradient of a group's shard by the direction that a rule on whole matrices computes, unless the
     /// update is skipped.
     fn direct(
         &self,
@@ -69,9 +70,8 @@ pub(crate) trait StepBackend {
         decision: &Self::Decision,
     ) -> Result<(), BufferError>;
 
-    /// Updates the shard of a group, unless the update is skipped. `gradient` is the gradient, or the update
-    /// computed by a rule on whole matrices. Returns whether the weights in the compute dtype are up to date
-    /// as well.
+    /// Updates the shard of a group, unless the update is skipped. `gradient` is the gradient, or the update computed
+    /// by a rule on whole matrices. Returns whether the weights in the compute dtype have been updated too.
     fn update(
         &self,
         group: GroupUpdate<'_>,

@@ -1,9 +1,9 @@
-//! An optimizer step on a GPU, for which the host does not wait.
+//! An optimizer step on a GPU that does not block the host.
 //!
-//! Whether and how far weights move depends on the norm of the gradient over all ranks. Reading it would make
-//! the host wait for the whole step, and the GPU for the host in the next one. So the GPU makes the decision:
-//! one kernel computes it from the sums of squares and the loss, the optimizer's kernels read it, and the
-//! host reads it a step later.
+//! Whether and how far weights move depends on the norm of the gradient over all ranks. If the host read the norm, it
+//! would have to wait for the whole step, and the GPU would then be idle until the host had queued the next one. So
+//! the GPU makes the decision: one kernel computes it from the sums of squares and the loss, the optimizer's kernels
+//! read it, and the host reads it one step later.
 
 use std::sync::OnceLock;
 
@@ -43,25 +43,25 @@ pub(crate) struct DeviceStep {
     groups: Vec<Option<Segments>>,
     /// The state of each rule for each learning rate, created at the first step; empty for host-only rules.
     states: OnceLock<Vec<Vec<Handle>>>,
-    /// Number of learning rates that parameters follow.
+    /// Number of distinct learning-rate schedules.
     schedules: usize,
-    /// The scale of the loss, and the updates since it was changed.
+    /// The scale of the loss, and the number of updates since the scale was changed.
     scale: Handle,
-    /// The outcome of the newest update; zero before the first. The same memory at every step: a queued copy
-    /// to the host runs before the next step writes.
+    /// The outcome of the latest update; zero before the first. Every step uses the same memory: the queued copy to
+    /// the host runs before the next step overwrites it.
     decision: Handle,
-    /// Number of updates before the first one of this engine.
+    /// Number of updates made before this engine was built.
     updates: u64,
     scaled: bool,
     world_size: usize,
 }
 
-/// Sums of squares of one step, one per segment, by position of the group.
+/// Position of each group and the sums of squares of its segments, for one step.
 pub(crate) type Sums = Vec<(usize, Buffer)>;
 
 impl DeviceStep {
-    /// Creates the step for the shards that `rank` holds, updated by `rules`. `updates` have been made so
-    /// far; `scale` is the scale of the loss, if it is scaled.
+    /// Creates the step for the shards that `rank` holds, updated by `rules`. `updates` have been made so far;
+    /// `scale` is the loss scale, if there is one.
     pub(crate) fn new(
         client: &Client,
         layout: &Layout,
@@ -88,17 +88,18 @@ impl DeviceStep {
         }
     }
 
-    /// Returns the factor of the loss, if it has one.
+    /// Returns the loss scale, if there is one.
     pub(crate) fn scale(&self) -> Option<DeviceScalar> {
         self.scaled.then(|| self.scale.clone().offset_end(size_of::<f32>() as u64))
     }
 
-    /// Starts to read the newest decision: behind the GPU's earlier work, and before its later work.
+    /// Starts to read the latest decision. The copy runs after the GPU work that was queued earlier, and before later
+    /// work.
     pub(crate) fn read(&self) -> Readback {
         Readback::start(&self.client, self.decision.clone(), DType::F32, DECISION)
     }
 
-    /// Returns, by parameter of the group at `position`, whether `sums` of this step contains a value that is
+    /// Returns, for each parameter of the group at `position`, whether `sums` of this step contains a value that is
     /// not finite. Waits for the GPU.
     pub(crate) fn non_finite(
         &self,
@@ -125,8 +126,8 @@ impl DeviceStep {
         self.states.get().map_or(&[], |states| &states[rule])
     }
 
-    /// Returns the rule of a group on this GPU, the classes of its parameters, and the whole shard, with the
-    /// first learning rate; `None` if there is nothing to update.
+    /// Returns the GPU rule of a group, the classes of its parameters, and the whole shard with the first learning
+    /// rate; `None` if there is nothing to update.
     #[allow(clippy::type_complexity)]
     fn prepared<'a>(
         &'a self,
@@ -145,7 +146,7 @@ impl DeviceStep {
         let shard = DeviceShard {
             client: &self.client,
             weights: device_of(&*shard.weights)?.handle(),
-            // If the compute shard has another dtype, it is cast from the weights before its next use.
+            // If the compute shard has a different dtype, it is cast from the weights before its next use.
             compute: match shard.compute.as_deref().zip(compute) {
                 Some((compute, dtype)) => Some((device_of(compute)?.handle(), dtype)),
                 None => None,
@@ -165,7 +166,7 @@ impl DeviceStep {
 }
 
 impl StepBackend for DeviceStep {
-    /// The learning rates: the rest of the decision is known only on the GPU.
+    /// The learning rates: the other values are known only on the GPU.
     type Decision = LearningRates;
     type Sums = Sums;
 
@@ -255,7 +256,7 @@ impl StepBackend for DeviceStep {
     }
 
     fn leaves_out(_: &LearningRates) -> bool {
-        // Unknown here: the kernels of the update read the decision.
+        // Unknown on the host: the kernels of the update read the decision.
         false
     }
 
@@ -280,7 +281,7 @@ impl StepBackend for DeviceStep {
         rates: &LearningRates,
     ) -> Result<bool, BufferError> {
         let Some((rule, classes, shard)) = self.prepared(group, &shard, gradient, rates)? else {
-            // Nothing has changed.
+            // There is nothing to update.
             return Ok(true);
         };
         for Class { settings, table, segments } in classes {
@@ -310,16 +311,16 @@ impl DecisionValues {
     }
 }
 
-/// Returns a grid with one cube for each of `count`; there may be idle cubes at the end.
+/// Returns at least `count` cubes; surplus cubes are idle.
 fn one_each(client: &Client, count: usize) -> CubeCount {
     cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1))
 }
 
-/// Returns all values of a buffer as an argument.
+/// Passes all values of `buffer` to a kernel.
 ///
 /// # Safety
 ///
-/// The kernel must not access values beyond those of the buffer.
+/// The kernel must not access memory beyond the end of the buffer.
 unsafe fn whole(buffer: &Buffer) -> Result<BufferArg, BufferError> {
     // SAFETY: guaranteed by the caller.
     Ok(unsafe { cube::whole(buffer, device_of(buffer)?) })

@@ -12,7 +12,7 @@ use crate::buffers::{LossSum, host, on_host};
 use crate::layout::{Layout, ParamGroupLayout};
 use crate::param_group::ShardMut;
 
-/// Returns the factor that reduces a gradient of norm `norm` to `max_norm`, as PyTorch computes it; 1 if
+/// Returns the factor that scales a gradient of norm `norm` down to `max_norm`, as PyTorch computes it; 1 if
 /// `max_norm` is 0 (no clipping) or the norm is small enough.
 pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
     if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
@@ -31,7 +31,7 @@ pub(crate) struct HostDecision {
     pub(crate) loss: f64,
     pub(crate) norm: f64,
     rates: LearningRates,
-    /// The step of parameters with the first learning rate; `None` if loss or norm are not finite.
+    /// The step of parameters with the first learning rate; `None` if the loss or the norm is not finite.
     step: Option<UpdateStep>,
 }
 
@@ -141,7 +141,7 @@ fn slices<'a>(slots: &'a mut [&mut Buffer]) -> Result<Vec<&'a mut [f32]>, Buffer
     slots.iter_mut().map(|slot| slot.as_mut_slice::<f32>()).collect()
 }
 
-/// Returns the runs of `shard` that belong to parameters, and their settings; adjacent runs with the same
+/// Returns the ranges of `shard` that belong to parameters, and their settings; adjacent ranges with the same
 /// settings are merged. Alignment gaps are skipped: they stay zero.
 fn runs(group: GroupUpdate<'_>, shard: &Range<usize>) -> Vec<(Range<usize>, Settings)> {
     let mut runs: Vec<(Range<usize>, Settings)> = Vec::new();

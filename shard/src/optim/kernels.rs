@@ -29,8 +29,8 @@ fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
     shared[0]
 }
 
-/// Computes the sum of squares of each segment. `table` has three values per segment: start, end, and one
-/// that is not read here.
+/// Computes the sum of squares of each segment. `table` has three values per segment: start, end, and a third that
+/// this kernel does not read.
 #[cube(launch_unchecked)]
 pub(super) fn squares<N: Size>(
     values: &[Vector<f32, N>],
@@ -57,8 +57,8 @@ pub(super) fn squares<N: Size>(
     }
 }
 
-/// Adds the sums of the segments of each chunk to its place; the first chunk has place `first`. Chunk `i` has
-/// segments `bounds[i]..bounds[i + 1]`.
+/// Sums the segments of each chunk and adds the result to `chunks`, from index `first` on. Chunk `i` has segments
+/// `bounds[i]..bounds[i + 1]`.
 #[cube(launch_unchecked)]
 pub(super) fn chunks(sums: &[f32], bounds: &[u32], chunks: &mut [f32], first: u32, #[comptime] units: usize) {
     let chunk = CUBE_POS;
@@ -78,15 +78,15 @@ pub(super) fn chunks(sums: &[f32], bounds: &[u32], chunks: &mut [f32], first: u3
     }
 }
 
-/// Returns whether a value is finite, by its bits: compilers may assume that all values are finite.
+/// Returns whether a value is finite. Checks its bits, because compilers may assume that all values are finite.
 #[cube]
 fn is_finite(value: f32) -> bool {
     u32::reinterpret(value) & 0x7f80_0000 != 0x7f80_0000
 }
 
-/// Decides on an update. `scaling`: the scale of the loss, updates since it was changed. `decision`: loss,
-/// norm, whether to update (1, else 0, or -1 if the scale was too large), the factor of gradients, the scale
-/// and its age.
+/// Decides whether to update. `scaling` is the loss scale and the number of updates since it was changed. `decision`
+/// becomes the loss, the norm, whether to update (1, else 0, or -1 if the loss scale was too large), the factor for
+/// the gradients, the loss scale, and the number of updates since it was changed.
 #[cube(launch_unchecked)]
 #[allow(clippy::needless_range_loop)]
 pub(super) fn decide(
@@ -141,8 +141,8 @@ pub(super) fn decide(
     }
 }
 
-/// Computes the factors of one AdamW step, if `decision` permits the update. `state`: the betas to the power of the
-/// updates so far, the learning rate over the first bias correction, the root of the second.
+/// Computes the factors of one AdamW step, if `decision` allows the update. `state` is both betas to the power of the
+/// number of updates, the learning rate divided by the first bias correction, and the square root of the second.
 #[cube(launch_unchecked)]
 pub(super) fn adamw_factors(state: &mut [f32], decision: &[f32], beta1: f32, beta2: f32, learning_rate: f32) {
     if ABSOLUTE_POS == 0 && decision[2] > 0.0f32 {
@@ -155,10 +155,10 @@ pub(super) fn adamw_factors(state: &mut [f32], decision: &[f32], beta1: f32, bet
     }
 }
 
-/// Computes one AdamW step of each segment, as on the CPU, if `decision` says so. `table` is as in
-/// [`squares`], with whether a segment decays; `state` is as in [`adamw_factors`]; `keep` is the factor of a
-/// weight after decay; the learning rate is multiplied by `rate`. The weights are also written to `compute`,
-/// in its dtype, if it is given.
+/// Performs one AdamW step on each segment, as on the CPU, if `decision` allows the update. `table` is as in
+/// [`squares`]; its third value is whether the segment decays. `state` is as in [`adamw_factors`]; `keep` is the
+/// factor of a decaying weight; the learning rate is multiplied by `rate`. If `compute` is given, the weights are
+/// also written to it, in its dtype.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn adamw<C: Float, N: Size>(
@@ -209,8 +209,8 @@ pub(super) fn adamw<C: Float, N: Size>(
     }
 }
 
-/// Moves the momentum of each segment towards its gradient, and replaces the gradient by Muon's direction, as
-/// on the CPU, if `decision` says so. `table` is as in [`squares`].
+/// Updates the momentum of each segment from its gradient, and replaces the gradient by Muon's direction, as on the
+/// CPU, if `decision` allows the update. `table` is as in [`squares`].
 #[cube(launch_unchecked)]
 pub(super) fn muon_direction<N: Size>(
     gradient: &mut [Vector<f32, N>],
@@ -242,8 +242,8 @@ pub(super) fn muon_direction<N: Size>(
     }
 }
 
-/// Moves the weights of each segment by an update times `rate`, if `decision` says so. `table` is as in
-/// [`squares`], with whether a segment decays; `keep` is the factor of a weight after decay.
+/// Moves the weights of each segment by an update times `rate`, if `decision` allows the update. `table` is as in
+/// [`squares`]; its third value is whether the segment decays; `keep` is the factor of a decaying weight.
 #[cube(launch_unchecked)]
 pub(super) fn muon<N: Size>(
     weights: &mut [Vector<f32, N>],
@@ -272,7 +272,7 @@ pub(super) fn muon<N: Size>(
     }
 }
 
-/// Moves the weights of each segment by `rate` against the sign of their gradient, if `decision` says so.
+/// Moves the weights of each segment by `rate` against the sign of their gradient, if `decision` allows the update.
 /// `table` is as in [`squares`], in vectors of `vector` elements.
 #[cube(launch_unchecked)]
 pub(super) fn sign(

@@ -74,7 +74,7 @@ pub(crate) struct Source {
     offset: usize,
 }
 
-/// A flat buffer of f32 for updates, and the first error.
+/// A flat f32 buffer that receives updates, and the first error.
 #[derive(Clone)]
 pub(crate) struct Target(Arc<Mutex<(Buffer, Result<(), String>)>>);
 
@@ -91,7 +91,7 @@ impl std::fmt::Debug for Target {
 }
 
 impl Target {
-    /// Writes updates to `buffer`.
+    /// Creates a target that writes to `buffer`.
     pub(crate) fn new(buffer: Buffer) -> Self {
         Target(Arc::new(Mutex::new((buffer, Ok(())))))
     }
@@ -104,7 +104,7 @@ impl Target {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait MatrixOps: Backend {
-    /// Returns the matrices of `source` as a view, on the device of `like`.
+    /// Returns a view of the matrices of `source`, on the device of `like`.
     fn matrices(like: FloatTensor<Self>, source: Source) -> FloatTensor<Self>;
     /// Writes `updates` to elements `range` of `target`, and returns them.
     fn put(updates: FloatTensor<Self>, target: Target, range: Range<usize>) -> FloatTensor<Self>;
@@ -123,8 +123,8 @@ impl<B: FlatTensors> MatrixOps for B {
     }
 }
 
-/// Applies `rule` to the directions of `parameter` in `flat`, a whole group's, and writes the results to
-/// `target`. Computes on `device`, which holds both. The error describes the fault in the results.
+/// Applies `rule` to the directions of `parameter` in `flat`, which contains the whole group, and writes the results
+/// to `target`. Computes on `device`, which must hold both buffers. The error says what is wrong with the results.
 pub(crate) fn transform(
     rule: &dyn Rule,
     parameter: &ParameterLayout,

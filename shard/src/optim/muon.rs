@@ -13,12 +13,12 @@ use super::rule::{DeviceRule, DeviceShard};
 use super::rule::{DirectionRun, Rule, Settings, ShardRun, UpdateStep};
 use crate::buffers::host::TASK;
 
-/// Muon (Jordan et al., 2024), with PyTorch's formulas: momentum whose matrices are orthogonalised. For
-/// matrices `[d_in, d_out]`, and for batches of them, such as `[experts, d_in, d_out]`. Computes in f32,
-/// which on NVIDIA GPUs is TF32 in products.
+/// Muon (Jordan et al., 2024), with PyTorch's formulas: orthogonalises the momentum of each matrix. For matrices
+/// `[d_in, d_out]`, and for batches of them, such as `[experts, d_in, d_out]`. Computes in f32; on NVIDIA GPUs,
+/// matrix products use TF32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Muon {
-    /// Factor of a step's learning rate.
+    /// Factor for the learning rate of a step.
     pub learning_rate: f64,
     /// Fraction of the momentum that is kept in a step.
     pub momentum: f64,
@@ -28,7 +28,7 @@ pub struct Muon {
     pub weight_decay: f64,
     /// Number of Newton–Schulz iterations.
     pub ns_steps: usize,
-    /// Their coefficients.
+    /// Coefficients of the Newton–Schulz polynomial.
     pub ns_coefficients: [f64; 3],
     /// Adjustment of the learning rate to the shape of a matrix.
     pub adjust_lr: AdjustLr,
@@ -190,7 +190,7 @@ impl DeviceRule for Muon {
     }
 }
 
-/// Moves the momentum of a task's elements towards their gradient, and computes directions from both.
+/// Updates the momentum of a task's elements from their gradient, and computes directions from both.
 #[inline(always)]
 fn direct_task(gradient: &mut [f32], momentum: &mut [f32], clip: f32, kept: f32, nesterov: bool) {
     let new = 1.0 - kept;

@@ -42,7 +42,7 @@ fn scaled_sum(x: Tensor<3>, a: f32, y: Tensor<3>, b: f32) -> Tensor<3> {
     Tensor::from_dispatch(Dispatch::scaled_sum(x.into_dispatch(), a, y.into_dispatch(), b))
 }
 
-/// The operations of an iteration other than products. Tensors are f32 and have three dimensions.
+/// The operations of an iteration other than matrix products. Tensors are f32 and have three dimensions.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait IterationOps: Backend {
     /// Divides each of `matrices` by its Frobenius norm, or by [`EPSILON`] if that is greater.
@@ -54,8 +54,8 @@ pub(crate) trait IterationOps: Backend {
 impl IterationOps for Flex {
     fn normalized(matrices: FlexTensor) -> FlexTensor {
         let shape = matrices.layout().shape().clone();
-        // A view of its whole buffer; `matrices` is dropped, so that it is not copied again if it is one
-        // already.
+        // A view of its whole buffer. `matrices` is dropped, so that the tensor is not copied again if it is
+        // contiguous already.
         let mut normalized = matrices.to_contiguous();
         drop(matrices);
         let size = shape[1] * shape[2];

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::adamw::AdamW;
 use super::rule::{Rule, Settings};
 
-/// Returns the rule and the options of the parameter with this name and shape.
+/// Function that returns the rule and options of the parameter with this name and shape.
 type Choose = Arc<dyn Fn(&str, &[usize]) -> Choice + Send + Sync>;
 
 /// An optimizer: one rule for all parameters, or several rules and their assignment.
@@ -34,12 +34,11 @@ pub struct Optimizer {
 pub struct Choice {
     /// Index of its rule.
     pub rule: usize,
-    /// Factor of a step's learning rate, instead of the rule's own factor.
+    /// Factor for the learning rate of a step, instead of the rule's own factor.
     pub learning_rate: Option<f64>,
     /// Decoupled weight decay, instead of the rule's own.
     pub weight_decay: Option<f64>,
-    /// Index of its learning rate in the step's [`LearningRates`](super::LearningRates), instead of the
-    /// first.
+    /// Index of the parameter's learning rate in [`LearningRates`](super::LearningRates), instead of the first.
     pub schedule: Option<usize>,
 }
 
@@ -68,8 +67,8 @@ pub(crate) struct GroupRule {
 }
 
 impl Optimizer {
-    /// Creates the optimizer `name`, as checkpoints call it. `choose(name, shape)` selects one of `rules` for
-    /// a parameter; an index beyond the last means the last.
+    /// Creates an optimizer that checkpoints call `name`. `choose(name, shape)` selects one of `rules` for a
+    /// parameter; an index beyond the last rule selects the last one.
     ///
     /// # Panics
     ///
@@ -88,7 +87,7 @@ impl Optimizer {
         Optimizer { name: name.into(), rules, choose: Arc::new(choose) }
     }
 
-    /// Returns the same rules under another name.
+    /// Renames the optimizer.
     #[must_use]
     pub fn named(self, name: &str) -> Self {
         Optimizer { name: name.into(), ..self }
@@ -102,7 +101,7 @@ impl Optimizer {
         Optimizer { choose, ..self }
     }
 
-    /// Adds a rule for the parameters that `is_its(name, shape)` accepts, regardless of earlier choices.
+    /// Adds a rule for the parameters that `is_its(name, shape)` accepts, overriding earlier choices.
     #[must_use]
     pub fn with_rule(
         self,
@@ -117,14 +116,14 @@ impl Optimizer {
             let choice = before(name, shape);
             Choice { rule: choice.rule.min(last) + 1, ..choice }
         });
-        // First: a module's groups are reduced in the order of the rules, the last one while backward
-        // continues, and such a rule has few parameters.
+        // The new rule comes first, because it usually has few parameters. A module's groups are reduced in the order
+        // of the rules, the last one while backward continues.
         let rule: Arc<dyn Rule> = Arc::new(rule);
         let rules = [rule].into_iter().chain(self.rules).collect();
         Optimizer { choose, rules, ..self }
     }
 
-    /// Returns its name, as in checkpoints.
+    /// Returns the optimizer's name, as in checkpoints.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -159,7 +158,7 @@ impl Optimizer {
         &*self.rules[index]
     }
 
-    /// Returns the choice for a parameter, completed with the rule's own settings.
+    /// Returns the rule of a parameter, and its settings with the parameter's options applied.
     pub(crate) fn assign(&self, name: &str, shape: &[usize]) -> Assignment {
         let Choice { rule, learning_rate, weight_decay, schedule } = self.choice(name, shape);
         let rule = rule.min(self.rules.len() - 1);
@@ -172,7 +171,7 @@ impl Optimizer {
 }
 
 impl<R: Rule + 'static> From<R> for Optimizer {
-    /// Uses one rule for all parameters, under the rule's name.
+    /// Creates an optimizer that uses `rule` for all parameters and has the rule's name.
     fn from(rule: R) -> Self {
         let name = rule.name().to_owned();
         Optimizer::new(&name, vec![Arc::new(rule)], |_, _| Choice::default())
@@ -180,7 +179,7 @@ impl<R: Rule + 'static> From<R> for Optimizer {
 }
 
 impl Default for Optimizer {
-    /// Returns [`AdamW`] with its defaults.
+    /// Returns an optimizer that uses [`AdamW`] with its defaults.
     fn default() -> Self {
         AdamW::default().into()
     }

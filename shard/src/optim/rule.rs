@@ -1,4 +1,4 @@
-//! Rules by which gradients change parameters.
+//! Rules that update parameters from gradients.
 
 use std::fmt::Debug;
 
@@ -8,22 +8,19 @@ use cubecl::{prelude::Client, server::Handle};
 #[cfg(feature = "cube")]
 use kiln_collectives::DType;
 
-/// A rule by which parameters change, such as AdamW. An [`Optimizer`](super::Optimizer) assigns rules to
-/// parameters.
+/// A rule that updates parameters, such as AdamW. An [`Optimizer`](super::Optimizer) assigns rules to parameters.
 ///
-/// Its state is kept alongside the weights as *slots*: named f32 values, one per element, which are zero
-/// before the first update. They are sharded, saved, offloaded and counted like the weights.
+/// A rule's state is kept alongside the weights as *slots*: named f32 values, one per element, which are zero before
+/// the first update. They are sharded, saved, offloaded and counted like the weights.
 ///
-/// Most rules change each element independently, given its gradient and its state, and therefore work on
-/// shards. Such a rule only has [`Rule::update`]. A rule that [works on whole matrices](Rule::is_whole) has
-/// three steps:
+/// Most rules update each element independently, from its gradient and state, and therefore work on shards. Such a
+/// rule only has [`Rule::update`]. A rule that [works on whole matrices](Rule::is_whole) has three steps:
 ///
 /// 1. [`Rule::direct`] computes a direction from the gradient, element by element, on the shards;
-/// 2. [`Rule::transform`] gets the directions of whole matrices, each on the one rank that owns it, and
-///    computes updates from them;
+/// 2. [`Rule::transform`] computes updates from the directions of whole matrices, on the rank that owns each matrix;
 /// 3. [`Rule::update`] gets the shard of the updates instead of the gradient.
 pub trait Rule: Debug + Send + Sync {
-    /// Returns its name, such as `adamw`.
+    /// Returns the rule's name, such as `adamw`.
     fn name(&self) -> &str;
 
     /// Returns the names of the slots, as in checkpoints, such as `exp_avg`.
@@ -35,7 +32,7 @@ pub trait Rule: Debug + Send + Sync {
         Settings::default()
     }
 
-    /// Updates adjacent elements on the host. Called several times in a step.
+    /// Updates adjacent elements on the host. May be called several times per step.
     fn update(&self, step: &UpdateStep, run: ShardRun<'_>);
 
     /// Returns whether the rule works on whole matrices.
@@ -43,18 +40,18 @@ pub trait Rule: Debug + Send + Sync {
         false
     }
 
-    /// Replaces the gradient of adjacent elements by their direction, on the host.
+    /// Replaces the gradients of adjacent elements by directions, on the host.
     fn direct(&self, step: &UpdateStep, run: DirectionRun<'_>) {
         let _ = (step, run);
     }
 
-    /// Returns the updates of `matrices` `[matrices, rows, columns]`, which are directions in f32; of the
-    /// same shape. The result for a matrix must not depend on the others.
+    /// Computes the updates of `matrices` `[matrices, rows, columns]`, which are directions in f32, and returns them
+    /// in the same shape. The result for a matrix must not depend on the others.
     fn transform(&self, matrices: Tensor<3>) -> Tensor<3> {
         matrices
     }
 
-    /// Returns the rule on a GPU, or `None` for a host-only rule.
+    /// Returns the GPU implementation of the rule, or `None` if it only runs on the host.
     #[cfg(feature = "cube")]
     fn on_device(&self) -> Option<&dyn DeviceRule> {
         None
@@ -64,13 +61,13 @@ pub trait Rule: Debug + Send + Sync {
 /// Settings for the updates of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Factor of a step's learning rate.
+    /// Factor for the learning rate of a step.
     pub learning_rate: f64,
-    /// Decoupled weight decay: a step multiplies weights by 1 - learning rate × this.
+    /// Decoupled weight decay: a step multiplies weights by 1 - learning rate × weight decay.
     pub weight_decay: f64,
-    /// Additional factor of the update, which does not apply to weight decay.
+    /// Additional factor for the update that does not affect weight decay.
     pub scale: f64,
-    /// Index of its learning rate in the step's [`LearningRates`]; 0 is the first.
+    /// Index of the parameter's learning rate in [`LearningRates`]; 0 is the first.
     pub schedule: usize,
 }
 
@@ -81,7 +78,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns the factor of a weight after weight decay in a step with this learning rate.
+    /// Returns the factor of a weight for weight decay in a step with this learning rate.
     pub fn kept(&self, learning_rate: f64) -> f32 {
         (1.0 - learning_rate * self.learning_rate * self.weight_decay) as f32
     }
@@ -104,12 +101,12 @@ pub struct LearningRates {
 }
 
 impl LearningRates {
-    /// Creates rates with the first one, and those for the schedules 1, 2 and so on.
+    /// Creates learning rates: the first one, and those of schedules 1, 2 and so on.
     pub fn new(first: f64, others: Vec<f64>) -> Self {
         LearningRates { first, others }
     }
 
-    /// Returns the rate of a schedule, or the first one if it has none.
+    /// Returns the learning rate of a schedule, or the first one if the schedule has none.
     pub fn of(&self, schedule: usize) -> f64 {
         let other = schedule.checked_sub(1).and_then(|index| self.others.get(index));
         other.copied().unwrap_or(self.first)
@@ -127,9 +124,9 @@ impl From<f64> for LearningRates {
 pub struct UpdateStep {
     /// Number of the update, counted from 1.
     pub step: u64,
-    /// The learning rate of their schedule, which their settings modify.
+    /// The learning rate from the parameters' schedule; [`Settings::learning_rate`] still multiplies it.
     pub learning_rate: f64,
-    /// Factor of gradients after clipping.
+    /// Factor for the gradients, which includes clipping.
     pub gradient_factor: f64,
 }
 
@@ -147,7 +144,7 @@ pub struct ShardRun<'a> {
     pub settings: Settings,
 }
 
-/// Adjacent elements whose directions are to be computed, in host memory. All slices have the same length.
+/// Adjacent elements whose directions are computed, in host memory. All slices have the same length.
 #[derive(Debug)]
 pub struct DirectionRun<'a> {
     /// The reduced gradient, replaced by the direction.
@@ -156,19 +153,19 @@ pub struct DirectionRun<'a> {
     pub slots: Vec<&'a mut [f32]>,
 }
 
-/// A rule on a GPU. The host does not wait for the decision about an update.
+/// The GPU implementation of a rule. The host does not wait for the decision whether to update.
 #[cfg(feature = "cube")]
 pub trait DeviceRule: Send + Sync {
-    /// Creates the rule's state in GPU memory, which is kept from step to step, after `updates` updates.
-    /// Never empty. The default is for rules without state, one unused f32; a rule with state also needs
+    /// Creates the rule's state in GPU memory, after `updates` updates. The state is kept from step to step and must
+    /// not be empty. The default, one unused f32, is for rules without state; a rule with state also needs
     /// [`DeviceRule::prepare`].
     fn state(&self, client: &Client, updates: u64) -> Handle {
         let _ = updates;
         client.create_from_slice(bytemuck::bytes_of(&0.0f32))
     }
 
-    /// Queues the computations that a step needs once, for each of its learning rates with a separate state:
-    /// updates `state`, if `decision` says that there is an update.
+    /// Queues the computations that are needed once per step and learning rate, each of which has its own `state`:
+    /// updates `state`, if `decision` allows the update.
     fn prepare(&self, client: &Client, state: &Handle, decision: &Handle, learning_rate: f64) {
         let _ = (client, state, decision, learning_rate);
     }
@@ -176,8 +173,8 @@ pub trait DeviceRule: Send + Sync {
     /// Queues [`Rule::update`] of one parameter group's shard.
     fn update(&self, shard: &DeviceShard<'_>);
 
-    /// Returns whether `update` writes [`DeviceShard::compute`] if it is present. Otherwise, weights are cast
-    /// before their next use.
+    /// Returns whether `update` writes [`DeviceShard::compute`] if it is present. Otherwise, weights are cast to the
+    /// compute dtype before their next use.
     fn writes_compute(&self) -> bool {
         false
     }
@@ -200,7 +197,7 @@ pub enum HalfDType {
 
 #[cfg(feature = "cube")]
 impl HalfDType {
-    /// Returns `dtype`, if it is one of these.
+    /// Returns the variant for `dtype`, if there is one.
     pub(super) fn of(dtype: DType) -> Option<HalfDType> {
         match dtype {
             DType::BF16 => Some(HalfDType::Bf16),
@@ -210,8 +207,8 @@ impl HalfDType {
     }
 }
 
-/// One parameter group's shard on a GPU, or the part with its parameters that have the same settings apart
-/// from whether they decay. It is cut into segments that belong to one parameter each.
+/// One parameter group's shard on a GPU, or the parameters in it that have the same settings apart from whether they
+/// decay. It is cut into segments, each of which belongs to one parameter.
 #[cfg(feature = "cube")]
 #[derive(Clone)]
 pub struct DeviceShard<'a> {
@@ -219,21 +216,21 @@ pub struct DeviceShard<'a> {
     pub client: &'a Client,
     /// The f32 master weights.
     pub weights: &'a Handle,
-    /// The weights in the compute dtype, for a rule to write as well.
+    /// The weights in the compute dtype, which the rule may update as well.
     pub compute: Option<(&'a Handle, HalfDType)>,
-    /// The reduced gradient, or the direction or update computed from it; f32.
+    /// The reduced gradient, or the direction or update computed from it, in f32.
     pub gradient: &'a Handle,
     /// The slots, in the order of [`Rule::slots`], f32.
     pub slots: Vec<&'a Handle>,
-    /// Elements of each of these.
+    /// Number of elements of each of these buffers.
     pub len: usize,
     /// Three u32 per segment: its start and its end, in vectors of [`DeviceShard::VECTOR`] elements, and
     /// whether weight decay applies.
     pub table: &'a Handle,
     /// Number of segments.
     pub segments: usize,
-    /// f32 values: loss, norm, whether to update (if positive), factor of the gradient, scale of the loss,
-    /// updates since that was changed.
+    /// Six f32 values: loss, norm, whether to update (if positive), factor for the gradient, loss scale, number of
+    /// updates since the loss scale was changed.
     pub decision: &'a Handle,
     /// The rule's own state, from [`DeviceRule::state`].
     pub state: &'a Handle,
@@ -245,11 +242,11 @@ pub struct DeviceShard<'a> {
 
 #[cfg(feature = "cube")]
 impl DeviceShard<'_> {
-    /// Number of elements that a thread reads at once. All parameters start at multiples of it, and the
-    /// gaps between them are zero.
+    /// Number of elements that a thread reads at once. All parameters start at multiples of this, and the gaps
+    /// between them are zero.
     pub const VECTOR: usize = 4;
-    /// Number of values of a decision.
+    /// Number of values in a decision.
     pub const DECISION: usize = 6;
-    /// Threads per cube, which processes one segment.
+    /// Number of threads per cube; one cube processes one segment.
     pub const THREADS: usize = 256;
 }

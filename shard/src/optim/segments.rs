@@ -9,7 +9,7 @@ use super::rule::{DeviceShard, Settings};
 use crate::layout::ParamGroupLayout;
 use crate::mesh::Mesh;
 
-/// Maximum elements of a segment, which one cube processes.
+/// Maximum number of elements per segment; one cube processes one segment.
 const SEGMENT: usize = 1 << 14;
 
 const VECTOR: usize = DeviceShard::VECTOR;
@@ -17,7 +17,7 @@ const VECTOR: usize = DeviceShard::VECTOR;
 /// Part of a shard that belongs to one parameter and one chunk.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Segment {
-    /// Elements of the shard.
+    /// Range of elements in the shard.
     pub(super) range: Range<usize>,
     pub(super) decays: bool,
     pub(super) chunk: usize,
@@ -30,7 +30,7 @@ pub(super) struct Segments {
     pub(super) segments: Vec<Segment>,
     /// Table of all segments, as in [`DeviceShard::table`].
     pub(super) table: Handle,
-    /// First segment of each chunk, counted from the start of `chunks`, and the end of the last.
+    /// Index of the first segment of each chunk, counted from the start of `chunks`, followed by the end of the last.
     pub(super) bounds: Handle,
     pub(super) chunks: Range<usize>,
     pub(super) classes: Vec<Class>,
@@ -46,8 +46,8 @@ pub(super) struct Class {
 }
 
 impl Segments {
-    /// Cuts the shard of `group` that `rank` of `mesh` holds, whose parameters have these `settings`; `None`
-    /// if it is frozen.
+    /// Cuts the shard of `group` that `rank` of `mesh` holds into segments; `None` if the group is frozen. `settings`
+    /// are those of the group's parameters.
     pub(super) fn new(
         client: &Client,
         group: &ParamGroupLayout,
@@ -70,7 +70,7 @@ impl Segments {
             let count = segments.iter().filter(is_of).count();
             let table = match count {
                 0 => return None,
-                // All segments are in this class, unless parameters have separate settings.
+                // A class contains all segments, unless parameters have separate settings.
                 count if count == segments.len() => table.clone(),
                 _ => upload_table(client, segments.iter().filter(is_of)),
             };
@@ -81,7 +81,7 @@ impl Segments {
     }
 }
 
-/// Groups parameters by settings, apart from whether they decay.
+/// Groups parameters whose settings are equal apart from whether they decay.
 fn classify(settings: &[Settings]) -> Vec<(Settings, Vec<usize>)> {
     let mut classes: Vec<(Settings, Vec<usize>)> = Vec::new();
     for (index, mine) in settings.iter().enumerate() {

@@ -6,12 +6,12 @@ use super::kernels;
 use super::rule::{DeviceRule, DeviceShard};
 use super::rule::{Rule, ShardRun, UpdateStep};
 
-/// Moves each element by a fixed rate against its gradient, regardless of the gradient's size; not at all
-/// where the gradient is zero. For values that are controlled rather than learned, such as the biases that
-/// balance experts: learning rate, weight decay and clipping of the step do not affect them. Keeps no state.
+/// Moves each element by a fixed rate against the sign of its gradient; an element whose gradient is zero does not
+/// move. For values that are controlled rather than learned, such as the biases that balance experts: learning rate,
+/// weight decay and clipping have no effect. Keeps no state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sign {
-    /// Distance that an element moves per step.
+    /// Distance by which an element moves per step.
     pub rate: f64,
 }
 

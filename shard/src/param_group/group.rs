@@ -1,9 +1,8 @@
 //! The life of one parameter group: a flat buffer of parameters, of which this rank holds a shard.
 //!
-//! `unshard` starts the gather, `wait_for_unshard` returns the weights, `reshard` frees them,
-//! `accumulate` adds gradients, and `post_backward` starts their reduction. The verbs are FSDP2's.
-//! In backward, the boundaries of modules (`tape/boundary.rs`) determine the calls, never the
-//! parameters that a batch has reached.
+//! `unshard` starts the gather, `wait_for_unshard` returns the weights, `reshard` frees them, `accumulate` adds
+//! gradients, and `post_backward` starts their reduction. These verbs are FSDP2's. Module boundaries
+//! (`tape/boundary.rs`) determine where backward calls them, regardless of which parameters a batch has used.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -32,29 +31,29 @@ pub(crate) struct ParamGroup {
     state: Mutex<GroupState>,
 }
 
-/// The parameter groups of one module, or groups that are released together.
+/// The parameter groups of one module, or those that backward leaves together.
 pub(crate) type ParamGroups = Vec<Arc<ParamGroup>>;
 
 /// The role of a parameter group in its model.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupOptions {
-    /// Place in the forward order.
+    /// Position in the order of the forward pass.
     pub(crate) position: usize,
-    /// Positions of all groups of its module, which are gathered and released at the same time.
+    /// Positions of all groups of the same module, which are gathered and freed together.
     pub(crate) module: Range<usize>,
     /// Set if the strategy may free the weights between forward and backward.
     pub(crate) reshard_after_forward: bool,
     /// Set if backward reads the weights' values.
     pub(crate) unshard_in_backward: bool,
-    /// Set if any of its parameters has initial values instead of being loaded later.
+    /// Set if any of its parameters is initialised now, instead of being loaded later.
     pub(crate) is_initialised: bool,
 }
 
-/// The groups of the modules that a pass needs next.
+/// The groups of the modules that forward and backward need next.
 pub(crate) struct Neighbours {
-    /// In forward.
+    /// Needed next in forward.
     pub(crate) next: Vec<Weak<ParamGroup>>,
-    /// In backward; empty if backward reads no weights of the modules before this one.
+    /// Needed next in backward; empty if backward reads no weights of the modules before this one.
     pub(crate) previous: Vec<Weak<ParamGroup>>,
 }
 
@@ -72,7 +71,7 @@ impl std::fmt::Debug for ParamGroup {
 }
 
 impl ParamGroup {
-    /// Creates a group; `master` is this rank's shard, f32.
+    /// Creates a parameter group from `master`, this rank's shard in f32.
     pub(crate) fn new(
         layout: ParamGroupLayout,
         options: GroupOptions,
@@ -91,9 +90,9 @@ impl ParamGroup {
         }
     }
 
-    /// Sets the groups that passes need next. Called once, after all modules were added.
+    /// Sets which groups forward and backward need next. Called once, when all modules have been added.
     pub(crate) fn set_neighbours(&self, neighbours: Neighbours) {
-        // There is no second call: an engine is built once.
+        // A second call would set the same groups: an engine is built once.
         let _ = self.neighbours.set(neighbours);
     }
 
@@ -111,7 +110,7 @@ impl ParamGroup {
         Label::new(self.label.clone(), phase)
     }
 
-    /// Starts gathering the weights unless they are in memory or being gathered.
+    /// Starts gathering the weights unless they are in memory or already being gathered.
     pub(crate) fn unshard(&self, direction: Direction) {
         let mut state = self.state();
         if matches!(state.weights, Weights::Sharded)
@@ -172,15 +171,15 @@ impl ParamGroup {
         };
         let shard = match self.context.offloads() {
             true => Arc::new(self.context.placement().place(cast)),
-            // The master is on the GPU, so the cast shard is too.
+            // The master weights are on the GPU, and so is the result of the cast.
             false => Arc::new(cast.into_owned()),
         };
         state.compute_shard = Some(shard.clone());
         Ok(shard)
     }
 
-    /// Drops the outdated compute shard after an update of the master, unless the update has written it
-    /// (`is_written`). With offload, copies the new weights to the GPU.
+    /// Handles an update of the master weights, which has also written the compute shard if it `is_written`. With
+    /// offload, sends the new weights to the GPU.
     pub(crate) fn refresh_compute_shard(
         &self,
         state: &mut GroupState,
@@ -200,9 +199,9 @@ impl ParamGroup {
         Counted { _group: streams.then(|| UnshardedGroup::new(&self.context.unsharded)), _bytes: held }
     }
 
-    /// Returns the whole weights; gathers them if necessary. In forward, also starts gathering the next module,
-    /// so that it arrives while this one computes; in backward, the boundary at the module's output has
-    /// done that.
+    /// Returns the whole weights, gathering them if necessary. In forward, it then starts gathering the next module,
+    /// so that the transfer overlaps with this module's computation. In backward, the boundary at the module's output
+    /// has already done that.
     pub(crate) fn wait_for_unshard(&self, direction: Direction) -> FlatWeights {
         self.context.keep_awake();
         self.unshard(direction);
@@ -245,8 +244,8 @@ impl ParamGroup {
         }
     }
 
-    /// Starts gathering the next module of a forward pass. Modules are used in order; if a module is
-    /// used again (a tied embedding under the head), its successor has been gathered already.
+    /// Starts gathering the next module of a forward pass. Modules are used in order; for a module that is used again
+    /// (a tied embedding under the head), the next one has already been gathered.
     fn prefetch_in_forward(&self) {
         let position = self.options.position;
         if self.context.forward_position.fetch_max(position, Ordering::Relaxed) <= position {
@@ -255,7 +254,7 @@ impl ParamGroup {
         }
     }
 
-    /// Starts gathering the module that backward reads next.
+    /// Starts gathering the module whose weights backward reads after this module's.
     pub(crate) fn prefetch_in_backward(&self) {
         match self.neighbours.get().map_or(&[][..], |neighbours| &neighbours.previous) {
             [] => self.context.pool.close(),
@@ -263,7 +262,7 @@ impl ParamGroup {
         }
     }
 
-    /// Returns parameter `index` as a tensor; gathers the group if necessary.
+    /// Returns parameter `index` as a tensor, gathering the group if necessary.
     pub(crate) fn parameter<B: FlatTensors>(
         &self,
         token: &FloatTensor<B>,
@@ -276,7 +275,7 @@ impl ParamGroup {
         B::view(&weights, token, &parameter.shape, parameter.offset, dtype)
     }
 
-    /// Frees the whole weights. Waits for a gather in progress, in which the other ranks take part.
+    /// Frees the whole weights. Waits for a gather in progress, because the other ranks take part in it.
     pub(crate) fn reshard(&self) {
         let weights = std::mem::replace(&mut self.state().weights, Weights::Sharded);
         match weights {
@@ -296,9 +295,9 @@ impl ParamGroup {
         }
     }
 
-    /// Frees the whole weights after forward. Frozen weights that may be on burn's `tape` stay until
-    /// backward, which can gather a tracked tensor again, but not a constant. This does not depend on
-    /// the batch's use of the weights: every rank must free the same ones.
+    /// Frees the whole weights after forward. Frozen weights that may be on burn's `tape` are kept until backward,
+    /// because it can gather a tracked tensor again, but not a constant. They are kept even if this rank's batch has
+    /// not used them: every rank must free the same weights.
     pub(crate) fn reshard_after_forward(&self, tape: bool) {
         let stays = tape && self.options.unshard_in_backward && !self.layout.trainable;
         if self.reshards_after_forward() && !stays {
@@ -311,7 +310,7 @@ impl ParamGroup {
         self.context.policy.reshards_after_forward(self.options.reshard_after_forward)
     }
 
-    /// Records a use whose backward will follow.
+    /// Registers a use of the group whose backward has yet to run.
     pub(crate) fn open_use(&self) {
         self.state().open_uses += 1;
     }
@@ -337,14 +336,14 @@ impl ParamGroup {
         }
     }
 
-    /// Frees the weights before the first gradient of a use, to make room for it. On the tape, a gather
-    /// is below everything that reads it, so nothing in this use will read the weights again.
+    /// Frees the weights to make room for the gradient. On the tape, a gather precedes every operation that reads its
+    /// result, so once backward delivers the first gradient of a use, that use reads the weights no more.
     fn before_first_gradient(&self) {
         self.reshard_after_use();
         self.open_gradient(&mut self.state());
     }
 
-    /// Allocates the flat gradient of this micro-batch unless there is one.
+    /// Allocates the flat gradient of this micro-batch, unless it exists.
     fn open_gradient(&self, state: &mut GroupState) {
         let earlier = match std::mem::replace(&mut state.gradient, Gradient::None) {
             Gradient::None => None,
@@ -359,8 +358,8 @@ impl ParamGroup {
         state.gradient = Gradient::Accumulating { flat, written, earlier };
     }
 
-    /// Frees the weights when backward has read them for the last time in this use, unless another
-    /// use or micro-batch will read them again.
+    /// Frees the weights after backward has read them for the last time in this use, unless another use or
+    /// micro-batch will read them again.
     fn reshard_after_use(&self) {
         let last_use = self.state().open_uses <= 1;
         let done = last_use || !self.options.unshard_in_backward;
@@ -369,7 +368,8 @@ impl ParamGroup {
         }
     }
 
-    /// Ends the backward of one use. After the last use in a micro-batch that is reduced, reduces the gradient.
+    /// Ends the backward of one use. After the last use, starts the gradient's reduction if this micro-batch is
+    /// reduced.
     pub(crate) fn leave_backward(&self) {
         if self.context.failed() {
             return;
@@ -384,8 +384,8 @@ impl ParamGroup {
         }
     }
 
-    /// Starts reducing the gradient, once per backward that reduces. Parameters without a gradient count as
-    /// zero: every rank must take part in the same reductions.
+    /// Starts the gradient's reduction, once per backward pass that reduces. Parameters without a gradient count as
+    /// zero, because every rank must take part in the same reductions.
     pub(crate) fn post_backward(&self) {
         if !self.layout.trainable {
             return;
@@ -412,15 +412,16 @@ impl ParamGroup {
         }
     }
 
-    /// Waits for the sum over replicas, if any, and starts moving it to the optimizer's memory.
+    /// With replicas, waits until they have summed the gradient, and starts moving it to the memory where the
+    /// optimizer runs.
     pub(crate) fn start_arrival(&self) {
         if let Gradient::Reducing(reduction) = &self.state().gradient {
             self.reducer.start_arrival(reduction);
         }
     }
 
-    /// Waits for this rank's shard of the reduced gradient: of the whole step in the last micro-batch, else the sum
-    /// so far.
+    /// Waits for this rank's shard of the reduced gradient. In the last micro-batch, it is the gradient of the whole
+    /// step; in earlier ones, the sum so far.
     pub(crate) fn wait_for_reduced(&self) {
         let mut state = self.state();
         if let Gradient::Reducing(reduction) = &state.gradient {
@@ -432,7 +433,7 @@ impl ParamGroup {
         }
     }
 
-    /// Prepares for the next step: closes all uses and drops the gradient of the previous step.
+    /// Prepares for the next step: discards the previous gradient and forgets unfinished uses.
     pub(crate) fn begin_step(&self) {
         let mut state = self.state();
         state.open_uses = 0;

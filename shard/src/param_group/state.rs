@@ -22,18 +22,18 @@ pub enum StateKind<'a> {
 
 /// The values of one parameter group on one rank.
 pub(crate) struct GroupState {
-    /// f32 weights of this rank's shard; lives as long as the group. Shared only while a gather or a
-    /// snapshot reads it or while it serves as the weights itself.
+    /// f32 weights of this rank's shard; kept as long as the group exists. Shared only while a gather or a snapshot
+    /// reads the shard, or while the shard serves as the whole weights.
     pub(crate) master: Arc<Buffer>,
-    /// This rank's shard in the compute dtype on the GPU, where it is kept
-    /// ([`Policy::keeps_compute_shard`](crate::Policy::keeps_compute_shard)). Lives from the first gather after a
-    /// change of the master to the next change, or longer if that writes it as well.
+    /// This rank's shard in the compute dtype, if it is kept on the GPU
+    /// ([`Policy::keeps_compute_shard`](crate::Policy::keeps_compute_shard)). Created by the first gather after an
+    /// update of the master weights, and dropped by the next update unless that writes it as well.
     pub(crate) compute_shard: Option<Arc<Buffer>>,
     pub(super) weights: Weights,
     pub(super) gradient: Gradient,
-    /// Uses in forward whose backward has not finished.
+    /// Number of uses in forward whose backward has not finished.
     pub(super) open_uses: usize,
-    /// The optimizer's state of this rank's shard; made by the first optimizer step or by loading.
+    /// The optimizer's state of this rank's shard; created by the first optimizer step or by loading.
     pub(crate) slots: Vec<Slot>,
     /// Alive as long as a snapshot reads weights and slots.
     pub(crate) snapshot: Weak<()>,
@@ -49,7 +49,7 @@ pub(super) enum Weights {
         work: Work,
         counted: Counted,
     },
-    /// In memory; the last view and this reference keep them alive.
+    /// In memory, until this reference and the last view are dropped.
     Unsharded(FlatWeights),
 }
 
@@ -58,32 +58,32 @@ pub(super) enum Weights {
 pub(crate) enum Gradient {
     /// No use has had a gradient yet.
     None,
-    /// The sum over uses and over micro-batches that are not reduced separately: f32, of the whole group.
-    /// `written` marks the parameters that have a gradient; the elements of the others are arbitrary. `earlier`
-    /// is the reduced sum of earlier micro-batches, if any.
+    /// The f32 gradient of the whole group so far, summed over its uses and over micro-batches that are not reduced
+    /// separately. `written` says which parameters have a gradient in `flat`; the elements of the others are arbitrary.
+    /// `earlier` is the reduced sum of earlier micro-batches, if there is one.
     Accumulating { flat: Buffer, written: Vec<bool>, earlier: Option<Buffer> },
-    /// Its reduction has started.
+    /// Being reduced.
     Reducing(Reduction),
-    /// f32, of this rank's shard: the sum of the micro-batches so far, until the next one has a gradient. Under the
-    /// hybrid strategies it is not summed over the replicas yet.
+    /// This rank's f32 shard of the sum of the micro-batches so far, until the next one has a gradient. Under the
+    /// hybrid strategies, it is not summed over the replicas yet.
     Partial(Buffer),
-    /// f32, of this rank's shard, of the whole step.
+    /// This rank's f32 shard of the gradient of the whole step.
     Reduced(Buffer),
     /// Taken by the optimizer step, or lost in a failure. There is no gradient until the next step begins.
     Taken,
 }
 
-/// One named value per element that an optimizer keeps, such as a moment: f32, of one shard. Shared
-/// only while a snapshot reads it.
+/// A named f32 value that an optimizer keeps for each element of one shard, such as a moment. Shared only while a
+/// snapshot reads it.
 pub(crate) struct Slot {
     pub(crate) name: Arc<str>,
     pub(crate) values: Arc<Buffer>,
 }
 
-/// A shard that the optimizer changes in place.
+/// A shard for the optimizer to update in place.
 pub(crate) struct ShardMut<'a> {
     pub(crate) weights: &'a mut Buffer,
-    /// The shard in the compute dtype, if it is kept and neither a gather nor whole weights use it.
+    /// The shard in the compute dtype, if it is kept and neither a gather nor whole weights refer to it.
     #[cfg_attr(not(feature = "cube"), expect(dead_code))]
     pub(crate) compute: Option<&'a mut Buffer>,
     pub(crate) slots: Vec<&'a mut Buffer>,
@@ -102,7 +102,7 @@ impl GroupState {
         }
     }
 
-    /// Returns the reduced gradient, between backward and the optimizer step.
+    /// Returns the reduced gradient, which exists between backward and the optimizer step.
     pub(crate) fn reduced(&self) -> Option<&Buffer> {
         match &self.gradient {
             Gradient::Reduced(shard) => Some(shard),
@@ -121,7 +121,7 @@ impl GroupState {
         }
     }
 
-    /// Returns the current values, which are not changed in place while the returned reference exists.
+    /// Returns the current values. They are not changed in place while the returned reference exists.
     pub(crate) fn values(&self, kind: StateKind<'_>) -> Option<Arc<Buffer>> {
         match kind {
             StateKind::Weight => Some(self.master.clone()),
@@ -132,8 +132,8 @@ impl GroupState {
         }
     }
 
-    /// Returns the values for writing. Creates a missing slot with zeros; a missing gradient is an error.
-    /// `group` and `parameter` are names for errors.
+    /// Returns the values for writing. Creates a missing slot with zeros; a missing gradient is an error. `group` and
+    /// `parameter` are the names that errors mention.
     pub(crate) fn values_mut(
         &mut self,
         kind: StateKind<'_>,
@@ -159,12 +159,12 @@ impl GroupState {
         make_mut(values, &self.snapshot, group)
     }
 
-    /// Weights and the slots `names`, in this order, for changing in place. Creates missing slots with zeros.
-    /// `group` is a name for errors.
+    /// Returns the weights and the slots `names`, in this order, for updating in place. Creates missing slots with
+    /// zeros. Errors mention the name `group`.
     pub(crate) fn shard_mut(&mut self, names: &[&str], group: &str) -> Result<ShardMut<'_>, ShardError> {
         for (index, name) in names.iter().enumerate() {
             let found = self.slot(name);
-            // From now on in the optimizer's order, even if a checkpoint has created them.
+            // From now on, slots are in the optimizer's order, even if a checkpoint has created them.
             self.slots.swap(index, found);
         }
         let snapshot = &self.snapshot;
@@ -188,8 +188,8 @@ impl GroupState {
     }
 }
 
-/// Returns `buffer` for changing in place. Copies it first if a snapshot reads it. Any other reference is a
-/// view that pins it, which is an error.
+/// Returns `buffer` for updating in place. If a snapshot reads the buffer, it is copied first. Any other reference is
+/// a view that keeps the buffer alive, which is an error.
 pub(crate) fn make_mut<'a>(
     buffer: &'a mut Arc<Buffer>,
     snapshot: &Weak<()>,

@@ -1,12 +1,12 @@
 //! The boundaries at which backward enters and leaves a module, as operations on burn's tape.
 //!
-//! Both are the identity in forward. In backward, the boundary on a module's output gathers the weights and
-//! starts to gather those of the previous module; the boundary on its input frees them and starts to reduce
-//! the gradients. FSDP2 has the same two hooks, as pre-backward and post-backward.
+//! Both are the identity in forward. In backward, the boundary on a module's output gathers the weights and starts
+//! gathering those of the previous module; the boundary on its input frees the weights and starts reducing the
+//! gradients. They correspond to FSDP2's pre-backward and post-backward hooks.
 //!
-//! Every rank passes a boundary, no matter which parts of the module its batch reaches. The first read of a
-//! weight, or the last gradient of a parameter, would not suffice: a rank whose batch reaches no such
-//! parameter would issue its collectives in a different order from the others.
+//! Every rank passes a boundary, no matter which parameters of the module its batch uses. The first read of a weight,
+//! or the last gradient of a parameter, would not suffice: a rank whose batch uses no such parameter would issue its
+//! collectives in a different order from the others.
 
 use burn::backend::autodiff::{
     Autodiff,
@@ -21,7 +21,7 @@ use super::node::{Tracked, on_tape};
 use crate::buffers::FlatTensors;
 use crate::param_group::ParamGroups;
 
-/// The groups of a module whose output is a boundary.
+/// The groups of a module at whose output there is a boundary.
 #[derive(Clone, Debug)]
 pub(crate) struct Output {
     groups: ParamGroups,
@@ -37,9 +37,9 @@ pub(crate) trait BoundaryOps: Backend {
     fn input(x: FloatTensor<Self>, groups: ParamGroups) -> FloatTensor<Self>;
 }
 
-/// Returns `y`, the output of the module of `groups`. When backward reaches it, it gathers their weights and,
-/// if it `goes_on` beyond them, starts to gather those of the previous module. `token` is the module's token:
-/// it puts an output on the tape that depends on no trained weight.
+/// Returns `y`, the output of the module of `groups`. When backward reaches `y`, it gathers the module's weights and,
+/// if it `goes_on` to the previous module, starts gathering that module's weights. `token` is the module's token: it
+/// puts `y` on the tape even if `y` depends on no trained weight.
 pub(crate) fn at_output<const D: usize>(
     y: Tensor<D>,
     token: &Tensor<1>,
@@ -50,8 +50,8 @@ pub(crate) fn at_output<const D: usize>(
     Tensor::from_dispatch(Dispatch::output(y.into_dispatch(), token, Output { groups, goes_on }))
 }
 
-/// Returns `x`, the input of the module of `groups`. When backward reaches it, it frees their weights and
-/// starts to reduce their gradients.
+/// Returns `x`, the input of the module of `groups`. When backward reaches `x`, it frees the module's weights and
+/// starts reducing the gradients.
 pub(crate) fn at_input<const D: usize>(x: Tensor<D>, groups: ParamGroups) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::input(x.into_dispatch(), groups))
 }
@@ -67,7 +67,7 @@ fn enter(groups: &ParamGroups, goes_on: bool) {
     groups.iter().take(1).for_each(|group| group.enter());
 }
 
-/// Handles the beginning of backward at the loss, which the last module, of `groups`, has computed.
+/// Handles the beginning of backward at the loss, which was computed by the last module, that of `groups`.
 pub(crate) fn begin_backward(groups: &ParamGroups) {
     enter(groups, true);
 }

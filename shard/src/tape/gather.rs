@@ -1,12 +1,10 @@
 //! Reading a sharded parameter, as an operation on burn's tape.
 //!
-//! Forward gathers the parameter group and returns a view. Backward hands the gradient to the group. The node
-//! recomputes itself on demand, regardless of the rest of the graph, so the tape holds no weights between
-//! forward and backward.
+//! Forward gathers the parameter group and returns a view. Backward passes the gradient to the group. The node can be
+//! recomputed on its own, so the tape holds no weights between forward and backward.
 //!
-//! Backward steps run by depth. A gather that depends on a leaf would run last and keep all gradients alive
-//! to the end, so it depends on an *order token*: a one-element child of the block's input that carries no
-//! gradient.
+//! Backward steps run by depth. A gather that depended on a leaf would run last and keep all gradients alive until
+//! then, so it depends on an *order token*: a one-element child of the block's input that carries no gradient.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -30,33 +28,33 @@ use crate::buffers::FlatTensors;
 use crate::comm::Direction;
 use crate::param_group::{ParamGroup, ParamGroups, Use};
 
-/// The parameter to read, and the use.
+/// The parameter to read, and the [`Use`] that collects its gradient.
 #[derive(Clone, Debug)]
 pub(crate) struct WeightRef {
     pub(crate) group: Arc<ParamGroup>,
-    /// Its index in the group's layout.
+    /// Index of the parameter in the group's layout.
     pub(crate) index: usize,
     pub(crate) direction: Direction,
-    /// The use; ignored for frozen parameters.
+    /// The [`Use`] that collects the gradient; ignored for frozen parameters.
     pub(crate) from: Arc<Use>,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait GatherOps: Backend {
-    /// Returns a one-element child of `x` without gradient. When backward reaches it, all gathers under it
-    /// have their gradients, and backward leaves `leaves`.
+    /// Returns a one-element child of `x` without gradient. When backward reaches the child, all gathers that depend
+    /// on it have their gradients, and backward leaves the groups `leaves`.
     fn order_token(x: FloatTensor<Self>, leaves: ParamGroups) -> FloatTensor<Self>;
-    /// Returns the parameter that `weight` names, in the compute dtype.
+    /// Returns the parameter that `weight` refers to, in the compute dtype.
     fn gather(token: FloatTensor<Self>, weight: WeightRef) -> FloatTensor<Self>;
 }
 
-/// Returns a one-element child of `x` without gradient, as deep in the graph as `x`. Backward leaves `leaves`
-/// when it reaches the child.
+/// Returns a one-element child of `x` without gradient, as deep in the graph as `x`. Backward leaves the groups
+/// `leaves` when it reaches the child.
 pub(crate) fn order_token<const D: usize>(x: &Tensor<D>, leaves: ParamGroups) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::order_token(x.clone().into_dispatch(), leaves))
 }
 
-/// Returns the parameter that `weight` names; on the tape if `token` is.
+/// Returns the parameter that `weight` refers to; on the tape if `token` is.
 pub(crate) fn gather<const D: usize>(token: &Tensor<1>, weight: WeightRef) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::gather(token.clone().into_dispatch(), weight))
 }

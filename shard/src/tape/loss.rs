@@ -19,14 +19,14 @@ use crate::error::ShardError;
 use crate::param_group::ParamGroups;
 use crate::sync::lock;
 
-/// The handling of the loss of a backward pass.
+/// The state that the loss operation needs in a backward pass.
 #[derive(Clone)]
 pub(crate) struct LossSink {
     /// The sum of the losses of the step.
     pub(crate) sum: Arc<Mutex<LossSum>>,
     /// The gradient with which backward starts instead of 1, if gradients are `f16`.
     pub(crate) scale: Option<DeviceScalar>,
-    /// The groups of the last module, which has computed the loss.
+    /// The groups of the last module, which computed the loss.
     pub(crate) last: ParamGroups,
     pub(crate) context: Arc<CommContext>,
 }
@@ -39,11 +39,11 @@ impl std::fmt::Debug for LossSink {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait LossOps: Backend {
-    /// Adds `loss` to the step's loss, and returns it; backward starts with the scale of the loss.
+    /// Adds `loss` to the loss of the step and returns `loss`. Its backward starts from the loss scale.
     fn add_loss(loss: FloatTensor<Self>, sink: LossSink) -> FloatTensor<Self>;
 }
 
-/// Adds `loss` `[1]` to that of the step. Backward must start from the result.
+/// Adds `loss` `[1]` to the loss of the step. Backward must start from the result.
 pub(crate) fn add_loss(loss: Tensor<1>, sink: LossSink) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::add_loss(loss.into_dispatch(), sink))
 }

@@ -1,5 +1,5 @@
-//! Operations on burn's autodiff tape: reading a parameter, entering and leaving a module, running a block
-//! again, and the loss that backward starts from.
+//! Operations on burn's autodiff tape: reading a parameter, entering and leaving a module, recomputing a block, and
+//! the loss that backward starts from.
 
 mod boundary;
 mod gather;

@@ -10,8 +10,8 @@ use burn::backend::{Backend, tensor::FloatTensor};
 /// A tensor of backend `B` that may be on the tape.
 pub(super) type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
-/// Returns `out`, the result of `operation` on `parents`. If a parent is on the tape, `out` is as well, and
-/// backward gets `state`.
+/// Returns `out`, the result of `operation` on `parents`. If a parent is on the tape, `out` is too, and backward
+/// receives `state`.
 pub(super) fn on_tape<B: Backend, C: CheckpointStrategy, O: Backward<B, N>, const N: usize>(
     operation: O,
     parents: [NodeGuard; N],

@@ -1,4 +1,4 @@
-//! Starts to read a tensor of any backend.
+//! Starts reading a tensor, whatever its backend.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use super::node::Tracked;
 use crate::buffers::{FlatTensors, PendingValues};
 use crate::sync::lock;
 
-/// The destination of the started read; an error describes the fault in the tensor.
+/// Receives the started read, or an error that says what is wrong with the tensor.
 #[derive(Clone, Default)]
 pub(crate) struct Started(Arc<Mutex<Option<Result<PendingValues, String>>>>);
 

@@ -1,8 +1,8 @@
-//! Running a block again in backward instead of keeping its activations (Chen et al., 2016).
+//! Recomputing a block in backward instead of saving its activations (Chen et al., 2016).
 //!
-//! Forward runs the block off the tape and keeps its input. Backward runs it again on a separate tape and
-//! starts that tape from the incoming gradient. A loss that the block adds is a second output, whose gradient
-//! arrives before that of the first.
+//! Forward runs the block off the tape and saves its input. Backward runs it again on a separate tape and starts that
+//! tape from the incoming gradient. A loss that the block adds is a second output, whose gradient arrives before that
+//! of the first.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ use crate::buffers::FlatTensors;
 use crate::param_group::ParamGroups;
 use crate::sync::lock;
 
-/// The run of a block.
+/// The pass in which a block runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Run {
     /// In forward, off the tape.
@@ -36,7 +36,7 @@ pub(crate) enum Run {
 /// adds.
 pub(crate) type BlockOutput = (Tensor<3>, Option<Tensor<1>>);
 
-/// The function to run. The first run must return tensors off the tape.
+/// The function to run. Its first run must return tensors off the tape.
 #[derive(Clone)]
 pub(crate) struct Body {
     run: Arc<dyn Fn(Tensor<3>, Run) -> BlockOutput + Send + Sync>,
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Body {
     }
 }
 
-/// The loss that a block adds: its value for the output of forward, and its gradient for the second run.
+/// The loss that a block adds: its value from the first run, and its gradient for the second.
 #[derive(Default)]
 pub(crate) struct AddedLoss {
     value: Mutex<Option<Tensor<1>>>,
@@ -70,29 +70,29 @@ impl std::fmt::Debug for AddedLoss {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait RecomputeOps: Backend {
-    /// Computes `body(x)`; `token` puts the node on the tape if `x` is not.
+    /// Returns `body(x)`; `token` puts the node on the tape if `x` is not.
     fn recompute(x: FloatTensor<Self>, token: FloatTensor<Self>, body: Body) -> FloatTensor<Self>;
     /// Returns `value` as a child of `y` on the tape, whose gradient goes to `loss` and not to `y`.
     fn added_loss(y: FloatTensor<Self>, value: FloatTensor<Self>, loss: Arc<AddedLoss>) -> FloatTensor<Self>;
-    /// Returns a one-element tensor whose backward starts at `y` with `gradient`.
+    /// Returns a one-element tensor from which backward continues at `y` with `gradient`.
     fn seed(y: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// Computes `body(x)`, and keeps only `x` for backward. `token` is on the tape.
+/// Returns `body(x)`, and saves only `x` for backward. `token` is on the tape.
 pub(crate) fn recompute(x: Tensor<3>, token: Tensor<1>, body: Body) -> BlockOutput {
     let loss = body.loss.clone();
     let y = Dispatch::recompute(x.into_dispatch(), token.into_dispatch(), body);
     let y = Tensor::from_dispatch(y);
     let value = lock(&loss.value).take();
     let added = value.map(|value| {
-        // Below the block's output, so that backward reaches it before it runs the block again.
+        // Depends on the block's output, so that backward reaches it before it runs the block again.
         let (y, value) = (y.clone().into_dispatch(), value.autodiff().into_dispatch());
         Tensor::from_dispatch(Dispatch::added_loss(y, value, loss))
     });
     (y, added)
 }
 
-/// A backend on whose primitives a block can run.
+/// A backend whose tensors a block can run on.
 pub(crate) trait Blocks: FlatTensors {
     fn tensor<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D>;
     fn primitive(tensor: Tensor<3>) -> FloatTensor<Self>;
@@ -163,7 +163,7 @@ impl<B: Blocks> Backward<B, 2> for RecomputeBackward {
     }
 }
 
-/// Returns a one-element tensor whose backward starts at `y` with `gradient`.
+/// Returns a one-element tensor from which backward continues at `y` with `gradient`.
 fn seed<const D: usize>(y: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
     let (y, gradient) = (y.into_dispatch(), gradient.into_dispatch());
     Tensor::from_dispatch(<Dispatch as RecomputeOps>::seed(y, gradient))
@@ -189,7 +189,7 @@ impl<B: Backend> Backward<B, 1> for SeedBackward {
 
     fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let [parent] = ops.parents;
-        // The ones with which backward starts; replaced by the incoming gradient.
+        // The gradient of one with which backward starts; replaced by the incoming gradient.
         let _ = grads.consume::<B>(&ops.node);
         if let Some(parent) = parent {
             grads.register::<B>(parent.id, ops.state);

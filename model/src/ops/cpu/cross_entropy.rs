@@ -88,7 +88,7 @@ struct Head<'a, S: Scalar, P: Products<S, S::Real>> {
 }
 
 impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
-    /// Returns the loss, and the requested gradients. `weight` is the weight of the projection.
+    /// Returns the loss, and the requested gradients. `weight` is the weight of the output projection.
     fn run(&self, weight: &FlexTensor, wanted: [bool; 2]) -> (FlexTensor, [Option<FlexTensor>; 2]) {
         let ([rows, d_model, vocab], products) = (self.shape, self.products);
         let mut dhidden = zeros::<S::Real>(wanted[0], rows * d_model);
@@ -169,8 +169,8 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
     }
 }
 
-/// Returns the loss of one row, and replaces its logits. The replaced values times the returned factor are
-/// the gradient of the logits.
+/// Returns the loss of one row and a factor, and overwrites the logits with values that, times this factor, are the
+/// gradient of the logits.
 #[inline(always)]
 fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
     let Ok(target) = usize::try_from(target) else {
@@ -183,7 +183,7 @@ fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
     ((sum.ln() + (shift - picked)).to_f64(), T::ONE / sum)
 }
 
-/// The two losses of one row.
+/// The cross-entropy and the z-loss of one row.
 struct RowLoss {
     cross_entropy: f64,
     z_loss: f64,
@@ -214,7 +214,7 @@ fn row_loss_with<T: Real>(logits: &mut [T], target: i64, options: LogitOptions) 
     (RowLoss { cross_entropy, z_loss: z * log_sum * log_sum }, T::ONE / sum)
 }
 
-/// Replaces logits by `cap · tanh(logits / cap)`, and returns its derivatives.
+/// Replaces logits by `cap · tanh(logits / cap)`, and returns the derivatives of this function.
 #[inline(always)]
 fn cap_row<T: Real>(logits: &mut [T], cap: T) -> Vec<T> {
     let mut slopes = vec![T::ZERO; logits.len()];
@@ -226,7 +226,7 @@ fn cap_row<T: Real>(logits: &mut [T], cap: T) -> Vec<T> {
     slopes
 }
 
-/// Multiplies each row of `width` values by its factor.
+/// Multiplies each row of `width` values by the row's factor.
 fn scale_rows<S: Scalar>(values: &mut [S], width: usize, factor: impl Fn(usize) -> S::Real + Sync + Send) {
     let rows = rows_per_block(width);
     for_each_block(

@@ -1,4 +1,4 @@
-//! Dispatch of kernels by the dtype of a tensor.
+//! Selects kernels by the dtype of a tensor.
 
 /// Runs `$body` with the type alias `$name` bound to the type that matches `$dtype`.
 macro_rules! with_type {
@@ -26,8 +26,8 @@ macro_rules! with_real {
 }
 pub(super) use with_real;
 
-/// Runs `$body` with `$products` bound to the matrix products of operands of type `$scalar`: those of the
-/// option `$bf16`, or else those of [`with_real`].
+/// Runs `$body` with `$products` bound to the matrix products of operands of type `$scalar`: those of the option
+/// `$bf16` if it is set, or else those of [`with_real`].
 macro_rules! with_products {
     ($bf16:expr, $dtype:expr, $products:ident, $scalar:ident => $body:expr) => {
         match $bf16 {

@@ -31,7 +31,7 @@ impl EmbeddingKernels for Flex {
     ) -> FlexTensor {
         let [vocab, d_model] = shape.dims();
         let rows = row_numbers(ids, vocab);
-        // Places in the order of their rows: the places of row `v` are `places[starts[v]..starts[v + 1]]`, in
+        // Positions sorted by table row: the positions of row `v` are `places[starts[v]..starts[v + 1]]`, in
         // ascending order.
         let mut starts = vec![0usize; vocab + 1];
         for &row in &rows {

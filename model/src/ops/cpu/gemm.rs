@@ -1,7 +1,7 @@
-//! Matrix products: a safe interface to the `gemm` crate, which multiplies on one thread.
+//! Matrix products: a safe interface to the `gemm` crate, used with one thread per call.
 //!
-//! A product for several threads is cut into chunks here: the crate's own threads wait for each other several
-//! times per product, and one of them packs for all. The crate computes the sums over `k`. Their order
+//! A product for several threads is cut into chunks here, because the crate's own threads wait for each other several
+//! times per product, and one of them packs operands for all. The crate computes the sums over `k` in an order that
 //! depends only on `k`, so the cut does not change a bit of the result.
 
 use std::borrow::Cow;
@@ -14,24 +14,24 @@ use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::Real;
 use super::transpose::row_major;
 
-/// Minimum multiplications of a product that is worth a second thread.
+/// Minimum number of multiplications for which a product uses a second thread.
 const WORTH_A_THREAD: usize = 1 << 20;
-/// Minimum multiplications of a product for which a left operand with contiguous columns is copied to rows
-/// first.
+/// Minimum number of multiplications for which a left operand with contiguous columns is first copied to row-major
+/// order.
 const WORTH_A_COPY: usize = 1 << 22;
-/// Minimum multiplications per element of the operand for which the copy is made.
+/// Minimum number of multiplications per element of the operand for which the copy is made.
 const USES: usize = 128;
-/// Rows of a register tile and columns of a vector register of the crate: cuts are made at multiples of
-/// these. Its tiles are up to four registers wide, but an uneven cut costs more than a narrower last tile.
+/// Number of rows of the crate's register tile, and of columns of its vector register: cuts are made at multiples of
+/// these. The crate's tiles are up to four registers wide, but an uneven cut costs more than a narrower last tile.
 const TILE: [usize; 2] = [6, 16];
-/// Columns of the crate's widest register tile; thresholds are multiplied by it.
+/// Number of columns of the crate's widest register tile, by which the crate multiplies thresholds.
 const WIDEST_TILE: usize = 64;
-/// Minimum average rows or columns of a chunk. A chunk keeps more than 64 when cuts are moved to the next
-/// tile: the crate uses another order of sums for products of at most 64 by 64.
+/// Minimum average number of rows or columns per chunk. Even after cuts have moved to tile boundaries, chunks have
+/// more than 64: the crate sums products of at most 64 by 64 in a different order.
 const CHUNK: usize = 128;
 
-/// Makes the crate read a row-major left operand in place: its rows fit in a core's L1 cache, and reading
-/// them there is up to a fifth faster than copying them first, the crate's default.
+/// Makes the crate read a row-major left operand in place instead of first copying it, its default. The operand's
+/// rows fit in a core's L1 cache, so this is up to a fifth faster.
 static READ_ROWS_IN_PLACE: Once = Once::new();
 
 /// Products of `f32` or `f64`.
@@ -76,7 +76,7 @@ impl<T: Real> Multiplier<T> for Floats {
         Operand::View(rhs)
     }
 
-    /// Copies the operand, so that products read both operands along their contiguous axes and pack nothing.
+    /// Copies the operand to the layout in which products read both operands along contiguous axes, and pack nothing.
     fn transposed_right(self, rhs: Matrix<'_, T>) -> Operand<'_, T> {
         Operand::copied(rhs)
     }
@@ -178,14 +178,14 @@ fn gemm<T: Real>(
     }
 }
 
-/// Returns whether to copy the left operand of a product of `n` columns to rows first.
+/// Returns whether to copy the left operand of a product of `n` columns to row-major order first.
 fn worth_a_copy<T: Real>(lhs: Matrix<'_, T>, n: usize) -> bool {
     let [m, k] = lhs.shape();
     lhs.is_transposed() && n >= USES && m * n * k >= WORTH_A_COPY
 }
 
-/// Returns the numbers of chunks into which to cut the rows and the columns of a product: at most one chunk
-/// per thread, with as little repeated packing as possible.
+/// Returns the number of chunks for the rows and for the columns of a product: at most one chunk per thread, chosen
+/// so that operands are packed as rarely as possible.
 fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
     let most = |len: usize| (len / CHUNK).max(1);
     // Packing a transposed operand takes about twice as long.
@@ -198,7 +198,7 @@ fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
         .unwrap_or([1, 1])
 }
 
-/// Returns chunk `index` of `0..len`, cut into `chunks` at multiples of `tile`, as evenly as these allow.
+/// Returns chunk `index` of `0..len`, cut at multiples of `tile` into `chunks` chunks that are as equal as possible.
 fn range(len: usize, chunks: usize, index: usize, tile: usize) -> Range<usize> {
     let at = |index: usize| (len * index / chunks).div_ceil(tile).saturating_mul(tile).min(len);
     match chunks {

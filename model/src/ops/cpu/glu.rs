@@ -101,7 +101,7 @@ impl Gate for Gelu {
     }
 }
 
-/// Returns the fraction of a normal distribution that is below `x` standard deviations.
+/// Returns the cumulative distribution function of the standard normal distribution at `x`.
 #[inline(always)]
 fn normal_distribution<T: Real>(x: T) -> T {
     let half = T::from_f64(0.5);
@@ -152,7 +152,7 @@ fn gradient_values<G: Gate, S: Scalar>([gate, up, dy]: [&[S]; 3], wanted: [bool;
     [dgate, dup].map(|gradient| gradient.map(|gradient| unsafe { gradient.assume_init() }))
 }
 
-/// Returns the gradients of one gate value and one up value.
+/// Returns the gradients of one gate value and of the up value that it multiplies.
 #[inline(always)]
 fn derivatives<G: Gate, S: Scalar>(g: S, u: S, dy: S) -> [S; 2] {
     let (g, u, dy) = (g.real(), u.real(), dy.real());

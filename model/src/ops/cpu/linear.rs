@@ -118,7 +118,7 @@ where
     if prepared.is_none() {
         *prepared = products.copied_left(x, d_out).map(|copy| Box::new(copy) as Box<dyn Any + Send>);
     }
-    // The copy was made here, or by another map that reads the same `x`.
+    // The copy was made above, or by another map that reads the same `x`.
     match prepared.as_ref().and_then(|copy| copy.downcast_ref::<P::Left<'static>>()) {
         Some(copy) => products.product(copy, &rhs, shape),
         None => products.product(&products.left(x, Threads::Pool), &rhs, shape),

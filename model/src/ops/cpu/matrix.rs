@@ -1,4 +1,4 @@
-//! Views of matrices in slices: the operands and outputs of products.
+//! Views of slices as matrices, for the operands and outputs of products.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -33,7 +33,7 @@ impl<'a, T> Matrix<'a, T> {
         self.shape
     }
 
-    /// Returns the elements between two rows and between two columns.
+    /// Returns the distance in elements between two rows and between two columns.
     pub fn strides(self) -> [usize; 2] {
         self.strides
     }
@@ -43,7 +43,7 @@ impl<'a, T> Matrix<'a, T> {
         self.values
     }
 
-    /// Returns the given rows and columns.
+    /// Returns a view of the given rows and columns.
     ///
     /// # Panics
     ///
@@ -117,7 +117,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         self.shape
     }
 
-    /// Returns the address of the first element, and the elements between two rows. Every element of the
+    /// Returns the address of the first element, and the distance in elements between two rows. Every element of the
     /// shape exists, and nothing else reads or writes it.
     pub fn raw(&mut self) -> Target<T> {
         Target { values: self.values, row_stride: self.row_stride }
@@ -128,7 +128,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         self.init
     }
 
-    /// Splits the matrix into `count` matrices side by side.
+    /// Splits the matrix into `count` matrices of adjacent columns.
     ///
     /// # Panics
     ///
@@ -167,12 +167,12 @@ fn check_bounds(len: usize, shape: [usize; 2], strides: [usize; 2]) {
     );
 }
 
-/// The output of a product, for threads that each write some rows and columns of it.
+/// The output of a product, for threads that each write some of its rows and columns.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<T> {
     /// The first element.
     pub values: *mut T,
-    /// Elements between two rows.
+    /// Distance in elements between two rows.
     pub row_stride: usize,
 }
 

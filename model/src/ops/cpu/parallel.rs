@@ -1,12 +1,12 @@
-//! Work in blocks of a fixed size, compiled for this machine's vector instructions.
+//! Runs work in blocks of a fixed size, compiled for this machine's vector instructions.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-/// Elements of a block of an elementwise kernel: few enough for the operands to fit in a core's L2 cache, and
-/// enough work to be worth handing to another thread.
+/// Number of elements in a block of an elementwise kernel: few enough for the operands to fit in a core's L2 cache,
+/// and enough work to be worth passing to another thread.
 pub const BLOCK: usize = 16 * 1024;
 
 /// Returns the number of rows of `width` elements in a block.
@@ -37,8 +37,8 @@ pub fn for_each_block<T: Send>(data: &mut [T], size: usize, f: impl Fn(usize, &m
     }
 }
 
-/// Runs `f` on every row of `width` elements of `data`, with its index, in blocks of rows. `f` is compiled as in
-/// [`simd`].
+/// Calls `f` on the index and the elements of every row of `data`, of `width` elements each, in blocks of rows. `f`
+/// is compiled as in [`simd`].
 pub fn for_each_row<T: Send>(data: &mut [T], width: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
     if width == 0 {
         return;
@@ -55,8 +55,8 @@ pub fn for_each_row<T: Send>(data: &mut [T], width: usize, f: impl Fn(usize, &mu
     );
 }
 
-/// Runs `f` with each item and its index, in parallel if threads are available. A thread takes up to
-/// `at_once` items at a time: 1 for items of unequal work.
+/// Calls `f` with each item and its index, in parallel if threads are available. A thread takes up to `at_once` items
+/// at a time; use 1 if items differ in work.
 pub fn for_each_item<T: Send>(
     items: impl IntoIterator<Item = T>,
     at_once: usize,
@@ -80,18 +80,18 @@ pub fn map_items<T: Send, R: Send>(items: impl IntoIterator<Item = T>, f: impl F
     results.into_iter().map(|result| result.expect("invariant: each item was passed")).collect()
 }
 
-/// Runs `task` with each index below `count`.
+/// Calls `task` with each index below `count`.
 ///
-/// Not generic over the task, unlike rayon's own functions: those would be compiled once for each kernel and
-/// dtype, which took a fifth of this crate's build time.
+/// Not generic over the task, unlike rayon's own functions, which would be compiled for each kernel and dtype. That
+/// took a fifth of this crate's build time.
 fn for_each_index(count: usize, at_once: usize, task: &(dyn Fn(usize) + Sync)) {
     (0..count).into_par_iter().with_max_len(at_once).for_each(task);
 }
 
-/// Runs `task` with each index below `count`, in parallel if threads are available.
+/// Calls `task` with each index below `count`, in parallel if threads are available.
 ///
-/// For tasks of similar size. The calling thread stays awake while it waits for the last tasks: waking it
-/// would take longer than they do.
+/// For tasks of similar size. The calling thread stays awake while it waits for the last tasks, because waking it
+/// would take longer than those tasks.
 pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
     struct Done<'a>(&'a AtomicUsize);
     impl Drop for Done<'_> {
@@ -104,7 +104,7 @@ pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
         for index in 1..count {
             let (left, task) = (&left, &task);
             scope.spawn(move |_| {
-                // Even if the task panics; the scope passes the panic on to the caller.
+                // Counts down even if the task panics; the scope passes the panic on to the caller.
                 let _done = Done(left);
                 task(index);
             });
@@ -123,8 +123,7 @@ pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
     });
 }
 
-/// Splits `data` into `count` consecutive blocks of `size` elements. All of the results are `None` if `data`
-/// is.
+/// Splits `data` into `count` consecutive blocks of `size` elements. All results are `None` if `data` is.
 pub fn blocks<T>(data: Option<&mut [T]>, size: usize, count: usize) -> Vec<Option<&mut [T]>> {
     match data {
         None => std::iter::repeat_with(|| None).take(count).collect(),

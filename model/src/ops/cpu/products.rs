@@ -7,16 +7,16 @@ use super::matrix::{Matrix, MatrixMut};
 use super::scalar::{Real, Scalar};
 use super::uninit::UninitVec;
 
-/// The effect of a product on the values that are already in its output.
+/// The treatment of values that are already in the output of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Output<T> {
-    /// Replaces them, without reading them, with the product times this factor.
+    /// Overwrites them, without reading them, with the product times this factor.
     Overwrite(T),
-    /// Adds to them.
+    /// Adds the product to them.
     Add,
 }
 
-/// The threads a product runs on. The result has the same bits either way.
+/// The threads that a product runs on. Both choices give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
     /// The calling thread, for products inside a parallel loop.
@@ -28,35 +28,35 @@ pub enum Threads {
 /// A way to multiply matrices of elements `S`: [`Floats`](super::gemm::Floats) for `f32` and `f64`, and
 /// [`Bf16Gemm`](super::bf16::Bf16Gemm) for bf16.
 pub trait Multiplier<S: Scalar>: Copy + Sync {
-    /// A left operand of any number of products.
+    /// A left operand that can be used in any number of products.
     type Left<'a>;
-    /// A right operand of any number of products.
+    /// A right operand that can be used in any number of products.
     type Right<'a>: Send + Sync;
-    /// Maximum rows of a left operand that attention multiplies at a time, on one thread.
+    /// Maximum number of rows of a left operand that attention multiplies at a time, on one thread.
     const ROWS: usize;
 
     /// Prepares `lhs`, `[m, k]`, as a left operand.
     fn left(self, lhs: Matrix<'_, S>, threads: Threads) -> Self::Left<'_>;
 
-    /// Copies `lhs` as the left operand of several products with `n` columns each, unless a copy brings no
-    /// gain.
+    /// Copies `lhs` as the left operand of several products with `n` columns each. Returns `None` if a copy would not
+    /// make them faster.
     fn copied_left(self, lhs: Matrix<'_, S>, n: usize) -> Option<Self::Left<'static>>;
 
     /// Prepares `rhs`, `[k, n]`, as a right operand.
     fn right(self, rhs: Matrix<'_, S>, threads: Threads) -> Self::Right<'_>;
 
-    /// Prepares `rhs`, whose columns are contiguous, as the right operand of many products on one thread.
+    /// Prepares `rhs`, whose columns are contiguous, as the right operand of many products that run on one thread.
     fn transposed_right(self, rhs: Matrix<'_, S>) -> Self::Right<'_>;
 
     /// Converts `values` to elements of operands.
     fn operands(self, values: Cow<'_, [S::Real]>) -> Cow<'_, [S]>;
 }
 
-/// Products whose sums are rounded once to `O`.
+/// Matrix products whose sums are rounded once, to `O`.
 ///
 /// # Safety
 ///
-/// [`Products::multiply`] must write every element of an output that it replaces.
+/// [`Products::multiply`] must write every element of an output that it overwrites.
 pub unsafe trait Products<S: Scalar, O: Scalar<Real = S::Real>>: Multiplier<S> {
     /// Writes the product of `lhs` and the given rows and columns of `rhs`, which begin at multiples of 32.
     ///

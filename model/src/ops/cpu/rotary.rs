@@ -34,7 +34,7 @@ struct Table<T> {
     positions: usize,
 }
 
-/// Identifies a table: type of the values, head dimension and bits of the frequencies.
+/// Identifies a table: type of its values, head dimension and bits of the frequencies.
 type TableKey = (TypeId, usize, [u64; 6]);
 
 /// Tables in use. A model uses one table, which every layer of every step reads.

@@ -9,12 +9,12 @@ use bytemuck::Pod;
 
 use super::transpose_square::{transpose_square, transpose_square_f32};
 
-/// A float type that tensors contain, and that kernels read and write.
+/// A type of float that tensors contain, and that kernels read and write.
 pub trait Scalar: Element + Pod {
     /// The type in which kernels compute with elements of this type: `Self`, or `f32` for half precision.
     type Real: Real;
 
-    /// Converts the value to the type of computations.
+    /// Converts the value to the type in which kernels compute.
     fn real(self) -> Self::Real;
     /// Returns the nearest value of this type.
     fn nearest(value: Self::Real) -> Self;
@@ -47,7 +47,7 @@ fn f32_of_bf16(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
-/// Rounds ties to even, without a branch, so that loops over it vectorise.
+/// Rounds to nearest, ties to even, without a branch, so that loops that call this vectorise.
 #[inline(always)]
 fn nearest_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();
@@ -59,8 +59,8 @@ fn nearest_bf16(value: f32) -> bf16 {
 
 /// `f32`, in which training runs, or `f64`, in which tests compare gradients with finite differences.
 ///
-/// The kernels use plain multiplications and additions, never a fused one, so that the vectorised body and
-/// the scalar tail of a loop round in the same way.
+/// Kernels use separate multiplications and additions, never fused ones, so that the vectorised body and the scalar
+/// tail of a loop round in the same way.
 pub trait Real:
     Scalar<Real = Self>
     + PartialOrd
@@ -139,11 +139,11 @@ macro_rules! real {
 real!(f32, exp_f32, tanh_f32, erf_f32, transpose_square_f32);
 real!(f64, f64::exp, f64::tanh, libm::erf, transpose_square);
 
-/// Computes e to the power of `x` without a branch, a call or a table, so that loops over it vectorise.
+/// Computes e to the power of `x` without a branch, a call or a table, so that loops that call this vectorise.
 ///
-/// The argument is reduced to `x = n·ln 2 + r` with `|r| <= ln 2 / 2`, and e to the power of `r` is the
-/// polynomial of Cephes' `expf` (Moshier): about one unit in the last place. Results below the smallest
-/// normal number are zero: subnormals are slow and no kernel needs them.
+/// The argument is reduced to `x = n·ln 2 + r` with `|r| <= ln 2 / 2`, and e to the power of `r` is the polynomial of
+/// Cephes' `expf` (Moshier), with an error of about one unit in the last place. Results below the smallest normal
+/// number are zero, because subnormals are slow and no kernel needs them.
 #[inline(always)]
 fn exp_f32(x: f32) -> f32 {
     /// Adding 1.5·2^23 rounds to an integer, which is then in the low bits of the mantissa.
@@ -183,13 +183,13 @@ fn exp_f32(x: f32) -> f32 {
     }
 }
 
-/// Computes the hyperbolic tangent of `x`, like [`exp_f32`] without a branch, a call or a table.
+/// Computes the hyperbolic tangent of `x` without a branch, a call or a table, like [`exp_f32`].
 ///
-/// Near 0, where `1 - 2 / (e²ˣ + 1)` would lose digits, it is the polynomial of Cephes' `tanhf` (Moshier):
-/// about two units in the last place.
+/// Near 0, where `1 - 2 / (e²ˣ + 1)` would lose digits, uses the polynomial of Cephes' `tanhf` (Moshier), with an
+/// error of about two units in the last place.
 #[inline(always)]
 fn tanh_f32(x: f32) -> f32 {
-    /// The boundary between the two formulas.
+    /// Boundary between the two formulas.
     const NEAR: f32 = 0.625;
 
     let (size, square) = (x.abs(), x * x);
@@ -203,13 +203,13 @@ fn tanh_f32(x: f32) -> f32 {
     if size < NEAR { near } else { far }
 }
 
-/// Computes the error function of `x`, like [`exp_f32`] without a branch, a call or a table.
+/// Computes the error function of `x` without a branch, a call or a table, like [`exp_f32`].
 ///
-/// It is `x · P(x²) / Q(x²)`, a minimax fit up to where the nearest `f32` is 1: the relative error is below
-/// 4e-7, most of which is the rounding of its terms. So near 1 it is not always monotonic.
+/// Evaluates `x · P(x²) / Q(x²)`, a minimax fit up to the point where the nearest `f32` is 1. The relative error is
+/// below 4e-7, mostly from rounding the terms, so results near 1 are not always monotonic.
 #[inline(always)]
 fn erf_f32(x: f32) -> f32 {
-    /// The result is 1 from here on.
+    /// The smallest argument for which the result is 1.
     const LARGEST: f32 = 3.925;
 
     let square = x * x;
@@ -297,7 +297,7 @@ pub fn max<T: Real>(a: &[T]) -> T {
     fold(lanes, larger)
 }
 
-/// Replaces every value by e to the power of `value - shift` and returns the sum of the results.
+/// Replaces every value by e to the power of `value - shift`, and returns the sum of the new values.
 #[inline(always)]
 pub fn exp_sum<T: Real>(a: &mut [T], shift: T) -> T {
     let mut lanes = [T::ZERO; LANES];

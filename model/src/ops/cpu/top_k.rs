@@ -41,7 +41,7 @@ fn choose<T: PartialOrd + Copy>(values: &[T], chosen: &mut [i64]) {
                 best = Some(index);
             }
         }
-        // There always is one: `k` is at most the number of values.
+        // There always is a best value, because `k` is at most the number of values.
         rest[0] = best.unwrap_or_default() as i64;
     }
 }

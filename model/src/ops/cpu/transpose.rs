@@ -5,7 +5,7 @@ use super::scalar::Real;
 use super::transpose_square::SQUARE;
 use super::uninit::written;
 
-/// Rows of the result per block: the same number of columns is read side by side.
+/// Number of rows of the result per block, and so of columns of the source that are read next to each other.
 const ROWS: usize = 4 * SQUARE;
 
 /// Copies `matrix`, whose columns are contiguous, to row-major order.

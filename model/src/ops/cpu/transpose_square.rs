@@ -25,7 +25,8 @@ pub fn transpose_square<T: Copy + Default>(
     }
 }
 
-/// Does the same for `f32`, in registers if the machine has 32 of 512 bits.
+/// Transposes one square of `f32` like [`transpose_square`], in registers if the machine has 32 registers of 512
+/// bits.
 #[inline(always)]
 pub fn transpose_square_f32(x: &[f32], x_stride: usize, y: &mut [MaybeUninit<f32>], y_stride: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -85,7 +86,7 @@ pub mod avx512 {
 
     /// Returns the columns of a square as rows.
     ///
-    /// Element by element within quarters of a register, by pairs, then quarter by quarter.
+    /// Exchanges single elements within quarters of a register, then pairs of elements, then whole quarters.
     #[inline(always)]
     pub fn transposed(simd: V4, rows: [f32x16; SQUARE]) -> [f32x16; SQUARE] {
         let f = simd.avx512f;

@@ -1,4 +1,4 @@
-//! Memory for results that is not zeroed first: a kernel writes every element.
+//! Memory for results that is not zeroed first, because a kernel writes every element.
 
 use std::mem::MaybeUninit;
 
@@ -35,7 +35,7 @@ impl<T: Copy> UninitVec<T> {
     }
 }
 
-/// Returns `len` elements, in blocks of `size` that `write` fills, run by [`for_each_block`].
+/// Returns `len` elements, written by `write` in blocks of `size` with [`for_each_block`].
 ///
 /// # Safety
 ///
@@ -53,7 +53,7 @@ pub unsafe fn written<T: Copy + Send>(
 
 /// Returns zeros for a gradient of `len` elements, or `None` if the gradient is not requested.
 pub fn zeros<T: Real>(wanted: bool, len: usize) -> Option<Vec<T>> {
-    // In parallel: the allocator would zero the memory on this thread.
+    // Zeroed in parallel: the allocator would zero the memory on this thread only.
     let fill = |_: usize, block: &mut [MaybeUninit<T>]| block.fill(MaybeUninit::new(T::ZERO));
     // SAFETY: `fill` writes every element.
     wanted.then(|| unsafe { written(len, 4 * BLOCK, fill) })

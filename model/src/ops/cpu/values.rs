@@ -42,8 +42,8 @@ impl<T: Scalar> Deref for Values<'_, T> {
     }
 }
 
-/// A float tensor of two dimensions as an operand of a matrix product, which accepts any strides: borrowed if
-/// it has the right dtype, even if it is transposed.
+/// A two-dimensional float tensor as an operand of a matrix product, which accepts any strides: borrowed if the
+/// tensor has the right dtype, even if it is transposed.
 pub struct MatrixValues<'a, T> {
     tensor: Cow<'a, FlexTensor>,
     stored: PhantomData<T>,
@@ -89,8 +89,8 @@ fn in_dtype<T: Scalar>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
     Cow::Owned(in_float(tensor.clone(), DType::F32))
 }
 
-/// Prepares `tensor` for changes in place: converted to `T`, contiguous, and a view of its whole buffer.
-/// Copies it only if necessary.
+/// Prepares `tensor` for changes in place: converted to `T`, contiguous, and covering the whole of its buffer. Copies
+/// the tensor only if necessary.
 pub fn owned<T: Scalar>(tensor: FlexTensor) -> FlexTensor {
     let tensor = match in_dtype::<T>(&tensor) {
         Cow::Borrowed(_) => tensor,

@@ -104,13 +104,13 @@ impl CrossEntropyKernels for CubeBackend {
     }
 }
 
-/// Returns `value`, capped if `is_capped`.
+/// Returns `value`, or `cap · tanh(value / cap)` if `is_capped`.
 #[cube]
 fn capped(value: f32, cap: f32, #[comptime] is_capped: bool) -> f32 {
     if comptime!(is_capped) { cap * (value / cap).tanh() } else { value }
 }
 
-/// Computes the loss of each row and, if requested, the gradients of its logits. With a z-loss, a row has two
+/// Computes the loss of each row and, if requested, the gradients of the row's logits. With a z-loss, a row has two
 /// losses: cross-entropy and z-loss.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn row_losses_kernel<I: Int, D: Float, N: Size>(
@@ -225,8 +225,8 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
     }
 }
 
-/// Computes `factor` times the sum of `values`. With a z-loss, which is every second value, also computes the
-/// sum of the z-losses.
+/// Computes `factor` times the sum of `values`. With a z-loss, every second value is a z-loss, and the sum of the
+/// z-losses is computed as well.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32, #[comptime] has_z: bool) {
     let mut sum = 0.0f32;

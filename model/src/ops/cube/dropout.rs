@@ -47,7 +47,7 @@ fn apply_kernel<F: Float>(
     y[ABSOLUTE_POS] = F::cast_from(select(kept, value, 0.0f32));
 }
 
-/// Returns the upper half of `mix(first + index · GOLDEN)`, computed in halves of 32 bits: WGSL has no wider
+/// Returns the upper half of `mix(first + index · GOLDEN)`, computed in halves of 32 bits because WGSL has no wider
 /// integers.
 #[cube]
 fn upper_hash(index: usize, first_low: u32, first_high: u32) -> u32 {
@@ -75,13 +75,13 @@ fn upper_hash(index: usize, first_low: u32, first_high: u32) -> u32 {
     high ^ (high >> 31u32)
 }
 
-/// Returns the upper half of a product of 64 bits, modulo 2^64.
+/// Returns the upper 32 bits of a product of two 64-bit numbers, modulo 2^64.
 #[cube]
 fn times_high(low: u32, high: u32, #[comptime] by_low: u32, #[comptime] by_high: u32) -> u32 {
     low.mul_hi(by_low.runtime()) + low * by_high + high * by_low
 }
 
-/// Returns the upper 32 bits of an index, which are 0 where indices have 32 bits.
+/// Returns the upper 32 bits of an index, which are 0 on devices whose indices have 32 bits.
 #[cube]
 fn upper_half(index: usize) -> u32 {
     // Two shifts, because a shift by all bits of a type is undefined.

@@ -1,11 +1,11 @@
 //! Lookup of rows of a table.
 //!
-//! The gradient of the table is a sum over the places of an id, which must have one order. Instead of adding
-//! atomically (any order) or sorting the ids (a dozen launches of a radix sort, or a wait for the host), each
-//! place searches for the next place with its id and for an earlier one. The first place of an id then
-//! follows these links and sums the gradients in ascending order. The search takes at most one comparison per
-//! pair of places, of integers that are in the cache. Up to about 10⁵ places per pass, that is little
-//! compared with the head's matrix products. It takes two words of memory per place.
+//! The gradient of the table sums over the positions at which an id occurs, in a fixed order. Adding atomically has
+//! no fixed order, and sorting the ids takes a dozen launches of a radix sort, or a wait for the host. Instead, each
+//! position searches for the next position with its id, and for an earlier one. The first position of an id then
+//! follows these links and sums the gradients in ascending order. The search takes at most one comparison per pair of
+//! positions, of integers that are in the cache: up to about 10⁵ positions per pass, this is little compared with the
+//! head's matrix products. It takes two words of memory per position.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
@@ -90,8 +90,8 @@ fn forward_kernel<F: Float, I: Int, N: Size>(
     }
 }
 
-/// Writes for every place the next place with the same id (the number of places if there is none), and
-/// whether it is the first place of an id in the vocabulary.
+/// Writes for every position the next position with the same id (the number of positions if there is none), and
+/// whether the position is the first one of its id and the id is in the vocabulary.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn links_kernel<I: Int>(ids: &[I], links: &mut [u32], vocab: i32, #[define(I)] _dtype: ElemType) {
     let place = ABSOLUTE_POS;
@@ -103,7 +103,7 @@ fn links_kernel<I: Int>(ids: &[I], links: &mut [u32], vocab: i32, #[define(I)] _
     while next < ids.len() && i32::cast_from(ids[next]) != id {
         next += 1;
     }
-    // One more than the last earlier place with this id, or 0.
+    // One more than the last earlier position with this id, or 0.
     let mut before = place;
     while before > 0 && i32::cast_from(ids[before - 1]) != id {
         before -= 1;

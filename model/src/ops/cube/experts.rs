@@ -1,13 +1,13 @@
-//! The experts of a mixture on a GPU: every expert multiplies the rows of all tokens, where the rows of
-//! tokens that do not choose it are zero.
+//! The experts of a mixture on a GPU: every expert multiplies one row per token, which is zero for tokens that do not
+//! choose the expert.
 //!
-//! The number of tokens of an expert is known only on the device. Groups of tokens would need kernels that
-//! read where their rows begin, or a wait for the device; these products need neither, and take `experts / k`
-//! times the operations of groups. Nothing is kept for backward, which recomputes the products before the
-//! gate, one expert after the other.
+//! The number of tokens of an expert is known only on the device. Groups of tokens would need kernels that read where
+//! their rows begin, or a wait for the device. Full products need neither, but take `experts / k` times the
+//! operations of groups. Nothing is saved for backward, which recomputes the products before the gate, one expert
+//! after the other.
 //!
-//! The rows are zeroed before the first product. A weight of zero after the last product would not suffice:
-//! an expert's result for tokens that are not its own may overflow, and zero times infinity is NaN.
+//! The rows are zeroed before the first product. A weight of zero after the last product would not suffice: an
+//! expert's result for tokens of other experts may overflow, and zero times infinity is NaN.
 
 use burn::tensor::{DType, Shape};
 use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -81,7 +81,7 @@ impl ExpertsKernels for CubeBackend {
             for ([left, right], stacked) in
                 [[&x, &dg], [&x, &du], [&h, &dy]].into_iter().zip(&mut projections)
             {
-                // Taken, because with a second handle each assignment would copy all experts.
+                // Moved out, because with a second handle each assignment would copy the weights of all experts.
                 *stacked = stacked.take().map(|stacked| {
                     let output = Output::New(stacked.dtype);
                     with_matrix(stacked, expert, matmul(transposed(left), right.clone(), 1.0, output))
@@ -93,14 +93,14 @@ impl ExpertsKernels for CubeBackend {
     }
 }
 
-/// Returns the matrix of one expert: a view, unless the device cannot begin a buffer there.
+/// Returns the matrix of one expert: a view, or a copy if the device does not allow a buffer to begin there.
 fn matrix_of(stacked: &CubeTensor, expert: usize) -> CubeTensor {
     let [_, rows, columns] = stacked.meta.shape().dims();
     let slices = slices_of(stacked, expert);
     reshaped(contiguous(&CubeBackend::float_slice(stacked.clone(), &slices)), [rows, columns])
 }
 
-/// Replaces the matrix of one expert; in place, if there is no other handle to the matrices.
+/// Replaces the matrix of one expert, in place if nothing else holds the stacked matrices.
 fn with_matrix(stacked: CubeTensor, expert: usize, matrix: CubeTensor) -> CubeTensor {
     let [_, rows, columns] = stacked.meta.shape().dims();
     let slices = slices_of(&stacked, expert);
@@ -112,13 +112,14 @@ fn slices_of(stacked: &CubeTensor, expert: usize) -> [Slice; 3] {
     [expert..expert + 1, 0..rows, 0..columns].map(Slice::from)
 }
 
-/// Returns `rows` of the tokens that choose the expert of these choices, and zeros for the others.
+/// Returns the `rows` of tokens that have chosen the expert, and zeros for the other tokens. `chosen` marks which
+/// choices are for the expert.
 fn rows_for(rows: &CubeTensor, chosen: &CubeTensor) -> CubeTensor {
     let others = CubeBackend::bool_not(CubeBackend::bool_any_dim(chosen.clone(), 1));
     contiguous(&CubeBackend::float_mask_fill(rows.clone(), others, 0.0.into()))
 }
 
-/// Returns which choices are of this expert, `[tokens, k]`.
+/// Returns which choices are for this expert, `[tokens, k]`.
 fn chooses(experts: &CubeTensor, expert: usize) -> CubeTensor {
     let settings = get_or_init_device_settings::<CubeBackend>(&experts.device);
     CubeBackend::int_equal_elem(experts.clone(), (expert as i64).into(), settings.bool_dtype)

@@ -110,7 +110,7 @@ fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     one / (one + (-x).exp())
 }
 
-/// Returns the fraction of a normal distribution that is below `x` standard deviations.
+/// Returns the cumulative distribution function of the standard normal distribution at `x`.
 #[cube]
 fn normal_distribution<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let half = Vector::<f32, N>::new(0.5f32);

@@ -36,7 +36,7 @@ impl LinearKernels for CubeBackend {
         reshaped(dx, with_width(dy.meta.shape().clone(), d_in))
     }
 
-    /// Operands are read in place with any strides, so there is nothing to prepare.
+    /// Computes the product without storing anything in `prepared`: operands are read in place with any strides.
     fn linear_weight_gradient(
         x: &CubeTensor,
         dy: &CubeTensor,
@@ -51,7 +51,7 @@ impl LinearKernels for CubeBackend {
     }
 }
 
-/// Returns `x` as a contiguous matrix of its rows.
+/// Reshapes `x` to a contiguous matrix of its rows.
 fn as_rows(x: &CubeTensor) -> CubeTensor {
     let shape = rows_of(x);
     reshaped(contiguous(x), shape)

@@ -19,13 +19,13 @@ pub use super::cublaslt::{
     ProductAlgorithms, allow_tf32, measure_algorithms, measured_algorithms, use_algorithms, used_algorithms,
 };
 
-/// The output of a product.
+/// The destination of a product.
 pub enum Output {
     /// A new tensor of this dtype.
     New(DType),
-    /// Replaces the contents of a contiguous tensor.
+    /// A contiguous tensor, whose contents are overwritten.
     Overwrite(CubeTensor),
-    /// Adds the product to the contents of a contiguous tensor.
+    /// A contiguous tensor, to whose contents the product is added.
     Add(CubeTensor),
 }
 
@@ -35,14 +35,14 @@ pub enum Output {
 ///
 /// # Panics
 ///
-/// If sizes do not match; on an NVIDIA GPU also if cuBLASLt has no algorithm for a product of `f32`, unless
+/// If sizes do not match. On an NVIDIA GPU, also if cuBLASLt has no algorithm for a product of `f32`, unless
 /// `allow_tf32` lets burn's kernels compute it.
 pub fn matmul(a: CubeTensor, b: CubeTensor, alpha: f32, output: Output) -> CubeTensor {
     product(a, b, None, alpha, output)
 }
 
-/// Computes [`matmul`] and adds a contiguous `bias`, `[n]`, to each row. The bias is not added to the
-/// previous contents of the output, and not multiplied by `alpha`.
+/// Computes [`matmul`] and adds a contiguous `bias`, `[n]`, to each row of the output. The bias is not multiplied by
+/// `alpha`, and not combined with the previous contents of the output.
 pub(super) fn product(
     a: CubeTensor,
     b: CubeTensor,
@@ -88,12 +88,12 @@ pub(super) fn product(
     output
 }
 
-/// Computes the products of the matrices of two stacks, `[batch, heads, m, k]` and `[batch, heads, k, n]` of
-/// any strides, each of which may be given with its matrices transposed. Returns contiguous `[batch, heads,
-/// m, n]`.
+/// Computes the products of the matrices of two stacks, `[batch, heads, m, k]` and `[batch, heads, k, n]` of any
+/// strides; `is_transposed` says whether a stack is passed with its matrices transposed. Returns contiguous `[batch,
+/// heads, m, n]`.
 ///
-/// On NVIDIA GPUs, cuBLASLt multiplies one after the other: burn's kernels round `f32` to TF32 there,
-/// regardless of `allow_tf32`.
+/// On NVIDIA GPUs, cuBLASLt multiplies the matrices one after the other, because burn's kernels would round `f32` to
+/// TF32, regardless of `allow_tf32`.
 pub(super) fn batched(stacks: [CubeTensor; 2], is_transposed: [bool; 2]) -> CubeTensor {
     #[cfg(feature = "cuda")]
     if super::cublaslt::serves(&stacks[0]) {
@@ -130,7 +130,7 @@ fn one_by_one(stacks: &[CubeTensor; 2], is_transposed: [bool; 2]) -> CubeTensor 
     output
 }
 
-/// Returns whether `device` may round the operands of products of `f32` to TF32, by 2⁻¹¹ of each.
+/// Returns whether `device` may round the operands of products of `f32` to TF32, with a relative error of up to 2⁻¹¹.
 pub fn rounds_to_tf32(device: &Device) -> bool {
     match device.clone().without_autodiff().as_dispatch() {
         #[cfg(feature = "cuda")]

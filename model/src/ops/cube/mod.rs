@@ -1,11 +1,11 @@
 //! The CubeCL kernels, for every GPU that CubeCL supports.
 //!
-//! Kernels are generic over the dtypes of tensors and compute in `f32`. They read and write contiguous
-//! buffers: operands with gaps or other strides are copied first, results are allocated without padding. A
-//! launch never waits for the device. The order of every sum depends only on the shapes, and nothing is added
-//! atomically, so that a result has the same bits in every run.
+//! Kernels are generic over the dtypes of tensors and compute in `f32`. They read and write contiguous buffers:
+//! operands with gaps or other strides are copied first, results are allocated without padding. A launch never waits
+//! for the device. The order of every sum depends only on the shapes, and nothing is added atomically, so that a
+//! result has the same bits in every run.
 //!
-//! Values that exist only on the device cannot be checked without waiting for it. If the CPU panics because
+//! Values that exist only on the device cannot be checked without waiting for it. Where the CPU kernels panic because
 //! of such a value (an id outside the vocabulary), these kernels write NaN, which makes the loss NaN.
 
 /// Launches a kernel without bounds checks on a grid, which is a number of cubes and their size. Does nothing
@@ -66,15 +66,15 @@ use cubecl::prelude::*;
 /// Default number of units per cube.
 const UNITS: usize = 256;
 
-/// Maximum elements that a unit reads at once: sixteen bytes of `f32`.
+/// Maximum number of elements that a unit reads at once: sixteen bytes of `f32`.
 const WIDEST: usize = 4;
 
 /// Returns `tensor` without gaps between its elements, as the kernels require.
 ///
 /// # Panics
 ///
-/// If the dtype has more than 32 bits, or if the device does not support it: a kernel on such a tensor would
-/// fail on the device's own thread, and reading its result would not.
+/// If the dtype has more than 32 bits, or if the device does not support it. Without this check, the kernel would
+/// fail on the device's own thread, and reading its result would not return an error.
 fn contiguous(tensor: &CubeTensor) -> CubeTensor {
     assert_float(tensor, tensor.dtype);
     into_contiguous(tensor.clone())
@@ -122,7 +122,7 @@ fn reshaped(tensor: CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
 
 /// Returns rows `start..start + count` of a contiguous tensor.
 ///
-/// Kernels that read several elements at once need rows that begin where such a read may.
+/// For kernels that read several elements at once, the first row must be aligned accordingly.
 fn rows_at(tensor: &CubeTensor, start: usize, count: usize) -> CubeTensor {
     let mut shape = tensor.meta.shape().clone();
     let row: usize = shape.iter().skip(1).product();
@@ -139,12 +139,12 @@ fn len_of(tensor: &CubeTensor) -> usize {
     tensor.meta.num_elements()
 }
 
-/// Returns `tensor`, which is contiguous, as the argument of a kernel that reads `vector` elements at once.
+/// Passes `tensor`, which must be contiguous, to a kernel that reads `vector` elements at once.
 fn arg(tensor: &CubeTensor, vector: usize) -> BufferArg {
     debug_assert!(tensor.is_contiguous(), "kernels take contiguous tensors");
     let len = len_of(tensor);
-    // In a kernel, `len()` is that of the handle. On CUDA, rows that come from the host are padded, even a
-    // single one.
+    // In a kernel, `len()` is the length of the handle. On CUDA, rows that come from the host are padded, even a
+    // single row.
     let padding = tensor.handle.size_in_used() - (len * tensor.dtype.size()) as u64;
     // SAFETY: a contiguous tensor has this many elements from the start of its handle on.
     unsafe { BufferArg::from_raw_parts(tensor.handle.clone().offset_end(padding), len / vector) }
@@ -160,8 +160,8 @@ fn address_type(tensors: &[&CubeTensor]) -> AddressType {
     tensors.iter().map(|tensor| tensor.required_address_type()).max().unwrap_or_default()
 }
 
-/// Returns the number of elements to read at once, a divisor of `width`, for rows of `width` elements of
-/// these tensors.
+/// Returns how many elements of these tensors a kernel reads at once: a divisor of `width`, the number of elements
+/// per row.
 fn vector_size(tensors: &[&CubeTensor], width: usize) -> usize {
     let widest = tensors.iter().map(|tensor| tensor.dtype.size()).max().unwrap_or(1);
     let Some(tensor) = tensors.first() else { return 1 };

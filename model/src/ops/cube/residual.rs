@@ -12,9 +12,9 @@ use crate::ops::residual::ResidualOp;
 use crate::ops::rms_norm::width_of;
 use crate::ops::shared::SharedInput;
 
-/// Sums are written to new memory, never over `y`. While CubeCL places a new buffer it holds a handle to it,
-/// so whether `y` has another owner depends on timing. In-place and out-of-place sums are two kernels, and a
-/// run could need one that its warm-up had not compiled.
+/// Sums are written to new memory, never over `y`. While CubeCL places a new buffer, it holds a handle to the buffer,
+/// so whether `y` can be overwritten would depend on timing. In-place and out-of-place sums are two kernels, and a
+/// run might need the one that its warm-up has not compiled.
 impl ResidualOp for CubeBackend {
     fn fused_residual(x: CubeTensor, y: CubeTensor, _: SharedInput) -> CubeTensor {
         let (x, y) = (contiguous(&x), contiguous(&y));
@@ -74,8 +74,8 @@ fn residual_kernel<F: Float, N: Size>(
     sum[ABSOLUTE_POS] = Vector::cast_from(stream + result);
 }
 
-/// Adds each row of `y` to that of `x` and normalises the stored row. Each unit keeps the columns `unit`,
-/// `unit + units`, … of the row, so that nothing is read twice.
+/// Adds each row of `y` to the same row of `x` and normalises the stored row. Each unit keeps the columns `unit`,
+/// `unit + units`, … of the row in registers, so that nothing is read twice.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn residual_norm_kernel<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],

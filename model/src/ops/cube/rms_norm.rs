@@ -1,4 +1,4 @@
-//! Root-mean-square normalisation: one cube per row forward, one per block of rows backward.
+//! Root-mean-square normalisation: one cube per row in forward, one per block of rows in backward.
 
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -109,7 +109,8 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
     }
 }
 
-/// Returns `1 / sqrt(mean(x²) + eps)` of a row of `count` values, of which this unit has the sum `squares`.
+/// Returns `1 / sqrt(mean(x²) + eps)` of a row of `count` values, where `squares` is this unit's part of the sum of
+/// squares.
 #[cube]
 pub(super) fn inverse_rms(squares: f32, count: usize, eps: f32, #[comptime] units: usize) -> f32 {
     let sum = cube_reduce(squares, Reduction::Sum, units);
@@ -135,7 +136,7 @@ fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
     gradients::<F, W, D, N>(x, weight, dy, x, dx, partial, rows, per_block, eps, width, units, false);
 }
 
-/// Computes [`backward_kernel`] with the gradient of the residual stream, `sum`, added to dx.
+/// Computes [`backward_kernel`] and adds `sum`, the gradient of the residual stream, to dx.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn residual_backward_kernel<F: Float, W: Float, D: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -154,8 +155,8 @@ fn residual_backward_kernel<F: Float, W: Float, D: Float, N: Size>(
     gradients::<F, W, D, N>(x, weight, dy, sum, dx, partial, rows, per_block, eps, width, units, true);
 }
 
-/// Computes the gradients. Each unit keeps the columns `unit`, `unit + units`, … of its block's rows: their
-/// part of dW stays in registers, and a row is read once. If it `adds`, `sum` is added to dx before rounding.
+/// Computes the gradients. Each unit processes the columns `unit`, `unit + units`, … of its block's rows: its part of
+/// dW stays in registers, and each row is read once. If it `adds`, `sum` is added to dx before rounding.
 #[cube]
 fn gradients<F: Float, W: Float, D: Float, N: Size>(
     x: &[Vector<F, N>],

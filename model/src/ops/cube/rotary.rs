@@ -38,8 +38,8 @@ impl RotaryOp for CubeBackend {
 /// Identifies a table: device, head dimension and bits of the frequencies.
 type TableKey = (CubeDevice, usize, [u64; 6]);
 
-/// Tables in use. A model uses one table, which every layer of every step reads. Its angles are computed in
-/// double precision on the host: in `f32`, the product of a late position and a frequency has no accurate fraction.
+/// Tables in use. A model uses one table, which every layer of every step reads. Its angles are computed in double
+/// precision on the host, because in `f32` the product of a late position and a frequency is too imprecise.
 static TABLES: LazyLock<Mutex<HashMap<TableKey, CubeTensor>>> = LazyLock::new(Mutex::default);
 
 /// Returns cosines, then sines, of each position: `[positions, 2, head_dim / 2]` for at least `positions`, on

@@ -7,16 +7,17 @@ use cubecl::prelude::*;
 
 use super::{cubes_for, elem, empty, len_of, vector_size};
 
-/// The way in which values are combined.
+/// The operation that combines values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
-    /// The larger one.
+    /// The larger value is kept.
     Max,
-    /// The sum.
+    /// Values are added.
     Sum,
 }
 
-/// Returns, to each of the `units` units of a cube (a power of two), the sum or the maximum of their `value`.
+/// Returns the sum or the maximum of `value` over the `units` units of a cube, to each of them. `units` must be a
+/// power of two.
 #[cube]
 pub fn cube_reduce(value: f32, #[comptime] reduction: Reduction, #[comptime] units: usize) -> f32 {
     let mut shared = Shared::<[f32]>::new_slice(units);
@@ -47,12 +48,13 @@ pub fn cube_reduce(value: f32, #[comptime] reduction: Reduction, #[comptime] uni
     result
 }
 
-/// Returns the number of units for a row of `vectors` vectors: a power of two, so that sums fold evenly.
+/// Returns the number of units for a row of `vectors` vectors: a power of two, so that sums can be folded in half
+/// repeatedly.
 pub fn units_for(vectors: usize) -> usize {
     vectors.next_power_of_two().clamp(32, super::UNITS)
 }
 
-/// Columns and rows that one cube of [`column_sums`] processes at a time.
+/// Number of columns, and of rows, that one cube of [`column_sums`] processes at a time.
 const COLUMNS: usize = 32;
 const GROUPS: usize = 8;
 
@@ -145,7 +147,7 @@ fn zeros_kernel<F: Float, N: Size>(tensor: &mut [Vector<F, N>], #[define(F)] _dt
     }
 }
 
-/// Computes `sum += factor · x`; both are contiguous and of the same length.
+/// Computes `sum += factor · x`; both tensors are contiguous and have the same length.
 pub fn add_scaled(sum: &CubeTensor, x: &CubeTensor, factor: f32) {
     debug_assert_eq!(len_of(sum), len_of(x));
     let vector = vector_size(&[sum, x], len_of(sum));

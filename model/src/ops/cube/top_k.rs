@@ -1,4 +1,4 @@
-//! The largest values of each row, by burn's reduction, which neither sorts nor waits for the device.
+//! The largest values of each row, selected by burn's reduction, which neither sorts nor waits for the device.
 
 use burn_backend::get_or_init_device_settings;
 use burn_backend::ops::FloatTensorOps;
@@ -9,7 +9,7 @@ use super::contiguous;
 use crate::ops::top_k::TopKOp;
 
 impl TopKOp for CubeBackend {
-    /// Selects valid and distinct indices of the row, even if there is a NaN.
+    /// Returns valid and distinct indices of each row, even if there is a NaN.
     fn fused_top_k(scores: CubeTensor, k: usize) -> CubeTensor {
         let settings = get_or_init_device_settings::<CubeBackend>(&scores.device);
         let scores = contiguous(&scores);

@@ -1,4 +1,4 @@
-//! The kernels' compiled code for NVIDIA GPUs, without a GPU.
+//! The compiled code of the kernels for NVIDIA GPUs, tested without a GPU.
 
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ fn properties(version: u32) -> Arc<DeviceProperties> {
     Arc::new(properties)
 }
 
-/// Returns the CUDA C++ of a kernel and its shared memory.
+/// Returns the CUDA C++ source of a kernel, and its shared memory in bytes.
 fn source(kernel: &dyn CubeKernel, version: u32) -> (String, usize) {
     let mut options =
         CudaCompilationOptions { arch: Some(SmArch::new(version, version >= 90)), ..Default::default() };
@@ -72,8 +72,8 @@ fn source(kernel: &dyn CubeKernel, version: u32) -> (String, usize) {
     (compiled.to_string(), compiled.shared_memory_size())
 }
 
-/// Returns the sources. If `KILN_KERNELS` names a folder, also writes them there, for `nvcc`, `ptxas` and
-/// inspection.
+/// Returns the sources of all kernels. If `KILN_KERNELS` names a folder, also writes them there, for `nvcc`, `ptxas`
+/// and inspection.
 fn sources(
     version: u32,
     dtype: FloatKind,
@@ -150,7 +150,7 @@ fn attention_tiles_fit_the_device() {
     assert_eq!(tile(&small, FloatKind::F32, 128), None);
 }
 
-/// Sequences of 2048 rows of heads of 64 values on 132 multiprocessors.
+/// For sequences of 2048 rows, with heads of 64 values, on 132 multiprocessors.
 #[test]
 fn attention_divides_query_heads_if_keys_are_few() {
     let properties = properties(90);

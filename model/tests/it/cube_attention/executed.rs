@@ -1,5 +1,5 @@
-//! Runs on wgpu, possibly with a software Vulkan driver, or, if `KILN_TEST_DEVICE` is `cuda`, on an NVIDIA
-//! GPU, and compares with the reference in f64.
+//! Runs attention on wgpu, possibly with a software Vulkan driver, or on an NVIDIA GPU if `KILN_TEST_DEVICE` is
+//! `cuda`, and compares the results with the reference in f64.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,7 +12,7 @@ use kiln_model::ops::{cached_attention_reference, causal_attention_reference};
 
 use crate::ops_support::{assert_close, flat, normal, on_cuda, run, values, with_exact_bounds};
 
-/// Batch, sequence, heads, key heads, width of a head.
+/// Batch size, sequence length, heads, key heads, width of a head.
 pub type Sizes = [usize; 5];
 
 fn device() -> CubeDevice {
@@ -132,7 +132,7 @@ impl Case {
         lse
     }
 
-    /// Runs forward and backward into poisoned tensors and compares.
+    /// Runs forward and backward into poisoned tensors, and compares the results with the reference.
     fn check(&self) {
         let [batch, seq, heads, ..] = self.sizes;
         let what = |name| format!("{name} of {:?} in {:?}, window {:?}", self.sizes, self.dtype, self.window);
@@ -173,10 +173,11 @@ pub fn check_attention(sizes: Sizes, dtype: DType) {
     Case::new(sizes, dtype).check();
 }
 
-/// Lengths around those of tiles, groups of one, two and four heads, widths on and off the units' grid.
+/// Lengths around those of tiles, groups of one, two and four heads, and widths that are or are not multiples of what
+/// the units process.
 ///
-/// In the last sizes, the gradients of keys have a cube per key head or per two query heads, depending on the
-/// device. Some of the grouped heads before them have a cube per query head.
+/// In the last sizes, the gradients of keys have one cube per key head or per two query heads, depending on the
+/// device. Some of the sizes with grouped heads before them have one cube per query head.
 const SIZES: [Sizes; 16] = [
     [1, 1, 1, 1, 8],
     [2, 7, 2, 2, 8],
@@ -206,7 +207,7 @@ fn attention_on_wgpu_matches_reference_in_f16() {
     SIZES.into_iter().for_each(|sizes| Case::new(sizes, DType::F16).check());
 }
 
-/// The dtype of training on NVIDIA GPUs; wgpu does not have it.
+/// bf16 is the dtype of training on NVIDIA GPUs, which wgpu does not support.
 #[test]
 fn attention_on_cuda_matches_reference_in_bf16() {
     if on_cuda() {
@@ -243,7 +244,7 @@ fn windowed_attention_on_wgpu_matches_reference() {
     }
 }
 
-/// The kernels are the same as without a window.
+/// A window as long as the sequence uses the kernels for no window.
 #[test]
 fn attention_on_wgpu_in_a_full_window_keeps_bits() {
     let [q, k, v, dout] = Case::new([2, 65, 4, 2, 64], DType::F32).uploaded();
@@ -267,7 +268,7 @@ fn attention_on_wgpu_with_large_scores() {
     case.check();
 }
 
-/// Returns a dtype for each method: without tensor cores, and on CUDA with them.
+/// Returns one dtype for each method: without tensor cores, and on CUDA with them.
 fn ways() -> Vec<DType> {
     if on_cuda() { vec![DType::F32, DType::BF16] } else { vec![DType::F32] }
 }
@@ -304,7 +305,7 @@ fn attention_on_wgpu_returns_requested_gradients() {
     }
 }
 
-/// The last rows of a sequence. The rows beyond `filled` are NaN.
+/// Attention for the last rows of a sequence. The rows beyond `filled` are NaN.
 #[test]
 fn cached_attention_on_wgpu_matches_reference() {
     let cases = [
@@ -332,7 +333,7 @@ fn cached_attention_on_wgpu_matches_reference() {
     }
 }
 
-/// Compares attention of the last rows of a cache, with the given filled rows and capacity, with the
+/// Compares attention for the last rows of a cache, with the given numbers of filled and allocated rows, with the
 /// reference.
 fn check_cached((sizes, filled, capacity, window): (Sizes, usize, usize, Option<usize>), dtype: DType) {
     let [batch, seq, heads, kv_heads, dim] = sizes;

@@ -1,4 +1,4 @@
-//! Measured algorithms of products, and the handling of wrong ones.
+//! Measured algorithms for products, and the handling of wrong ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,8 +13,8 @@ use kiln_model::ops::cube::matmul::{
 use super::{LIES, Trace, alone, bound, download, matrix, multiplied};
 use crate::ops_support::assert_close;
 
-/// The fastest of cuBLASLt's algorithms is found, stored and used. Another process uses it as well, and skips
-/// stored algorithms that do not match.
+/// The fastest of cuBLASLt's algorithms is found, stored and used. A second process uses the stored algorithm, and
+/// skips stored algorithms that do not match.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn the_fastest_algorithm_is_measured_and_kept() {
@@ -50,7 +50,7 @@ fn the_fastest_algorithm_is_measured_and_kept() {
     run();
 }
 
-/// Measures if `file` does not exist yet; else uses the algorithm in it, if it is for this product.
+/// Measures if `file` does not exist yet; otherwise uses the algorithm in `file`, if it is for this product.
 fn measure_or_use(file: &Path) {
     let kept = fs::read_to_string(file).ok();
     let measures = kept.is_none();

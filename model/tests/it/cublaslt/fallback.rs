@@ -1,4 +1,4 @@
-//! Products for which cuBLASLt has no algorithm, at first or at all.
+//! Products for which cuBLASLt has no algorithm at first, or none at all.
 
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,8 +11,8 @@ use kiln_model::ops::cube::matmul::{Output, allow_tf32, matmul};
 use super::{LIES, Trace, alone, bound, download, matrix, multiplied};
 use crate::ops_support::{assert_close, flat, normal, values};
 
-/// Runs the test `name` in a separate process, with a trace, for each value of `FAKE_CUBLASLT_NONE_ABOVE`. In
-/// such a process, returns the value.
+/// Runs the test `name` in a separate process, with a trace, for each value of `FAKE_CUBLASLT_NONE_ABOVE`. Within
+/// such a process, returns the value instead.
 fn none_above(name: &str, values: &[u32]) -> Option<u32> {
     const SETTING: &str = "FAKE_CUBLASLT_NONE_ABOVE";
     if let Ok(value) = env::var(SETTING) {
@@ -30,7 +30,8 @@ fn none_above(name: &str, values: &[u32]) -> Option<u32> {
     None
 }
 
-/// A plan retries without a workspace, and then with smaller alignments. The caller's question does the same.
+/// A plan retries without a workspace, and then with smaller alignments. The query whether there is an algorithm does
+/// the same.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn retries_find_an_algorithm() {
@@ -66,7 +67,7 @@ fn retries_find_an_algorithm() {
     assert_eq!((trace.products().len(), trace.count("cublaslt_heuristic")), (1, 0), "{:#?}", trace.lines());
 }
 
-/// burn's kernels would round `f32` to TF32.
+/// Without an error, burn's kernels would round `f32` to TF32.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn f32_without_an_algorithm_is_an_error() {

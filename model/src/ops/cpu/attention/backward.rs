@@ -1,4 +1,4 @@
-//! The backward pass: recomputes the tiles of scores, key head by key head.
+//! The backward pass, which recomputes the tiles of scores, one key head per task.
 
 use burn_flex::FlexTensor;
 
@@ -13,11 +13,11 @@ use super::tile::{COLUMNS, MOST_ROWS, Tile};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
-    /// Returns the requested gradients of `qkv`, in the dtypes of `qkv`. Requires a query for every row.
-    /// `out` is the result of attention.
+    /// Returns the requested gradients of `qkv`, in the dtypes of `qkv`. Requires a query for every row. `out` is the
+    /// result of attention.
     ///
-    /// Parallel over key heads: one task owns the gradients of its key head and of the query heads that share
-    /// it, so that no sum is shared between threads.
+    /// Runs in parallel over key heads: one task computes the gradients of its key head and of the query heads that
+    /// share the key head, so that threads share no sums.
     pub fn backward(
         &self,
         out: &[S],
@@ -54,8 +54,8 @@ impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
     }
 }
 
-/// Splits `x`, `[batch, seq, heads, head_dim]`, into the columns of `group` heads, for each sequence and key
-/// head. The results are all `None` if `x` is.
+/// Splits `x`, `[batch, seq, heads, head_dim]`, into one matrix for each sequence and key head, with the columns of
+/// the `group` query heads that share the key head. All results are `None` if `x` is.
 fn by_key_head<T: Real>(
     x: Option<&mut [T]>,
     shape: AttentionShape,
@@ -122,8 +122,7 @@ impl<S: Scalar, P: Products<S, S::Real>> KeyHead<'_, '_, S, P> {
                     || {
                         let tile = p.chunks_exact_mut(columns).zip(ds.chunks_exact_mut(columns));
                         for (row, ((p, ds), &(lse, product))) in tile.zip(&row_values).enumerate() {
-                            // As in the forward pass: the weights of masked columns become 0, and so does
-                            // `ds`.
+                            // As in the forward pass, masked columns get weights of 0, and so does `ds`.
                             let visible = shape.visible(start + row, first, columns);
                             p[..visible.start].fill(S::Real::NEG_INFINITY);
                             p[visible.end..].fill(S::Real::NEG_INFINITY);

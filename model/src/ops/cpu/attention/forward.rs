@@ -1,4 +1,5 @@
-//! The forward pass: columns stream past tiles of rows, with a running maximum and sum.
+//! The forward pass: for each tile of rows, processes one tile of columns after the other, with a running maximum and
+//! sum.
 
 use std::ops::Range;
 
@@ -14,10 +15,10 @@ use super::tile::{COLUMNS, MOST_ROWS, Tile};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
-    /// Returns the result, shaped as `q` and in its dtype, and the logarithm of the sum of each row's
-    /// exponentials, `[batch, seq, heads]`.
+    /// Returns the result, in the shape and dtype of `q`, and the logarithm of the sum of each row's exponentials,
+    /// `[batch, seq, heads]`.
     ///
-    /// Parallel over tiles of rows, whose results are contiguous with all heads side by side.
+    /// Runs in parallel over tiles of rows. The results of a tile are contiguous, with all heads next to each other.
     pub fn forward(&self, q: &FlexTensor) -> (FlexTensor, FlexTensor) {
         const { assert!(P::ROWS <= MOST_ROWS) };
         let shape = self.operands.shape;
@@ -91,8 +92,8 @@ impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
     }
 }
 
-/// Turns a row of scores into weights relative to the running maximum, and rescales the sums `out`, which are
-/// relative to an older maximum.
+/// Turns a row of scores into weights relative to the running maximum, and rescales the sums in `out`, which are
+/// relative to an earlier maximum.
 #[inline(always)]
 fn softmax_step<T: Real>(scores: &mut [T], visible: Range<usize>, running: &mut (T, T), out: &mut [T]) {
     // The vectorised loops run over whole rows; the exponential of −∞ is 0.
@@ -102,7 +103,7 @@ fn softmax_step<T: Real>(scores: &mut [T], visible: Range<usize>, running: &mut 
     let tile_max = max(scores);
     let new_max = if tile_max > old_max { tile_max } else { old_max };
     let sum = exp_sum(scores, new_max);
-    // In the first tile, `old_max` is −∞ and the factor 0: there are no earlier sums.
+    // In the first tile, `old_max` is −∞, which makes the factor 0: there are no earlier sums.
     let factor = (old_max - new_max).exp();
     *running = (new_max, old_sum * factor + sum);
     if factor != T::ONE && old_max > T::NEG_INFINITY {

@@ -15,7 +15,7 @@ struct Heads<R> {
 }
 
 impl<R: Send> Heads<R> {
-    /// Converts the rows of each head of `x`, `[keys, head_dim]`, to operands with `right`.
+    /// Converts the rows of each head of `x`, `[keys, head_dim]`, to operands with the function `right`.
     fn new<'a, S: Scalar>(
         x: &'a [S],
         operands: Operands<'a, S>,
@@ -52,8 +52,8 @@ pub struct ForwardProducts<'a, S: Scalar, P: Products<S, S::Real>> {
 }
 
 impl<'a, S: Scalar, P: Products<S, S::Real>> ForwardProducts<'a, S, P> {
-    /// Prepares the operands. For `few` queries, keys are read in place: transposing all of them would take
-    /// longer than multiplying with them.
+    /// Prepares the operands. If `few` queries are given, keys are read in place, because transposing all of them
+    /// would take longer than multiplying with them.
     pub fn new(products: P, operands: Operands<'a, S>, few: bool) -> Self {
         let keys = Heads::new(operands.k, operands, |rows| match few {
             true => products.right(rows.t(), Threads::One),
@@ -69,7 +69,7 @@ impl<'a, S: Scalar, P: Products<S, S::Real>> ForwardProducts<'a, S, P> {
         write_scores(self.products, queries, self.keys.of(tile), scale, tile, scores);
     }
 
-    /// Adds the values times `weights` to `out`, `[rows, head_dim]`, or replaces it: see [`Tile::output`].
+    /// Adds the values times `weights` to `out`, `[rows, head_dim]`, or overwrites `out`: see [`Tile::output`].
     pub fn add_values(&self, tile: Tile, weights: &[S::Real], out: MatrixMut<'_, S::Real>) {
         let weights = self.products.operands(weights.into());
         let weights = Matrix::rows(&weights, [tile.rows, tile.columns]);
@@ -101,14 +101,15 @@ impl<'a, S: Scalar, P: Products<S, S::Real>> BackwardProducts<'a, S, P> {
         BackwardProducts { operands, dout, products, keys, values, key_rows }
     }
 
-    /// Writes the scores, like [`ForwardProducts::scores`], to `p`, and `dout · vᵀ` to `ds`.
+    /// Writes the scores to `p`, like [`ForwardProducts::scores`], and `dout · vᵀ` to `ds`.
     pub fn scores(&self, tile: Tile, p: &mut [S::Real], ds: &mut [S::Real]) {
         let [q, dout] = [self.operands.q, self.dout].map(|x| self.operands.rows(x, tile));
         write_scores(self.products, q, self.keys.of(tile), self.operands.scale(), tile, p);
         write_scores(self.products, dout, self.values.of(tile), S::Real::ONE, tile, ds);
     }
 
-    /// Adds the requested gradients of the tile's rows in `q`, and of its columns in `k` and `v`.
+    /// Adds the requested gradients: to those of `q` for the tile's rows, and to those of `k` and `v` for its
+    /// columns.
     pub fn add_gradients(
         &self,
         tile: Tile,

@@ -12,12 +12,12 @@ pub const MOST_ROWS: usize = 64;
 /// Columns (keys) of a tile: a multiple of the vector loops' width and of the panels of `bf16`, and small
 /// enough that two tiles of scores and the operands stay in a core's L2 cache.
 pub const COLUMNS: usize = 192;
-/// The first tile of columns begins at a multiple of this, as products require.
+/// Alignment of the first tile of columns, as products require.
 const ALIGNMENT: usize = 32;
 // Guarantees that the first tile of columns has at least one column that is visible to each of its rows.
 const _: () = assert!(ALIGNMENT + MOST_ROWS <= COLUMNS);
 
-/// The positions of rows in memory.
+/// Offsets of rows in memory.
 impl AttentionShape {
     /// Returns the number of elements between two rows of one query head.
     pub fn q_stride(self) -> usize {
@@ -39,21 +39,20 @@ impl AttentionShape {
         ((batch * self.capacity + row) * self.kv_heads + head) * self.head_dim
     }
 
-    /// Returns the row of the sequence that the query in row `row` belongs to.
+    /// Returns the position in the sequence of the query in row `row`.
     pub fn position(self, row: usize) -> usize {
         self.keys - self.seq + row
     }
 
-    /// Returns the columns to which `rows` rows from `start` on attend, from the first tile's first column to
-    /// the end of the last tile.
+    /// Returns the range of columns to which `rows` rows from `start` on attend, extended to whole tiles.
     pub fn columns(self, start: usize, rows: usize) -> Range<usize> {
         let first = self.first_seen(self.position(start));
         first - first % ALIGNMENT..self.position(start + rows)
     }
 
-    /// Returns the columns, of `columns` columns from `first` on, to which row `row` attends. In the first
-    /// tile there is at least one, so that the running maximum is finite from there on, and a tile without a
-    /// visible column adds nothing.
+    /// Returns which of the `columns` columns from `first` on row `row` attends to. In the first tile, there is at
+    /// least one such column: this makes the running maximum finite, so that later tiles without visible columns add
+    /// nothing.
     #[inline(always)]
     pub fn visible(self, row: usize, first: usize, columns: usize) -> Range<usize> {
         let position = self.position(row);
@@ -72,18 +71,18 @@ pub struct Operands<'a, T> {
     pub k: &'a [T],
     /// Values.
     pub v: &'a [T],
-    /// Their sizes.
+    /// The sizes of the operands.
     pub shape: AttentionShape,
 }
 
 /// A tile of the scores of one head.
 #[derive(Clone, Copy, Debug)]
 pub struct Tile {
-    /// The sequence.
+    /// Index of the sequence.
     pub batch: usize,
-    /// The query head.
+    /// Index of the query head.
     pub head: usize,
-    /// The key head that it shares.
+    /// Index of the key head that the query head uses.
     pub kv_head: usize,
     /// The first row (query).
     pub start: usize,
@@ -98,20 +97,20 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// Returns the effect of a product with this tile on the sums over earlier columns. Before the first
-    /// column there are no sums, and their memory need not be initialised.
+    /// Returns whether a product with this tile adds to the sums over earlier columns, or overwrites them. The first
+    /// tile overwrites, so its output memory need not be initialised.
     pub fn output<T: Real>(self) -> Output<T> {
         if self.is_first { Output::Overwrite(T::ONE) } else { Output::Add }
     }
 }
 
 impl<S: Scalar> Operands<'_, S> {
-    /// Returns the factor of the scores.
+    /// Returns the factor for the scores.
     pub fn scale(&self) -> S::Real {
         S::Real::from_f64(1.0 / (self.shape.head_dim as f64).sqrt())
     }
 
-    /// Returns the rows of a tile in `x`, which has the shape of the queries: `[rows, head_dim]`.
+    /// Returns a tile's rows of `x`, which has the shape of the queries: `[rows, head_dim]`.
     pub fn rows<'a>(&self, x: &'a [S], tile: Tile) -> Matrix<'a, S> {
         let shape = self.shape;
         let x = &x[shape.q_offset(tile.batch, tile.start, tile.head)..];

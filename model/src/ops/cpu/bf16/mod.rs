@@ -1,12 +1,11 @@
-//! Products of bf16 matrices with the processor's own instructions: the tiles of AMX, or the vectors of
-//! AVX512-BF16.
+//! Products of bf16 matrices with the processor's own instructions: the tiles of AMX, or the vectors of AVX512-BF16.
 //!
-//! Operands are packed into panels that both kinds of instructions read (`x86/pack.rs`). Sums are `f32` and
-//! run over all of `k` in one order, so that a result does not depend on the number of threads. AMX and
-//! AVX512-BF16 use different orders, so the last bit of a result differs between them, as it does in `f32`
-//! between processors with and without fused multiplication.
+//! Operands are packed into panels that both kinds of instructions read (`x86/pack.rs`). Sums are `f32` and run over
+//! all of `k` in one order, so that a result does not depend on the number of threads. AMX and AVX512-BF16 use
+//! different orders, so their results may differ in the last bit, like `f32` results between processors with and
+//! without fused multiply-add.
 //!
-//! Everything runs on the rayon pool of the caller.
+//! All work runs in the rayon pool of the caller.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 mod unsupported;

@@ -1,5 +1,5 @@
-//! A placeholder for processors without such instructions. Its type has no value, so no method with `self` is
-//! ever called.
+//! A placeholder for processors without instructions for products of bf16. Its type has no value, so no method with
+//! `self` is ever called.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! The backward pass: block by block for the gradients of the rows, expert by expert for the gradients of the
-//! weights.
+//! The backward pass, which computes the gradients of the rows block by block, and the gradients of the weights
+//! expert by expert.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::by_expert::{expert_matrix, product, right_operands, sum_by_token};
 use super::groups::{Block, Groups};
 use crate::ops::experts::{ExpertsShape, Operands};
 
-/// The operands, in row-major order; `hidden` in the order of the groups.
+/// The operands, in row-major order. The rows of `hidden` are grouped by expert.
 pub struct Backward<'a, S: Scalar> {
     pub shape: ExpertsShape,
     pub groups: &'a Groups,
@@ -33,9 +33,9 @@ pub struct Gradients<S: Scalar> {
     pub projections: [Option<Vec<S>>; 3],
 }
 
-/// The factors of the gradients of the weights, in the order of the groups.
+/// The operands of the products that give the gradients of the weights, with rows grouped by expert.
 struct Rows<S> {
-    /// `[rows, d_model]`: the input, and the gradient of the result.
+    /// `[rows, d_model]`: the input and, in `dy`, the gradient of the result.
     x: Vec<S>,
     dy: Vec<S>,
     /// `[rows, d_ff]`: the gradients of the two products before the gate, and the weighted values after it.
@@ -58,8 +58,8 @@ impl<S: Scalar> Backward<'_, S> {
         }
     }
 
-    /// Computes everything that depends on single rows: operands of the other gradients, the gradients of the
-    /// weights of choices, and the gradient of the input if requested.
+    /// Computes everything that depends on single rows: the operands for the gradients of the weights, the gradients
+    /// of the weights of choices, and the gradient of the input if it is requested.
     fn rows<P: Products<S, S>>(&self, products: P, wants_x: bool) -> (Rows<S>, Vec<S::Real>, Option<Vec<S>>) {
         let ExpertsShape { d_model, d_ff, .. } = self.shape;
         let operands = |stacked, shape: [usize; 2], needed: bool| match needed {
@@ -118,7 +118,7 @@ impl<S: Scalar> Backward<'_, S> {
         (rows, by_row, dx)
     }
 
-    /// Writes the rows of `values` that belong to a block.
+    /// Copies a block's rows of `values` to `out`, and returns them.
     fn copy_rows<'a>(&self, block: &Block, values: &[S], out: &'a mut [MaybeUninit<S>]) -> &'a mut [S] {
         let width = self.shape.d_model;
         let tokens = self.groups.tokens(block.rows.clone());
@@ -129,7 +129,7 @@ impl<S: Scalar> Backward<'_, S> {
         unsafe { out.assume_init_mut() }
     }
 
-    /// Writes `dg`, `du` and `w h` of a block, and the gradients of the weights of its choices, from `q = dy
+    /// Writes `dg`, `du` and `w h` of a block, and the gradients of the weights of its choices, computed from `q = dy
     /// · downᵀ`. Returns `dg` and `du`.
     fn through_gate<'a>(
         &self,
@@ -191,7 +191,7 @@ impl<S: Scalar> Backward<'_, S> {
             let slots = gradient.as_mut().map(UninitVec::slots);
             blocks(slots, len, experts)
         });
-        // Larger tasks come first.
+        // Larger tasks come first, so that the last ones to finish are short.
         let of_input = gate.into_iter().zip(up).map(|(gate, up)| Task::Input([gate, up]));
         let of_result = down.into_iter().map(Task::Result);
         let tasks: Vec<_> = of_input.enumerate().chain(of_result.enumerate()).collect();
@@ -213,7 +213,7 @@ impl<S: Scalar> Backward<'_, S> {
     }
 }
 
-/// The gradients of one expert that are products of the same rows.
+/// The gradients of one expert that are products with the same left operand.
 enum Task<'a, S> {
     /// The gradients of gate and up.
     Input([Option<&'a mut [MaybeUninit<S>]>; 2]),

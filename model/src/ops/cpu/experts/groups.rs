@@ -4,20 +4,19 @@ use std::ops::Range;
 
 use crate::ops::experts::ExpertsShape;
 
-/// Maximum rows of a block: enough for an expert's weights to be read from memory rarely, and few enough for
-/// the rows to stay in a core's L2 cache.
+/// Maximum number of rows in a block: enough for an expert's weights to be read from memory rarely, and few enough
+/// for the rows to stay in a core's L2 cache.
 const BLOCK_ROWS: usize = 192;
 
-/// The choices of all tokens, sorted by expert: one row per choice, and the rows of an expert in the order of
-/// the tokens.
+/// The choices of all tokens, sorted by expert: one row per choice, and within an expert in the order of the tokens.
 #[derive(Debug)]
 pub struct Groups {
     per_token: usize,
     /// The first row of each expert, followed by the total number of rows.
     starts: Vec<usize>,
-    /// The choice of each row: `token * per_token + j`.
+    /// The choice that each row belongs to: `token * per_token + j`.
     choices: Vec<usize>,
-    /// The row of each choice.
+    /// The row that belongs to each choice.
     rows: Vec<usize>,
 }
 
@@ -29,7 +28,7 @@ pub struct Block {
 }
 
 impl Groups {
-    /// Groups `chosen` `[tokens, per_token]`.
+    /// Groups the choices in `chosen` `[tokens, per_token]` by expert.
     pub fn new(chosen: &[i64], shape: ExpertsShape) -> Self {
         let expert = |index: i64| {
             let expert = usize::try_from(index).ok().filter(|&expert| expert < shape.experts);
@@ -90,8 +89,7 @@ impl Groups {
 }
 
 impl Block {
-    /// Cuts `values`, with `width` elements per row, into the parts of `blocks`, which cover all rows in
-    /// order.
+    /// Cuts `values`, with `width` elements per row, into one slice per block. `blocks` must cover all rows in order.
     pub fn cut<'a, T>(blocks: &[Block], mut values: &'a mut [T], width: usize) -> Vec<&'a mut [T]> {
         let mut next = |block: &Block| {
             let (part, rest) = std::mem::take(&mut values).split_at_mut(block.rows.len() * width);

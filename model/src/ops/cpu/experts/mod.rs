@@ -1,8 +1,8 @@
-//! The kernels of a mixture of experts: rows are grouped by expert, and each group is multiplied with its
-//! expert's weights.
+//! The kernels of a mixture of experts: rows are grouped by expert, and each group is multiplied with its expert's
+//! weights.
 //!
-//! `groups` sorts the rows and cuts them into blocks, which threads compute; `forward` and `backward` define
-//! the work of a block. The cut depends only on the groups.
+//! `groups` sorts the rows and cuts them into blocks, each of which is computed by one thread; `forward` and
+//! `backward` define the work of a block. The cut depends only on the groups.
 
 mod backward;
 mod by_expert;

@@ -1,5 +1,5 @@
-//! The backward kernels. They recompute the scores, once for the queries and once for the keys, so that one
-//! cube sums each gradient, or each share of one, in one order.
+//! The backward kernels. The scores are recomputed by two kernels, one for the queries and one for the keys, so that
+//! one cube sums each gradient, or each share of a gradient, in one order.
 
 use core::f32::consts::LOG2_E;
 
@@ -18,8 +18,7 @@ use super::stage::{
 };
 use super::tile::{Tile, column_of, is_before, lane, row_of};
 
-/// Computes the gradient of the queries, `dQ = dS · K`, and `delta = rowsum(dO ∘ O)`, which the kernel of
-/// keys reads.
+/// Computes the gradient of the queries, `dQ = dS · K`, and `delta = rowsum(dO ∘ O)`, which [`keys_kernel`] reads.
 ///
 /// The grid is that of the forward kernel.
 #[cube(launch_unchecked)]
@@ -138,7 +137,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     write_rows::<E, O>(&sums, &scale, dq, start * run_width, pitch, valid, tile);
 }
 
-/// Returns this unit's part of the product of two rows that begin at vector `first`.
+/// Returns this unit's part of the dot product of two rows that begin at vector `first`.
 #[cube]
 fn share_of_product<E: Float, N: Size>(
     a: &[Vector<E, N>],
@@ -162,12 +161,11 @@ fn share_of_product<E: Float, N: Size>(
     sum
 }
 
-/// Computes the gradients of keys and values: `dV = Pᵀ · dO`, `dK = dSᵀ · Q`. Scores are transposed: rows are
-/// keys. The heads that share a key head are processed one after the other, or divided into shares: the
-/// gradients have as many heads as there are cubes along x, and each belongs to a share of the query heads.
+/// Computes the gradients of keys and values: `dV = Pᵀ · dO`, `dK = dSᵀ · Q`. Scores are transposed: rows are keys.
+/// The query heads that share a key head are processed one after the other, or divided into shares: the gradients
+/// then have one head per cube along x, each for one share of the query heads.
 ///
-/// Cubes: key heads, or shares of them; batch; tiles of keys, beginning with the first because it has the
-/// most work.
+/// Cubes: key heads, or shares of them; batch; tiles of keys, beginning with the first because it has the most work.
 #[cube(launch_unchecked)]
 pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
@@ -206,8 +204,7 @@ pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
     let batch = CUBE_POS_Y;
     let first = CUBE_POS_Z * comptime!(tile.rows as u32);
     let group = sizes.heads / shares;
-    // For each head, the tiles of queries from the first that attends to the first of these keys, to the last
-    // that attends to the last of them.
+    // For each head, loops over the tiles of queries that attend to any of these keys.
     let skipped = first / columns;
     let per_head = past_last_query(first, sizes.seq, window, tile).div_ceil(columns) - skipped;
     let steps = group * per_head;
@@ -311,7 +308,7 @@ pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
     write_rows::<G, O>(&val_sums, &one, dv, start, pitch, valid, tile);
 }
 
-/// Stages two values per query of a tile of queries. The values of the head begin at `start`.
+/// Stages two values per query for a tile of queries. The values of the head begin at `start`.
 #[cube]
 fn stage_of_rows(
     a: &[f32],
@@ -341,7 +338,7 @@ fn stage_of_rows(
     }
 }
 
-/// Returns the end of the queries that attend to any of the keys of a tile whose first row is `first`.
+/// Returns the end of the range of queries that attend to any key of the tile that begins at row `first`.
 #[cube]
 fn past_last_query(first: u32, seq: u32, #[comptime] window: Option<u32>, #[comptime] tile: Tile) -> u32 {
     if comptime!(window.is_some()) {
@@ -351,8 +348,8 @@ fn past_last_query(first: u32, seq: u32, #[comptime] window: Option<u32>, #[comp
     }
 }
 
-/// Masks the scores of queries whose window no longer contains their key. Rows of keys begin at position
-/// `first`, and columns of queries at `column`.
+/// Masks the scores of queries whose window begins after the key. Rows of keys begin at position `first`, and columns
+/// of queries at `column`.
 #[cube]
 fn hide_later(
     scores: &mut Array<f32>,
@@ -379,8 +376,8 @@ fn hide_later(
     }
 }
 
-/// Masks the scores of queries before their key and of rows past the end. Rows of keys begin at position
-/// `first`, and columns of queries at `column`.
+/// Masks the scores of queries before the key, and of queries past the end. Rows of keys begin at position `first`,
+/// and columns of queries at `column`.
 #[cube]
 fn hide_earlier(scores: &mut Array<f32>, first: u32, column: u32, seq: u32, #[comptime] tile: Tile) {
     let per_row = comptime!(tile.columns_per_unit());

@@ -1,4 +1,4 @@
-//! The entry points: attention of tensors on a GPU, with or without the matrix of scores.
+//! The entry points: attention on a GPU, by the fused kernels or with the matrix of scores.
 
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -38,16 +38,16 @@ impl AttentionKernels for CubeBackend {
     }
 }
 
-/// Computes `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row attends to itself and to the rows before it,
-/// with a `window` to at most `window` rows. Also returns the logarithm of each row's sum.
+/// Computes `softmax(q · kᵀ / sqrt(head_dim)) · v`, where each row attends to itself and to earlier rows or, with a
+/// `window`, to at most `window` rows. Also returns the logarithm of each row's sum of exponentials.
 ///
-/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]`. The result has
-/// the shape of `q`, the logarithms are `[batch, seq, heads]` in `f32`.
+/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]`. The result has the
+/// shape of `q`, the logarithms are `[batch, seq, heads]` in `f32`.
 ///
 /// # Panics
 ///
-/// If the shapes do not match, if the window is 0, if `head_dim` is not a multiple of 8 up to 256, or if the
-/// device cannot compute with the dtype.
+/// If the shapes do not match, if the window is 0, if `head_dim` is not a multiple of 8 up to 256, or if the device
+/// cannot compute with the dtype.
 pub fn forward(
     q: &CubeTensor,
     k: &CubeTensor,
@@ -89,11 +89,11 @@ fn forward_of(
     (out, lse)
 }
 
-/// Returns the gradients of `q`, `k` and `v` of [`forward`] with the same `window`. `out` and `lse` are its
-/// results, and `dout` is the gradient of `out`.
+/// Returns the gradients of `q`, `k` and `v` of [`forward`] with the same `window`. `out` and `lse` are the results
+/// of `forward`, and `dout` is the gradient of `out`.
 ///
-/// Only `wanted` gradients are returned. One kernel computes the gradients of `k` and `v`; it runs if either
-/// is wanted.
+/// Only `wanted` gradients are returned. One kernel computes the gradients of both `k` and `v`, if at least one is
+/// wanted.
 ///
 /// # Panics
 ///

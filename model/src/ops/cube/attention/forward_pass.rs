@@ -1,4 +1,4 @@
-//! The forward kernel: a cube per tile of queries, past which the keys and values stream.
+//! The forward kernel: each cube holds a tile of queries, and processes the keys and values one tile after the other.
 
 use core::f32::consts::LOG2_E;
 
@@ -13,26 +13,27 @@ use super::stage::{
 };
 use super::tile::{Tile, is_before, lane, row_of};
 
-/// The score of a column to which a row does not attend. Unlike infinities, its differences are numbers.
+/// The score of a column to which a row does not attend. Unlike infinity, it can be subtracted from itself without
+/// giving NaN.
 pub(super) const MASKED: f32 = -1e30;
-/// The running maximum before the first column with a window, where a row may not attend to any column of the
-/// first tile: above [`MASKED`], so that the weights of such a tile are 0, and below every score.
+/// The initial running maximum with a window, where a row may not attend to any column of its first tile. It is above
+/// [`MASKED`], so that the weights of such a tile are 0, and below every real score.
 const NONE_SEEN: f32 = -1e27;
 
 /// Sizes of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub struct Sizes {
-    /// Rows of queries.
+    /// Number of rows of queries.
     pub seq: u32,
-    /// Filled rows of keys.
+    /// Number of filled rows of keys.
     pub keys: u32,
-    /// Allocated rows of keys.
+    /// Number of allocated rows of keys.
     pub capacity: u32,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u32,
-    /// Key heads.
+    /// Number of key heads.
     pub kv_heads: u32,
-    /// The factor of scores.
+    /// The factor for the scores.
     pub scale: f32,
 }
 
@@ -42,14 +43,14 @@ pub(super) fn head_start(batch: u32, rows: u32, heads: u32, head: u32) -> usize 
     batch as usize * rows as usize * heads as usize + head as usize
 }
 
-/// Returns index `index` of `count`, counted from the end.
+/// Returns `index`, counted from the end of `count` items.
 #[cube]
 pub(super) fn from_last(index: u32, count: u32) -> u32 {
     count - 1 - index
 }
 
-/// Returns the first tile of columns to which query `first` or a later query attends. `before` keys belong to
-/// earlier queries.
+/// Returns the index of the first tile of columns to which query `first` or a later one attends. `before` is the
+/// number of keys that belong to earlier queries.
 #[cube]
 pub(super) fn first_step(
     first: u32,
@@ -65,10 +66,10 @@ pub(super) fn first_step(
     }
 }
 
-/// Computes the result and the logarithms of the rows' sums.
+/// Computes the result of attention, and the logarithms of the rows' sums.
 ///
-/// Cubes: heads; batch; tiles of queries, beginning with the last because it has the most work. A row attends
-/// to at most `window` columns, if there is a window.
+/// Cubes: heads; batch; tiles of queries, beginning with the last because it has the most work. A row attends to at
+/// most `window` columns, if there is a window.
 #[cube(launch_unchecked)]
 pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
@@ -210,7 +211,8 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     write_rows::<E, O>(&sums, &scale, out, q_start * run_width, pitch, valid, tile);
 }
 
-/// Stages tile `begin` of the columns of two tensors for a step. A head of `rows` rows begins at `start`.
+/// Stages tile `begin` of the columns of two tensors for a step. The current head has `rows` rows and begins at
+/// `start`.
 #[cube]
 pub(super) fn stage_columns<E: Float, N: Size>(
     a: &[Vector<E, N>],
@@ -232,8 +234,8 @@ pub(super) fn stage_columns<E: Float, N: Size>(
     stage::<E, N>(b, from, pitch, rows - first, to_b, to, n, tile);
 }
 
-/// Masks the scores of keys that are before their query's window. Rows of queries begin at query `first`,
-/// with `before` keys of earlier queries, and columns of keys begin at `column`.
+/// Masks the scores of keys that are before the query's window. Rows of queries begin at query `first`, with `before`
+/// keys of earlier queries, and columns of keys begin at `column`.
 #[cube]
 pub(super) fn mask_past(
     scores: &mut Array<f32>,
@@ -262,8 +264,8 @@ pub(super) fn mask_past(
     }
 }
 
-/// Masks the scores of keys after their query. Rows of queries begin at position `first`, and columns of keys
-/// at `column`.
+/// Masks the scores of keys after the query. Rows of queries begin at position `first`, and columns of keys at
+/// `column`.
 #[cube]
 pub(super) fn mask_future(scores: &mut Array<f32>, first: u32, column: u32, #[comptime] tile: Tile) {
     let per_row = comptime!(tile.columns_per_unit());

@@ -1,4 +1,4 @@
-//! Left and right operands of tensor cores: from shared memory to registers.
+//! Loads the left and right operands of tensor cores from shared memory into registers.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
@@ -6,9 +6,9 @@ use cubecl::prelude::*;
 use super::stage::place_of;
 use super::tile::Tile;
 
-/// Loads the rows of a tile as left operands, 16 values at a time, if [`Tile::keeps_rows`] says that
-/// they stay in registers for all steps. Otherwise the result is never read. Staged rows must have arrived;
-/// see [`arrive`](super::stage::arrive).
+/// Loads the rows of a tile as left operands, 16 values at a time, if [`Tile::keeps_rows`] is set, so that they stay
+/// in registers for all steps. Otherwise, the result is never read. Staged rows must have arrived; see
+/// [`arrive`](super::stage::arrive).
 #[cube]
 pub(super) fn keep_rows<E: Float, N: Size>(
     rows: &Shared<[Vector<E, N>]>,
@@ -32,7 +32,7 @@ pub(super) fn keep_rows<E: Float, N: Size>(
     kept
 }
 
-/// Reads four fragments of 8 × 8 into registers; this unit's row of one of them begins at `at`.
+/// Reads four fragments of 8 × 8 into registers. `at` is the index of this unit's row of one of the fragments.
 #[cube]
 pub(super) fn load<E: Float, N: Size>(
     values: &Shared<[Vector<E, N>]>,

@@ -14,8 +14,8 @@ use super::shares::{allocate_shares, shares_of, sum_shares};
 use super::tile::{Pass, Tile};
 use crate::ops::attention::AttentionShape;
 
-/// Returns the shape of a call whose queries are the last of `filled` rows, and attend to at most `window` of
-/// them.
+/// Returns the shape of a call whose queries are the last of `filled` rows and attend to at most `window` of these
+/// rows.
 ///
 /// # Panics
 ///
@@ -49,16 +49,15 @@ fn sizes(shape: AttentionShape) -> SizesLaunch {
     )
 }
 
-/// Returns the window for which kernels are compiled. Kernels without one are the same for all lengths.
+/// Returns the window that kernels are compiled for. Without a window, one kernel serves all lengths.
 fn window_of(shape: AttentionShape) -> Option<u32> {
     shape.window.map(|window| window as u32)
 }
 
-/// Returns a grid with a cube per tile of `rows` rows, per head and per sequence of the batch.
+/// Returns a grid with one cube per tile of `rows` rows, per head and per sequence of the batch.
 ///
-/// Devices start cubes in the order of their index, in which x varies fastest and tiles vary slowest. So the
-/// tiles with the most work come first over all heads and sequences, and the last cubes to end are short
-/// ones.
+/// Devices start cubes in the order of their index, in which x varies fastest and tiles vary slowest. So the tiles
+/// with the most work come first over all heads and sequences, and the last cubes to finish are short ones.
 fn grid(shape: AttentionShape, rows: usize, heads: usize, tile: &Tile) -> (CubeCount, CubeDim) {
     let tiles = rows.div_ceil(tile.rows);
     let count = CubeCount::new_3d(heads as u32, shape.batch as u32, tiles as u32);
@@ -81,7 +80,7 @@ fn is_supported(head_dim: usize) -> bool {
     head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim)
 }
 
-/// Computes [`forward`](super::forward) and [`cached_forward`](super::cached_forward) into given tensors.
+/// Computes [`forward`](super::forward) and [`cached_forward`](super::cached_forward) into existing tensors.
 ///
 /// # Panics
 ///
@@ -111,9 +110,9 @@ pub fn forward_into(
     }
 }
 
-/// Computes [`backward`](super::backward) into given tensors: the gradient of the queries, and the gradients
-/// of keys and values if they are wanted. The kernel of queries always runs: it writes `delta`, which the
-/// kernel of keys reads.
+/// Computes [`backward`](super::backward) into existing tensors: the gradient of the queries, and the gradients of
+/// keys and values if they are wanted. The kernel of queries always runs: it writes `delta`, which the kernel of keys
+/// reads.
 ///
 /// # Panics
 ///
@@ -175,7 +174,7 @@ pub fn backward_into(
     }
 }
 
-/// Panics unless a kernel can write the tensor.
+/// Panics unless a kernel can write `tensor`: it must be contiguous and have this dtype and shape.
 fn check(tensor: &CubeTensor, dtype: DType, shape: &[usize]) {
     assert!(
         tensor.is_contiguous() && tensor.dtype == dtype && tensor.meta.shape()[..] == *shape,
@@ -183,7 +182,7 @@ fn check(tensor: &CubeTensor, dtype: DType, shape: &[usize]) {
     );
 }
 
-/// Returns the type of a tensor's elements, on a device that computes with it.
+/// Returns the type of a tensor's elements. Panics if the device cannot compute with it.
 fn elem_of(tensor: &CubeTensor) -> ElemType {
     let elem = ElemType::Float(kind_of(tensor.dtype));
     let usage = tensor.client.properties().features.type_usage(elem);
@@ -213,7 +212,7 @@ fn tile_of(pass: Pass, tensor: &CubeTensor, head_dim: usize) -> (Tile, [usize; 2
     (tile, [tile.vector(), tile.run()])
 }
 
-/// Returns the sizes of a tensor of queries, keys or values.
+/// Returns the dimensions of a tensor of queries, keys or values.
 pub(super) fn dims(tensor: &CubeTensor) -> [usize; 4] {
     tensor.meta.shape().dims()
 }

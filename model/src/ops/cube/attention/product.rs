@@ -7,8 +7,8 @@ use super::fragments::load;
 use super::tile::{Instructions, Tile, column_of, row_of, run_of};
 use super::warpgroup::{accumulate_wgmma, score_wgmma};
 
-/// Computes `scores = rows · columnsᵀ`. Both operands are staged, with one row per row or column. `columns`
-/// begin at row `from`. `kept` are the rows as returned by [`keep_rows`](super::fragments::keep_rows).
+/// Computes `scores = rows · columnsᵀ`. Both operands are in shared memory, `columns` from row `from` on. `kept` are
+/// the rows in registers, from [`keep_rows`](super::fragments::keep_rows).
 #[cube]
 pub(super) fn score<E: Float, N: Size>(
     scores: &mut Array<f32>,
@@ -29,11 +29,10 @@ pub(super) fn score<E: Float, N: Size>(
     }
 }
 
-/// Computes `out += product · columns`, where `product` is a tile of scores, and `columns` are staged from
+/// Computes `out += product · columns`, where `product` is a tile of scores, and `columns` are in shared memory from
 /// row `from` on.
 ///
-/// Without tensor cores, the product is read from `published`, from value `at` on, where [`publish`] has
-/// written it.
+/// Without tensor cores, the product is read from `published`, from value `at` on, where [`publish`] has written it.
 #[cube]
 pub(super) fn accumulate<E: Float, N: Size>(
     out: &mut Array<f32>,
@@ -51,7 +50,7 @@ pub(super) fn accumulate<E: Float, N: Size>(
     }
 }
 
-/// Writes a product to shared memory for [`accumulate`], if the instructions read it from there. It can be
+/// Writes a product to shared memory for [`accumulate`], if the instructions read it from there. The product can be
 /// read after a barrier.
 #[cube]
 pub(super) fn publish(
@@ -158,8 +157,8 @@ fn accumulate_mma<E: Float, N: Size>(
 
 /// Adds a product of 16 × 16 × 16 to the values of `sums` from `at` on, whose rows are `per_row` apart.
 ///
-/// The instruction is written out: CubeCL's version takes arrays, and copying registers to and from arrays
-/// trebles the code.
+/// The instruction is written as assembly: CubeCL's version takes arrays, and copying registers to and from arrays
+/// triples the code size.
 #[cube]
 fn multiply(
     sums: &mut Array<f32>,

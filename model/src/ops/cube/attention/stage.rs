@@ -1,4 +1,4 @@
-//! Copies between global and shared memory, and reductions over the units of a row.
+//! Copies between global and shared memory, and reductions over the units that share a row.
 
 use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
@@ -6,11 +6,11 @@ use cubecl::prelude::*;
 use super::super::sums::Reduction;
 use super::tile::{Instructions, Tile, lane, row_of, run_of};
 
-/// Vectors of 8 values in a row of a panel.
+/// Number of vectors of 8 values in a row of a panel.
 const PANEL_VECTORS: usize = 8;
 
-/// Copies `count` rows from `first` (a vector's index) on, `pitch` vectors apart, to shared memory from row
-/// `to` on. Rows from `valid` on become zero.
+/// Copies `count` rows, `pitch` vectors apart and beginning at vector index `first`, to shared memory from row `to`
+/// on. Rows from `valid` on become zero.
 ///
 /// With an asynchronous tile, the rows have arrived after the next [`before_stage`] or [`arrive`].
 #[cube]
@@ -35,7 +35,7 @@ pub(super) fn stage<E: Float, N: Size>(
         for step in 0..comptime!(vectors / units) {
             let row = row + comptime!(step * skip);
             let there = (row as u32) < valid;
-            // A copy of no elements needs a valid address, too.
+            // Even a copy of no elements needs a valid address.
             let from = select(there, first + row * pitch + column, first);
             let len = select(there, 1usize, 0usize);
             let at = place_of(to, row, column, count, tile);
@@ -60,13 +60,13 @@ pub(super) fn stage<E: Float, N: Size>(
     }
 }
 
-/// Returns the position in shared memory of vector `column` of row `row` of `count` rows, of which the first
-/// becomes row `to`.
+/// Returns the position in shared memory of vector `column` of row `row`, where `count` rows are stored from row `to`
+/// on.
 ///
-/// `wgmma` reads rows in the layout that a swizzle of 128 bytes produces (PTX ISA, "Asynchronous warpgroup
-/// level matrix instructions"): rows lie in *panels* of 64 values, one panel after the other; a row of a
-/// panel has 128 bytes, in which vector `i` of row `r` is at position `i ^ (r % 8)`, so that neither rows nor
-/// columns that are read together lie in the same banks.
+/// `wgmma` reads rows in the layout that a swizzle of 128 bytes produces (PTX ISA, "Asynchronous warpgroup level
+/// matrix instructions"): rows lie in *panels* of 64 values, one panel after the other; a row of a panel has 128
+/// bytes, in which vector `i` of row `r` is at position `i ^ (r % 8)`, so that neither rows nor columns that are read
+/// together lie in the same banks.
 #[cube]
 pub(super) fn place_of(
     to: usize,
@@ -95,7 +95,7 @@ pub(super) fn stage_of(step: u32, #[comptime] tile: Tile) -> usize {
     }
 }
 
-/// Waits for staged rows. Call it before rows are read into registers that stay.
+/// Waits for staged rows. Must be called before rows are read into registers that keep them for all steps.
 #[cube]
 pub(super) fn arrive(#[comptime] tile: Tile) {
     if comptime!(tile.keeps_rows) {
@@ -104,8 +104,8 @@ pub(super) fn arrive(#[comptime] tile: Tile) {
     }
 }
 
-/// Call it before columns are staged. Afterwards no unit reads the columns that they replace. With an
-/// asynchronous tile, the columns of this step have also arrived.
+/// Synchronizes the cube. Must be called before columns are staged: afterwards, no unit reads the columns that will
+/// be overwritten. With an asynchronous tile, the columns of this step have also arrived.
 #[cube]
 pub(super) fn before_stage(#[comptime] tile: Tile) {
     if comptime!(tile.asynchronous()) {
@@ -118,7 +118,7 @@ pub(super) fn before_stage(#[comptime] tile: Tile) {
     sync_cube();
 }
 
-/// Call it after columns were staged. Afterwards the columns of this step have arrived.
+/// Must be called after columns have been staged: afterwards, the columns of this step have arrived.
 #[cube]
 pub(super) fn after_stage(#[comptime] tile: Tile) {
     if comptime!(!tile.asynchronous()) {
@@ -126,8 +126,8 @@ pub(super) fn after_stage(#[comptime] tile: Tile) {
     }
 }
 
-/// Writes the rows of this unit, each times `scale`, to rows `first ..` (a vector's index) of global memory.
-/// Rows from `valid` on are skipped.
+/// Writes the rows of this unit, each times `scale`, to global memory, beginning at vector index `first`. Rows from
+/// `valid` on are skipped.
 #[cube]
 pub(super) fn write_rows<E: Float, O: Size>(
     values: &Array<f32>,
@@ -165,7 +165,7 @@ pub(super) fn write_rows<E: Float, O: Size>(
     }
 }
 
-/// Reduces each row's values to their maximum or sum over the units that share the row.
+/// Reduces the values of each row to their maximum or sum, over the units that share the row.
 #[cube]
 pub(super) fn reduce_rows(
     values: &mut Array<f32>,

@@ -1,10 +1,9 @@
 //! The layout of a tile of the scores on the units of a cube.
 //!
-//! A cube holds `rows` rows of queries or keys, and `columns` columns of the other kind stream past them. A
-//! unit holds its part of a product as an array in registers, row by row: `rows_per_unit` rows with
-//! `columns_per_unit` scores each, or with `runs_per_unit` runs of `run` adjacent values of `head_dim`. The
-//! kinds of [`Instructions`] differ in the rows and columns that a unit holds, and in the layout of rows in
-//! shared memory.
+//! A cube holds `rows` rows of queries or keys, and processes `columns` columns of the other kind at a time. A unit
+//! holds its part of a product as an array in registers, row by row: `rows_per_unit` rows with `columns_per_unit`
+//! scores each, or with `runs_per_unit` runs of `run` adjacent values of `head_dim`. The kinds of [`Instructions`]
+//! differ in the rows and columns that a unit holds, and in the layout of rows in shared memory.
 
 use burn::tensor::Device;
 use cubecl::ir::features::MmaConfig;
@@ -28,15 +27,15 @@ pub enum Instructions {
     Fma,
 }
 
-/// Units that share a row without tensor cores.
+/// Number of units that share a row without tensor cores.
 const FMA_LANES: usize = 8;
-/// Units of a plane with tensor cores.
+/// Number of units in a plane with tensor cores.
 const PLANE: usize = 32;
-/// Rows that a warpgroup, which is four planes, multiplies at once.
+/// Number of rows that a warpgroup, which is four planes, multiplies at once.
 const WARPGROUP_ROWS: usize = 64;
-/// Bytes of the atoms that a swizzle of 128 bytes permutes.
+/// Size in bytes of the atoms that a swizzle of 128 bytes permutes.
 pub(super) const ATOM_BYTES: usize = 1024;
-/// Bytes of shared memory that are always available to a kernel.
+/// Bytes of shared memory that tiles leave free for the kernel.
 const RESERVE: usize = 256;
 
 /// Sizes of a tile, fixed when a kernel is compiled.
@@ -48,26 +47,26 @@ pub struct Tile {
     pub elem: FloatKind,
     /// Width of a head.
     pub head_dim: usize,
-    /// Rows per cube.
+    /// Number of rows per cube.
     pub rows: usize,
-    /// Columns per step.
+    /// Number of columns per step.
     pub columns: usize,
     /// Number of rows of which a unit holds values.
     pub rows_per_unit: usize,
-    /// Stages of columns in shared memory: with 2, the next stage loads while the current one is used.
+    /// Number of stages of columns in shared memory: with 2, the next stage loads while the current one is used.
     pub stages: usize,
     /// True if rows stay in registers as left operands, so that `wgmma` need not read them.
     pub keeps_rows: bool,
 }
 
-/// The pass for which a tile is used. Passes keep different values.
+/// The kernel that a tile is for. Kernels keep different values in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// Rows of queries; the result stays.
+    /// Rows are queries; the result stays in registers.
     Forward,
-    /// Rows of queries; their gradient stays.
+    /// Rows are queries; their gradient stays in registers.
     Queries,
-    /// Rows of keys; two gradients stay.
+    /// Rows are keys; the gradients of keys and values stay in registers.
     Keys,
 }
 
@@ -131,7 +130,7 @@ impl Tile {
         if self.elem == FloatKind::BF16 { "bf16" } else { "f16" }
     }
 
-    /// Returns the first value with tensor cores, the second one without.
+    /// Returns `tensor_cores` if tensor cores are used, and `fma` if not.
     fn either(&self, tensor_cores: usize, fma: usize) -> usize {
         match self.instructions {
             Instructions::Wgmma | Instructions::Mma => tensor_cores,
@@ -144,7 +143,7 @@ impl Tile {
         self.either(self.rows / (8 * self.rows_per_unit) * PLANE, self.rows / self.rows_per_unit * FMA_LANES)
     }
 
-    /// Returns the number of values in a vector that the kernels read.
+    /// Returns the number of values per vector that the kernels read.
     pub fn vector(&self) -> usize {
         self.either(8, 4)
     }
@@ -154,7 +153,7 @@ impl Tile {
         self.either(2, 4)
     }
 
-    /// Returns the distance in columns from score 0 of a unit's row to score `index`.
+    /// Returns the offset in columns of score `index` of a unit's row from score 0.
     fn column_offset(&self, index: usize) -> usize {
         self.either(index / 2 * 8 + index % 2, index * FMA_LANES)
     }
@@ -189,14 +188,13 @@ impl Tile {
         self.either(4, FMA_LANES)
     }
 
-    /// Returns the number of vectors of a row in global memory.
+    /// Returns the number of vectors per row in global memory.
     pub fn row_vectors(&self) -> usize {
         self.head_dim / self.vector()
     }
 
-    /// Returns the number of vectors from one row to the next in shared memory: for `mma` and without tensor
-    /// cores one more than a row has, so that the rows that are read together lie in different banks. See
-    /// `place_of` for `wgmma`.
+    /// Returns the distance in vectors between rows in shared memory. For `mma` and without tensor cores, it is one
+    /// more than a row has, so that rows that are read together lie in different banks. For `wgmma`, see `place_of`.
     pub fn stride(&self) -> usize {
         match self.instructions {
             Instructions::Wgmma => self.row_vectors(),
@@ -218,22 +216,22 @@ impl Tile {
         self.stages == 2
     }
 
-    /// Returns the number of steps from the one being computed to the one whose columns are staged meanwhile.
+    /// Returns how many steps ahead of the computation columns are staged.
     pub fn ahead(&self) -> u32 {
         u32::from(self.asynchronous())
     }
 
-    /// Returns whether a product of scores must be written to shared memory before it is multiplied again.
+    /// Returns whether a tile of scores must be written to shared memory before it is multiplied with columns.
     pub fn publishes(&self) -> bool {
         self.instructions == Instructions::Fma
     }
 
-    /// Returns the number of values of shared memory for products that are multiplied again.
+    /// Returns the number of values in shared memory for `products` tiles of scores that are multiplied again.
     pub fn published(&self, products: usize) -> usize {
         if self.publishes() { products * self.rows * self.columns } else { 1 }
     }
 
-    /// Returns the number of values of shared memory for sums and maxima over rows.
+    /// Returns the number of values in shared memory for sums and maxima over rows.
     pub fn partials(&self) -> usize {
         if self.publishes() { self.rows * FMA_LANES } else { 1 }
     }
@@ -287,7 +285,7 @@ fn multiplies(properties: &DeviceProperties, dtype: FloatKind) -> bool {
         && features.copy_async
 }
 
-/// Returns the row of the tile that is row `index` of this unit.
+/// Returns the tile's row that is row `index` of this unit.
 #[cube]
 pub(super) fn row_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     match comptime!(tile.instructions) {
@@ -308,14 +306,14 @@ pub(super) fn lane(#[comptime] tile: Tile) -> u32 {
     UNIT_POS % comptime!(tile.lanes() as u32)
 }
 
-/// Returns the column of the tile that is score `index` of a row of this unit.
+/// Returns the tile's column that is score `index` of a row of this unit.
 #[cube]
 pub(super) fn column_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     lane(tile) * comptime!(tile.either(2, 1) as u32) + comptime!(tile.column_offset(index) as u32)
 }
 
-/// Returns whether score `index` of a row of this unit, in a tile that begins at column `column`, belongs to
-/// a column before `end`.
+/// Returns whether score `index` of a row of this unit belongs to a column before `end`, in a tile that begins at
+/// `column`.
 #[cube]
 pub(super) fn is_before(#[comptime] index: usize, end: u32, column: u32, #[comptime] tile: Tile) -> bool {
     match comptime!(tile.instructions) {
@@ -329,7 +327,7 @@ pub(super) fn is_before(#[comptime] index: usize, end: u32, column: u32, #[compt
     }
 }
 
-/// Returns the run of a row of `head_dim` values that is run `index` of this unit.
+/// Returns the run within a row of `head_dim` values that is run `index` of this unit.
 #[cube]
 pub(super) fn run_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     lane(tile) + comptime!((index * tile.lanes()) as u32)

@@ -1,5 +1,5 @@
-//! Causal attention through batched matrix products, with the whole matrix of scores in `f32`: for heads that
-//! the fused kernels do not support. A window hides scores, and saves no work.
+//! Causal attention by batched matrix products, with the whole matrix of scores in `f32`, for heads that the fused
+//! kernels do not support. A window masks scores, but saves no work.
 
 use burn::tensor::{DType, Shape};
 use burn_backend::Slice;
@@ -13,7 +13,7 @@ use super::super::sums::{Reduction, cube_reduce, units_for, zeros};
 use super::super::{contiguous_in, cubes, cubes_for, empty, len_of};
 use crate::ops::attention::AttentionShape;
 
-/// Returns the result, and the logarithm of each row's sum.
+/// Returns the result, and the logarithm of each row's sum of exponentials.
 pub(super) fn forward(
     q: &CubeTensor,
     k: &CubeTensor,
@@ -45,7 +45,7 @@ pub(super) fn backward(
     }
     let (q_heads, dout_heads) = (by_head(q), by_head(dout));
     let (k_heads, v_heads) = (shared(k, shape), shared(v, shape));
-    // The weights are recomputed. Their gradients become the gradients of the scores.
+    // The weights are recomputed. The gradients of the weights become the gradients of the scores.
     let weights = scores(q_heads.clone(), k_heads.clone());
     let dscores = scores(dout_heads.clone(), v_heads);
     derive(&weights, &dscores, [out, dout], lse, shape);
@@ -101,7 +101,7 @@ fn scale_of(shape: AttentionShape) -> f32 {
     (1.0 / (shape.head_dim as f64).sqrt()) as f32
 }
 
-/// Replaces products of queries and keys by weights, and writes the logarithms of their sums.
+/// Replaces products of queries and keys by softmax weights, and writes the logarithms of the rows' sums.
 fn softmax(scores: &CubeTensor, lse: &CubeTensor, shape: AttentionShape) {
     let AttentionShape { seq, keys, heads, window, .. } = shape;
     let units = units_for(keys);
@@ -114,7 +114,7 @@ fn softmax(scores: &CubeTensor, lse: &CubeTensor, shape: AttentionShape) {
     }
 }
 
-/// Returns the number of keys before the window of a query that attends to the last of `visible` keys.
+/// Returns the number of keys before the window of a query whose own key is the last of `visible` keys.
 #[cube]
 fn hidden_keys(visible: usize, #[comptime] window: Option<usize>) -> usize {
     if comptime!(window.is_some()) {
@@ -178,8 +178,7 @@ fn softmax_kernel(
     }
 }
 
-/// Replaces products of queries and keys with weights, and gradients of weights with gradients of these
-/// products.
+/// Replaces products of queries and keys by weights, and gradients of weights by gradients of these products.
 fn derive(
     weights: &CubeTensor,
     dscores: &CubeTensor,

@@ -5,18 +5,18 @@
 //!
 //! # Order
 //!
-//! A product is one piece of assembly, from the fence that orders registers to the wait for the result, so
-//! none of its registers can be touched meanwhile. The other cubes of a multiprocessor keep the tensor cores
-//! busy. A fence before the barrier makes the writes of copies visible to `wgmma`, see
+//! A product is one block of assembly, from the fence that orders registers to the wait for the result, so the
+//! compiler cannot touch any of its registers in between. Other cubes on the multiprocessor keep the tensor cores
+//! busy while this cube waits. A fence before the barrier makes the writes of copies visible to `wgmma`, see
 //! [`before_stage`](super::stage::before_stage).
 //!
 //! # Outputs and inputs
 //!
-//! Outputs are written before the last input is read. CubeCL cannot declare that to the compiler, which may
-//! assign an output to the register of an input of the same type whose lifetime ends there. It does so if one
-//! is the copy of the other, which is true of every sum and its own new value, as intended. Others are never
-//! copies of each other: rows are integers, and a sum never becomes a different sum. Separate registers of
-//! the assembly would be safe without this argument, but cost 50 to 100 moves in each step.
+//! Outputs are written before the last input is read. CubeCL cannot declare this to the compiler, which may assign an
+//! output to the register of an input of the same type whose lifetime ends there. It does so if one is a copy of the
+//! other. This is intended for every sum and its own new value. No other output is ever a copy of an input: rows are
+//! integers, and a sum never becomes a different sum. Separate registers in the assembly would be safe without this
+//! argument, but would cost 50 to 100 moves in each step.
 
 use std::fmt::Write;
 
@@ -24,12 +24,12 @@ use cubecl::prelude::*;
 
 use super::tile::{ATOM_BYTES, Tile};
 
-/// Bytes of a row of a panel.
+/// Size in bytes of a row of a panel.
 const PANEL_ROW_BYTES: usize = 128;
-/// Values of a row that an instruction multiplies.
+/// Number of values of a row that an instruction multiplies.
 const DEPTH: usize = 16;
 
-/// Computes [`score`](super::product::score) of a tile of rows, and of columns staged from row `from` on.
+/// Computes [`score`](super::product::score) for a tile of rows, and for columns staged from row `from` on.
 #[cube]
 pub(super) fn score_wgmma<E: Float, N: Size>(
     scores: &mut Array<f32>,
@@ -48,7 +48,7 @@ pub(super) fn score_wgmma<E: Float, N: Size>(
     }
 }
 
-/// Computes the scores with staged rows. `S` is the number of scores that a unit holds.
+/// Computes the scores with rows in shared memory. `S` is the number of scores that a unit holds.
 #[cube]
 fn score_staged<E: Float, N: Size, S: Size>(
     scores: &mut Array<f32>,
@@ -69,8 +69,8 @@ fn score_staged<E: Float, N: Size, S: Size>(
     unpack(scores, product, comptime!(tile.columns_per_unit()));
 }
 
-/// Computes the scores with rows in registers. `S` is the number of scores that a unit holds, `L` its number
-/// of row registers, with two values each.
+/// Computes the scores with rows in registers. `S` is the number of scores that a unit holds, `L` the number of
+/// registers with rows, which have two values each.
 #[cube]
 fn score_kept<E: Float, N: Size, S: Size, L: Size>(
     scores: &mut Array<f32>,
@@ -108,7 +108,7 @@ fn begin_of<E: Float, N: Size>(
     unsafe { rows[at..at + 1].as_ptr_unchecked() }
 }
 
-/// Computes [`accumulate`](super::product::accumulate) of columns staged from row `from` on.
+/// Computes [`accumulate`](super::product::accumulate) for columns staged from row `from` on.
 #[cube]
 pub(super) fn accumulate_wgmma<E: Float, N: Size>(
     out: &mut Array<f32>,
@@ -126,8 +126,8 @@ pub(super) fn accumulate_wgmma<E: Float, N: Size>(
     }
 }
 
-/// Adds the product to the sums. `V` is the number of values that a unit holds, `L` its number of registers
-/// of the left operand, with two scores each.
+/// Adds the product to the sums. `V` is the number of values that a unit holds, `L` the number of registers with the
+/// left operand, which have two scores each.
 #[cube]
 fn accumulate_of<E: Float, N: Size, V: Size, L: Size>(
     out: &mut Array<f32>,
@@ -172,7 +172,7 @@ fn accumulate_of<E: Float, N: Size, V: Size, L: Size>(
     unpack(out, sum, out_per_row);
 }
 
-/// Writes the registers of an accumulator to an array of two rows of `per_row` values.
+/// Copies the registers of an accumulator to an array of two rows of `per_row` values.
 #[cube]
 fn unpack<S: Size>(values: &mut Array<f32>, registers: Vector<f32, S>, #[comptime] per_row: usize) {
     #[unroll]
@@ -184,8 +184,8 @@ fn unpack<S: Size>(values: &mut Array<f32>, registers: Vector<f32, S>, #[comptim
     }
 }
 
-/// Returns the register of value `column` of row `row` of a unit: a pair of the first row is followed by a
-/// pair of the second.
+/// Returns the register that contains value `column` of row `row` of a unit. Registers alternate between pairs of the
+/// first row and pairs of the second.
 fn register_of(row: usize, column: usize) -> usize {
     column / 2 * 4 + row * 2 + column % 2
 }
@@ -196,8 +196,8 @@ fn operands(first: usize, count: usize) -> String {
     format!("{{{}}}", names.join(", "))
 }
 
-/// Returns assembly that creates a descriptor `name` of rows whose panels are `panel` bytes apart and begin
-/// at the pointer in operand `pointer`.
+/// Returns assembly that creates a descriptor `name` of rows that begin at the pointer in operand `pointer`, with
+/// panels `panel` bytes apart.
 fn descriptor(name: &str, pointer: usize, panel: usize) -> String {
     const SWIZZLE_128_BYTES: u64 = 1 << 62;
     let fields = SWIZZLE_128_BYTES | (ATOM_BYTES as u64 >> 4) << 32 | (panel as u64 >> 4) << 16;
@@ -209,7 +209,7 @@ fn descriptor(name: &str, pointer: usize, panel: usize) -> String {
     )
 }
 
-/// Returns assembly that adds up `steps` products. `operands_of(k)` formats the operands of step `k`.
+/// Returns assembly that sums `steps` products. `operands_of(k)` formats the operands of step `k`.
 fn products(tile: &Tile, columns: usize, steps: usize, operands_of: impl Fn(usize) -> [String; 2]) -> String {
     let elem = tile.operand();
     let mut text = "wgmma.fence.sync.aligned;\n".to_owned();
@@ -224,7 +224,7 @@ fn products(tile: &Tile, columns: usize, steps: usize, operands_of: impl Fn(usiz
     text + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n"
 }
 
-/// Returns the assembly of the scores. Operands: the scores; the rows, or a pointer to them; a pointer to
+/// Returns assembly that computes the scores. Operands: the scores; the rows, or a pointer to them; a pointer to the
 /// columns.
 fn score_text(tile: &Tile) -> String {
     let count = tile.scores_per_unit();
@@ -256,8 +256,8 @@ fn score_text(tile: &Tile) -> String {
     )
 }
 
-/// Returns the assembly of the sums. Operands: the new sums, the old sums, the left operand, and a pointer to
-/// columns.
+/// Returns assembly that computes the sums. Operands: the new sums, the old sums, the left operand, and a pointer to
+/// the columns.
 fn accumulate_text(tile: &Tile) -> String {
     let (count, depth) = (tile.values_per_unit(), tile.columns / DEPTH);
     let sums = operands(0, count);

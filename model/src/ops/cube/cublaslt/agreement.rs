@@ -6,11 +6,11 @@ use half::{bf16, f16};
 
 use super::problem::{Float, Problem};
 
-/// Maximum bytes of an output that are compared. A smaller output is compared completely; a larger one in
+/// Maximum number of bytes of an output that are compared. A smaller output is compared completely; a larger one in
 /// pieces spread from its start to its end.
 const COMPARED: usize = 16 << 20;
 
-/// Bytes of a piece.
+/// Size of a piece in bytes.
 const PIECE: usize = 64 << 10;
 
 /// Returns the parts to compare of an output of `bytes` bytes, with elements of `width` bytes.
@@ -22,10 +22,10 @@ pub(super) fn compared(bytes: usize, width: usize) -> impl Iterator<Item = Range
     })
 }
 
-/// Returns the maximum difference of a value between two algorithms, relative to the sum of the value and the
-/// root mean square of all values: they add in `f32` in different orders, and round the sum to the dtype of
-/// the output. For bf16, 2⁻⁷ is the distance of adjacent values; products whose operands are rounded to TF32
-/// differ by as much. An omitted part of the sum, or an output that is not written, differs by more.
+/// Returns the maximum difference of a value between two algorithms, relative to the sum of the value and the root
+/// mean square of all values. Algorithms add in `f32` in different orders, and round the sum to the dtype of the
+/// output. For bf16, the bound is 2⁻⁷, the distance of adjacent values; products whose operands are rounded to TF32
+/// differ by as much. An incomplete sum, or an output that is not written, differs by more.
 fn bound(problem: &Problem) -> f64 {
     let is_rounded = problem.tf32 || problem.output == Float::Bf16;
     f64::exp2(if is_rounded { -7.0 } else { -9.0 })

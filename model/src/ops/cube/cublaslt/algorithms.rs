@@ -1,8 +1,8 @@
-//! Measured algorithms of products, and the selection of those that a process uses.
+//! Measured algorithms for products, and the selection of those that a process uses.
 //!
-//! cuBLASLt guesses which of its algorithms is the fastest for a product. If that guess was checked by
-//! measurement (`measure`), the fastest algorithm is stored here, under everything that it depends on.
-//! Otherwise, products use cuBLASLt's first choice, so that a run's bits do not depend on timing.
+//! cuBLASLt estimates which of its algorithms is the fastest for a product. If that estimate was checked by
+//! measurement (`measure`), the fastest algorithm is stored here, keyed by everything that it depends on. Otherwise,
+//! products use cuBLASLt's first choice, so that a run's bits do not depend on timing.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use super::problem::{Alignments, Problem};
 
-/// The kind of a GPU, by the driver's name for it, and the version of cuBLASLt: other versions cannot read an
-/// algorithm's bytes.
+/// The kind of a GPU, by the driver's name for it, and the version of cuBLASLt. Other versions cannot decode a stored
+/// algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Platform {
     pub(super) gpu: String,
     pub(super) library: usize,
 }
 
-/// The circumstances in which an algorithm was measured.
+/// The conditions under which an algorithm was measured.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Key {
     pub(super) platform: Platform,
@@ -32,12 +32,12 @@ pub(super) struct Key {
 pub(super) struct Fastest {
     /// cuBLASLt's encoding of the algorithm.
     pub(super) algorithm: [u64; 8],
-    /// Milliseconds of a product, and with cuBLASLt's first choice.
+    /// Milliseconds per product with this algorithm, and with cuBLASLt's first choice.
     pub(super) ms: f32,
     pub(super) first_ms: f32,
 }
 
-/// Algorithms for products on some GPUs, to be stored in a file.
+/// Measured algorithms for products on some GPUs, which can be stored in a file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProductAlgorithms {
     products: Vec<(Key, Fastest)>,
@@ -54,7 +54,7 @@ impl ProductAlgorithms {
         self.products.is_empty()
     }
 
-    /// Returns the speed-ups over cuBLASLt's first choice, for the products where another algorithm is
+    /// Returns the speed-ups over cuBLASLt's first choice, for the products for which a different algorithm is
     /// faster, in ascending order.
     pub fn gains(&self) -> Vec<f32> {
         let mut gains: Vec<f32> = self.products.iter().map(|(_, found)| found.first_ms / found.ms).collect();
@@ -63,7 +63,7 @@ impl ProductAlgorithms {
         gains
     }
 
-    /// Merges `others` into these algorithms; `others` win for the same products.
+    /// Merges `others` into these algorithms; `others` take precedence for the same products.
     #[must_use]
     pub fn with(self, others: ProductAlgorithms) -> ProductAlgorithms {
         let mut all: BTreeMap<Key, Fastest> = self.products.into_iter().collect();
@@ -86,14 +86,14 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes products use their measured algorithm from now on, if there is one. For the whole process; kinds of
-/// products that were computed already keep their algorithm.
+/// Makes products use their measured algorithm from now on, if there is one, in the whole process. Kinds of products
+/// that were computed already keep their algorithm.
 pub fn use_algorithms(kept: ProductAlgorithms) {
     state().kept = kept.products.into_iter().collect();
 }
 
-/// From now on, the first product of each kind waits for the GPU, and measures cuBLASLt's first candidates.
-/// For the whole process, and meant for a separate short run.
+/// Makes the first product of each kind wait for the GPU and measure cuBLASLt's first candidates, from now on and in
+/// the whole process. Meant for a separate short run.
 pub fn measure_algorithms() {
     state().is_measuring = true;
 }
@@ -103,7 +103,7 @@ pub fn measured_algorithms() -> ProductAlgorithms {
     ProductAlgorithms { products: state().measured.clone().into_iter().collect() }
 }
 
-/// Returns the number of kinds of products that this process computes with measured algorithms.
+/// Returns the number of kinds of products for which this process uses measured algorithms.
 pub fn used_algorithms() -> usize {
     state().used
 }
@@ -124,7 +124,7 @@ pub(super) fn note(key: Key, found: Fastest) {
     state().measured.insert(key, found);
 }
 
-/// Returns the algorithm to use, if one was measured, in this process or before.
+/// Returns the algorithm to use, if one was measured in this process or loaded.
 pub(super) fn algorithm_of(key: &Key) -> Option<[u64; 8]> {
     let state = state();
     let found = state.measured.get(key).or_else(|| state.kept.get(key).filter(|_| !state.is_measuring));

@@ -8,8 +8,8 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::result::DriverError;
 
-/// The reason why a product could not be queued. No caller waits for it at that time, so the error stays with
-/// the memory of the result.
+/// The reason why a product could not be queued. No caller is waiting at that time, so the error is attached to the
+/// memory of the result.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProductError {
     /// A call of cuBLASLt failed.
@@ -22,7 +22,7 @@ pub(super) enum ProductError {
         /// The product.
         what: String,
     },
-    /// cuBLASLt has no algorithm for the product, with any workspace and alignments.
+    /// cuBLASLt has no algorithm for the product, whatever the workspace and alignments.
     #[error("cuBLASLt has no algorithm for the product {what}")]
     NoAlgorithm {
         /// The product.
@@ -38,7 +38,7 @@ pub(super) enum ProductError {
         /// The driver's error.
         reason: String,
     },
-    /// CubeCL has no stream or no memory.
+    /// CubeCL could not provide a stream or memory.
     #[error(transparent)]
     Server(#[from] ServerError),
 }

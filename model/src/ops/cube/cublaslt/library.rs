@@ -21,8 +21,7 @@ use super::problem::{ALIGNMENT, Alignments, Problem, alignment_of};
 /// before that twice the recommended size. (cuBLAS documentation, `cublasSetWorkspace`.)
 const WORKSPACE: [usize; 2] = [32 << 20, 8 << 20];
 
-/// Maximum number of plans in memory. A run has a few dozen; generation has some for every length of a
-/// prompt.
+/// Maximum number of plans in memory. A run has a few dozen; text generation has several for every prompt length.
 pub(super) const PLANS: usize = 4096;
 
 /// Returns whether the library can be loaded. Logs one warning if it cannot.
@@ -43,20 +42,20 @@ pub(super) fn present() -> bool {
 
 /// cuBLASLt on one GPU, used only by the thread on which CubeCL runs this GPU.
 ///
-/// Lives as long as the process: neither CubeCL's streams nor their thread end earlier.
+/// Lives as long as the process, like CubeCL's streams and their thread.
 pub(super) struct CublasLt {
     handle: cublasLtHandle_t,
     context: CUcontext,
     /// The kind of GPU, and the version of the library.
     platform: Platform,
     workspace_bytes: usize,
-    /// Workspaces by stream: products of two streams may run concurrently.
+    /// One workspace per stream, because products of two streams may run concurrently.
     workspaces: HashMap<CUstream, CUdeviceptr>,
     plans: HashMap<(Problem, Alignments), Plan>,
 }
 
 impl CublasLt {
-    /// Opens cuBLASLt on the GPU with this number, which must exist. The library must be [`present`].
+    /// Opens cuBLASLt on the GPU with number `index`, which must exist. The library must be [`present`].
     pub(super) fn open(index: u16) -> Result<CublasLt, ProductError> {
         let what = || format!("GPU {index}");
         let device = device::get(i32::from(index)).map_err(ProductError::driver("cuDeviceGet", what()))?;
@@ -82,8 +81,8 @@ impl CublasLt {
         })
     }
 
-    /// Returns whether cuBLASLt has an algorithm for `problem` and matrices with these alignments. Also
-    /// returns `true` if a call fails: queueing the product reports that.
+    /// Returns whether cuBLASLt has an algorithm for `problem` and matrices with these alignments. Also returns
+    /// `true` if a call fails, because queueing the product will then report the error.
     pub(super) fn has_algorithm(&self, problem: &Problem, alignments: Alignments) -> bool {
         // cuBLASLt reads a bias only when it computes. Until then any aligned address is fine.
         let bias = problem.bias.then_some(CUdeviceptr::from(ALIGNMENT));
@@ -120,13 +119,13 @@ impl CublasLt {
             .map_err(ProductError::library("cublasLtMatmul", problem))
     }
 
-    /// Returns the workspace of `stream`, which the first product on it allocates.
+    /// Returns the workspace of `stream`. The first call for a stream allocates it.
     fn workspace(&mut self, stream: CUstream) -> Result<CUdeviceptr, ProductError> {
         match self.workspaces.entry(stream) {
             Entry::Occupied(entry) => Ok(*entry.get()),
             Entry::Vacant(entry) => {
                 let bytes = self.workspace_bytes;
-                let what = || format!("{} MiB to multiply matrices in", bytes >> 20);
+                let what = || format!("a workspace of {} MiB", bytes >> 20);
                 // SAFETY: only cuBLASLt reads the memory, and it expects no contents.
                 let memory = unsafe { malloc_sync(bytes) };
                 Ok(*entry.insert(memory.map_err(ProductError::driver("cuMemAlloc", what()))?))
@@ -134,11 +133,11 @@ impl CublasLt {
         }
     }
 
-    /// Returns the plan of `problem`, which is made for the first product of its kind.
+    /// Returns the plan of `problem`. The first product of its kind creates the plan.
     ///
     /// # Safety
     ///
-    /// As for `multiply`, of which `call` must be one.
+    /// As for `multiply`; `call` must be one of its calls.
     unsafe fn plan(
         &mut self,
         problem: &Problem,

@@ -11,20 +11,20 @@ use super::algorithms::Fastest;
 use super::plan::{Call, Plan};
 use super::problem::Problem;
 
-/// Number of algorithms measured: the first that cuBLASLt returns.
+/// Maximum number of algorithms to measure, in cuBLASLt's order.
 const NAMED: usize = 8;
 
-/// Number of measurements per algorithm, alternating between algorithms; the median is used. One more run
-/// comes first, whose output is compared; caches and clocks settle meanwhile.
+/// Number of measurements per algorithm, alternating between algorithms; the median is used. An additional first run
+/// produces the output that is compared, and lets caches and clocks settle.
 const ROUNDS: usize = 7;
 
-/// Maximum time of another algorithm relative to cuBLASLt's first choice. Smaller gains cannot be
-/// distinguished from timing noise.
+/// Maximum time of a different algorithm relative to cuBLASLt's first choice, if it is to be used. Smaller gains
+/// cannot be distinguished from timing noise.
 const MARGIN: f32 = 0.98;
 
-/// Computes the product of `call` with each candidate algorithm of the plan, and waits for it; the output of
-/// `call` is not touched. An algorithm whose output differs from that of the first one is reported and not
-/// used. Returns `None` if memory or timers are unavailable.
+/// Computes the product of `call` with each candidate algorithm of the plan, into separate memory, and waits for the
+/// results. An algorithm whose output differs from the first algorithm's is reported and not used. Returns `None` if
+/// memory or timers are unavailable.
 ///
 /// # Safety
 ///
@@ -55,8 +55,8 @@ pub(super) unsafe fn fastest_of(plan: &Plan, problem: &Problem, call: &Call) -> 
         Some(other) if agree(problem, &first, &other) => true,
         Some(_) => {
             tracing::warn!(
-                "cuBLASLt's algorithm {} for {problem} is skipped: its values differ from those of the first algorithm \
-                 by more than rounding",
+                "algorithm {} of cuBLASLt's candidates for {problem} differs from the first by more than rounding: \
+                 it is not used",
                 at + 1
             );
             false
@@ -75,8 +75,8 @@ pub(super) unsafe fn fastest_of(plan: &Plan, problem: &Problem, call: &Call) -> 
     Some(Fastest { algorithm: named[fastest].data, ms, first_ms })
 }
 
-/// Returns the index of the fastest algorithm, its milliseconds and those of the first, by the median of
-/// their times. An algorithm that has failed has too few times. `None` if the first one has failed.
+/// Returns the index of the fastest algorithm, and the milliseconds of the fastest and of the first one, by the
+/// median of their times. An algorithm that has failed has too few times. `None` if the first one has failed.
 fn choose(times: Vec<Vec<f32>>) -> Option<(usize, [f32; 2])> {
     let median = |mut times: Vec<f32>| {
         times.sort_by(f32::total_cmp);
@@ -102,7 +102,8 @@ impl Scratch {
         Some(Scratch { at, bytes })
     }
 
-    /// Fills the memory with bytes that are NaN in every dtype, which reveals unwritten values.
+    /// Fills the memory with bytes that are NaN in every dtype, which reveals values that an algorithm does not
+    /// write.
     fn spoil(&self, stream: CUstream) -> Result<(), DriverError> {
         // SAFETY: the memory has `self.bytes` bytes, and the caller's stream is alive.
         unsafe { memset_d8_async(self.at, 0xff, self.bytes, stream) }
@@ -128,7 +129,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A point in time of a stream.
+/// A recorded point in a stream's execution.
 struct Event(CUevent);
 
 impl Event {
@@ -141,7 +142,7 @@ impl Event {
         unsafe { event::record(self.0, stream) }
     }
 
-    /// Waits for `end` and returns the milliseconds until then. Both events must be recorded.
+    /// Waits for `end` and returns the milliseconds between the two events. Both must have been recorded.
     fn until(&self, end: &Event) -> Result<f32, DriverError> {
         // SAFETY: both are alive, and on the same stream.
         unsafe {
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[3.0]), Some((0, [3.0, 3.0])));
         assert_eq!(of(&[3.0, 2.0, 2.5]), Some((1, [2.0, 3.0])));
-        // Too close to be distinguished.
+        // The times are too close to be distinguished.
         assert_eq!(of(&[3.0, 2.95]), Some((0, [3.0, 3.0])));
         // An algorithm that was slow once is judged by its other times; an algorithm that has failed is
         // skipped.

@@ -1,13 +1,13 @@
 //! Matrix products with NVIDIA's cuBLASLt, in CubeCL's memory and on its streams.
 //!
-//! A product is queued like a kernel: the caller names the matrices and returns (here), and CubeCL's thread
-//! resolves their addresses and queues the product on the caller's stream (`queue`). The first product of a
-//! kind waits for CubeCL's thread, which asks cuBLASLt whether and how to compute it; later ones neither ask
-//! nor allocate (`library`). A `problem` contains everything that determines how. Nothing here waits for the
-//! GPU, unless algorithms are being measured (`measure`, `agreement`, `algorithms`).
+//! A product is queued like a kernel: the caller names the matrices and returns (this file), and CubeCL's thread
+//! resolves their addresses and queues the product on the caller's stream (`queue`). For the first product of a kind,
+//! the caller waits until CubeCL's thread has asked cuBLASLt whether and how to compute it; later products neither
+//! ask nor allocate (`library`). A `problem` contains everything that determines how a product is computed. Nothing
+//! here waits for the GPU, unless algorithms are being measured (`measure`, `agreement`, `algorithms`).
 //!
-//! The order of cuBLASLt's sums depends only on the algorithm, so the same product has the same bits in every
-//! run on GPUs of one kind that uses the same algorithms.
+//! The order of cuBLASLt's sums depends only on the algorithm. On GPUs of one kind, the same product therefore has
+//! the same bits in every run that uses the same algorithms.
 
 mod agreement;
 mod algorithms;
@@ -40,21 +40,21 @@ use queue::{Product, Server};
 
 static TF32: AtomicBool = AtomicBool::new(false);
 
-/// Sets whether products of `f32` may round their operands to TF32 (10 fraction bits instead of 23), which
-/// tensor cores multiply several times as fast. burn's kernels, which do so, may then also compute the
-/// products for which cuBLASLt has no algorithm. Applies to the whole process and is off by default.
+/// Sets whether products of `f32` may round their operands to TF32 (10 fraction bits instead of 23), which tensor
+/// cores multiply several times as fast. Rounding also lets burn's kernels, which use TF32, compute the products for
+/// which cuBLASLt has no algorithm. Applies to the whole process and is off by default.
 pub fn allow_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
 
-/// Returns whether cuBLASLt multiplies on the device of `tensor`: not on other devices, nor without the
-/// library, nor if its products were found to be wrong.
+/// Returns whether cuBLASLt multiplies on the device of `tensor`: it must be an NVIDIA GPU, the library must be
+/// present, and its products must not have been found to be wrong.
 pub(super) fn serves(tensor: &CubeTensor) -> bool {
     is_nvidia(&tensor.client) && is_used()
 }
 
-/// Returns whether a GPU behind `client` rounds the operands of products of `f32` to TF32: an NVIDIA GPU on
-/// which burn's kernels multiply, or cuBLASLt is allowed to round.
+/// Returns whether products of `f32` round their operands to TF32 on the GPU behind `client`: an NVIDIA GPU on which
+/// either burn's kernels multiply, or cuBLASLt is allowed to round.
 pub(super) fn rounds_to_tf32(client: &Client) -> bool {
     is_nvidia(client) && (!is_used() || TF32.load(Ordering::Relaxed))
 }
@@ -114,10 +114,10 @@ pub(super) fn multiply(
 }
 
 /// Returns whether cuBLASLt has an algorithm for `problem` on `device`, an NVIDIA GPU. The first call for a kind of
-/// product waits for CubeCL's thread, but not for the GPU, and logs a warning if burn's kernels take over.
+/// product waits for CubeCL's thread, but not for the GPU, and logs a warning if burn's kernels are used instead.
 ///
-/// The answer is the same on all ranks with the same kind of GPU and version of cuBLASLt: `alignments` are those of
-/// offsets in a tensor's memory.
+/// The answer is the same on all ranks with the same kind of GPU and version of cuBLASLt, because `alignments` are
+/// those of offsets in a tensor's memory and not of addresses.
 fn has_algorithm(device: DeviceId, problem: Problem, alignments: Alignments) -> bool {
     static ANSWERS: Mutex<BTreeMap<(u16, Problem, Alignments), bool>> = Mutex::new(BTreeMap::new());
     let answers = || ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,7 +127,7 @@ fn has_algorithm(device: DeviceId, problem: Problem, alignments: Alignments) -> 
     }
     let asked = DeviceHandle::<Server>::new(device)
         .submit_blocking(|_| queue::has_algorithm(device, &problem, alignments));
-    // A thread that has ended fails to queue the product as well, and reports the reason.
+    // If CubeCL's thread has ended, queueing the product fails as well, and reports the reason.
     let answer = asked.unwrap_or(true);
     let mut answers = answers();
     if answers.len() >= PLANS {

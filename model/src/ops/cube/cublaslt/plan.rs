@@ -1,4 +1,4 @@
-//! The way in which cuBLASLt computes one kind of product: its descriptors, and the algorithm.
+//! The plan by which cuBLASLt computes one kind of product: descriptors and algorithm.
 
 #![allow(unsafe_code)]
 
@@ -24,11 +24,10 @@ const VECTOR: u32 = 16;
 /// Device addresses of both operands and the output of a product.
 pub(super) type Addresses = [CUdeviceptr; 3];
 
-/// The way in which cuBLASLt computes a problem.
+/// The descriptors and the algorithm with which cuBLASLt computes a problem.
 ///
-/// cuBLASLt stores matrices by columns, and we store them by rows. A matrix of ours is therefore the
-/// transpose of one of cuBLASLt's, and cuBLASLt computes `outputᵀ = bᵀ · aᵀ`: our second operand is its
-/// first.
+/// cuBLASLt stores matrices by columns, and Kiln stores them by rows. A matrix of Kiln's is therefore the transpose
+/// of one of cuBLASLt's, and cuBLASLt computes `outputᵀ = bᵀ · aᵀ`: our second operand is its first.
 pub(super) struct Plan {
     description: Description,
     /// The layouts of `bᵀ`, `aᵀ` and `outputᵀ`.
@@ -41,24 +40,24 @@ pub(super) struct Plan {
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) handle: cublasLtHandle_t,
-    /// Both operands and the output.
+    /// Addresses of both operands and the output.
     pub(super) at: Addresses,
-    /// Factors of the product and of the values in the output.
+    /// Factors for the product and for the previous values of the output.
     pub(super) factors: [f32; 2],
-    /// Address and bytes of the workspace.
+    /// Address of the workspace, and its size in bytes.
     pub(super) workspace: (CUdeviceptr, usize),
     pub(super) stream: CUstream,
 }
 
 impl Plan {
-    /// Asks cuBLASLt for the algorithm that it expects to be the fastest. The same problem gets the same
-    /// algorithm in every run on GPUs of one kind.
+    /// Asks cuBLASLt for the algorithm that it expects to be the fastest. The same problem gets the same algorithm in
+    /// every run on GPUs of one kind.
     ///
-    /// If an algorithm splits the inner dimension into parts, these are summed in `f32`: cuBLASLt could also
-    /// round them to the dtype of the output.
+    /// If an algorithm splits the inner dimension into parts, their results are summed in `f32`: cuBLASLt could
+    /// otherwise round them to the dtype of the output.
     ///
-    /// If there is no algorithm, asks again for algorithms that need no workspace, and then for algorithms
-    /// that need smaller alignments. The first one found is used.
+    /// If there is no algorithm, asks for algorithms that need no workspace, and then for algorithms that need
+    /// smaller alignments. The first one found is used.
     ///
     /// # Errors
     ///
@@ -105,8 +104,7 @@ impl Plan {
         Err(ProductError::no_algorithm(problem))
     }
 
-    /// Returns cuBLASLt's first `MOST` candidate algorithms, in its order of expected speed. Empty if it has
-    /// none.
+    /// Returns cuBLASLt's first `MOST` candidate algorithms, in the order of expected speed. Empty if there are none.
     pub(super) fn named<const MOST: usize>(
         &self,
         handle: cublasLtHandle_t,
@@ -135,7 +133,7 @@ impl Plan {
         room: usize,
     ) -> bool {
         let algorithm = Algorithm { data: algorithm };
-        // For a library that writes no state here, the return value alone decides.
+        // If the library does not set the state, only the return value counts.
         let mut result =
             cublasLtMatmulHeuristicResult_t { state: cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NO_RESULT };
         let (of, [a, b, c, d]) = self.descriptors();
@@ -149,11 +147,11 @@ impl Plan {
         is_taken
     }
 
-    /// Returns the operation, and the layouts of its operands, its addend and its output, as arguments of
-    /// cuBLASLt's functions. They are alive as long as the plan.
+    /// Returns the operation, and the layouts of its operands, its addend and its output, as arguments for cuBLASLt's
+    /// functions. They are valid as long as the plan.
     fn descriptors(&self) -> (cublasLtMatmulDesc_t, [cublasLtMatrixLayout_t; 4]) {
         let [first, second, output] = &self.layouts;
-        // The product is added to the output itself.
+        // The addend is the output itself.
         (self.description.0, [first.0, second.0, output.0, output.0])
     }
 
@@ -258,8 +256,8 @@ impl Description {
         Ok(made)
     }
 
-    /// Sets the address of the bias, `[n]`, which is added to each of our rows, that is, to each column of
-    /// cuBLASLt's.
+    /// Sets the address of the bias, `[n]`, which is added to each of our rows, that is, to each of cuBLASLt's
+    /// columns.
     fn set_bias(&self, bias: CUdeviceptr) -> Result<(), CublasError> {
         self.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
     }
@@ -273,7 +271,7 @@ impl Description {
 type Layout = Descriptor<cublasLtMatrixLayout_t>;
 
 impl Layout {
-    /// Returns the layout of a matrix with the given number of our rows and columns.
+    /// Creates the layout of a matrix with this number of our rows and columns.
     fn new(float: Float, [rows, columns]: [usize; 2], operand: Operand) -> Result<Self, CublasError> {
         let [down, across] = match operand.transposed {
             true => [rows, columns],
@@ -289,8 +287,8 @@ impl Layout {
 type Preference = Descriptor<cublasLtMatmulPreference_t>;
 
 impl Preference {
-    /// Restricts the algorithms to this workspace and these alignments, and to algorithms that sum in `f32`
-    /// if they split the inner dimension into parts.
+    /// Restricts the algorithms to this workspace and these alignments, and to those that sum in `f32` if they split
+    /// the inner dimension into parts.
     fn restrict(&self, [a, b, output]: Alignments, workspace_bytes: usize) -> Result<(), CublasError> {
         use PreferenceAttribute::*;
         let sums = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;

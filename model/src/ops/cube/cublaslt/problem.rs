@@ -1,4 +1,4 @@
-//! A matrix product, with everything that determines how cuBLASLt computes it.
+//! A matrix product, described by everything that determines how cuBLASLt computes it.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The alignments of both operands and the output of a product, in bytes.
 pub(super) type Alignments = [u32; 3];
 
-/// Floats that cuBLASLt multiplies with sums in `f32`.
+/// Types of elements that cuBLASLt multiplies with sums in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Float {
     F32,
@@ -38,9 +38,9 @@ impl Float {
 /// The memory layout of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Operand {
-    /// True if its columns are contiguous and its rows are not, as in a transposed view.
+    /// True if the columns are contiguous and the rows are not, as in a transposed view.
     pub(super) transposed: bool,
-    /// Elements from the start of one row (or column, if transposed) to the start of the next.
+    /// Distance in elements between the starts of adjacent rows (or columns, if transposed).
     pub(super) leading: usize,
 }
 
@@ -63,7 +63,7 @@ impl Operand {
 
 /// `[m, n] = [m, k] · [k, n]`, optionally with `[n]` added to each row. The result is contiguous.
 ///
-/// Factors are not included: cuBLASLt takes them with each product, and they do not affect the choice of the
+/// Factors are not included: they are passed to cuBLASLt with each product, and do not affect the choice of the
 /// algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Problem {
@@ -80,9 +80,9 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// Describes `a · b (+ bias)` in `output`; `None` if cuBLASLt has no such product.
+    /// Describes `a · b (+ bias)` in `output`; `None` if cuBLASLt does not support such a product.
     ///
-    /// It multiplies matrices of one dtype and writes the same dtype or `f32`; a bias has the dtype of the
+    /// cuBLASLt multiplies matrices of one dtype and writes the same dtype or `f32`; a bias has the dtype of the
     /// output. (cuBLAS documentation, `cublasLtMatmul`, the table of data types.)
     pub(super) fn new(
         a: &CubeTensor,
@@ -104,12 +104,12 @@ impl Problem {
         Some(Problem { m, k, n, a, b, input, output: written, bias: bias.is_some(), tf32 })
     }
 
-    /// Returns the alignments that all matrices of this problem have: those of their elements.
+    /// Returns the alignments that all matrices of this problem have: the sizes of their elements.
     pub(super) fn least_alignments(&self) -> Alignments {
         [self.input, self.input, self.output].map(|float| float.bytes() as u32)
     }
 
-    /// Returns whether burn's kernels may compute this product: they round `f32` to TF32.
+    /// Returns whether burn's kernels, which round `f32` to TF32, may compute this product.
     pub(super) fn allows_burn(&self) -> bool {
         self.input != Float::F32 || self.tf32
     }
@@ -128,11 +128,11 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The largest alignment of a matrix that cuBLASLt uses, in bytes.
+/// The largest alignment of a matrix that cuBLASLt takes advantage of, in bytes.
 pub(super) const ALIGNMENT: u32 = 256;
 
-/// Returns the alignment of a matrix at `address`, or at that offset in memory from CubeCL, which begins at
-/// multiples of 512 bytes.
+/// Returns the alignment of a matrix at `address`, or at this offset in memory from CubeCL, which begins at multiples
+/// of 512 bytes.
 pub(super) fn alignment_of(address: u64) -> u32 {
     1 << address.trailing_zeros().min(ALIGNMENT.trailing_zeros())
 }

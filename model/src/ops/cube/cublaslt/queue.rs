@@ -1,4 +1,5 @@
-//! Queues products on CubeCL's thread of a GPU, which knows the addresses of memory and the driver's streams.
+//! Queues products on CubeCL's thread for a GPU, which has access to the addresses of memory and the driver's
+//! streams.
 
 #![allow(unsafe_code)]
 
@@ -22,24 +23,24 @@ use super::problem::{Alignments, Problem};
 pub(super) type Server = <CudaRuntime as Runtime>::Server;
 
 thread_local! {
-    /// CubeCL runs each GPU on one thread, and the handles of cuBLASLt never leave it.
+    /// The opened libraries. CubeCL runs each GPU on one thread, and the handles of cuBLASLt never leave that thread.
     static OPENED: RefCell<HashMap<DeviceId, CublasLt>> = RefCell::default();
 }
 
-/// A product and its memory, which is neither moved nor reused while this value lives.
+/// A product and its memory. The memory is neither moved nor reused while this value lives.
 pub(super) struct Product {
     pub(super) problem: Problem,
     /// Both operands and the output.
     pub(super) matrices: [BufferBinding; 3],
     pub(super) bias: Option<BufferBinding>,
-    /// Factors of the product and of the values in the output.
+    /// Factors for the product and for the previous values of the output.
     pub(super) factors: [f32; 2],
 }
 
 /// Queues a product on stream `caller`, after all work that its operands depend on.
 ///
-/// As with kernels, an error stays with the output: kernels that read the output are skipped as well, until
-/// reading a result on the host returns the error.
+/// As with kernels, an error is attached to the output: kernels that read the output are skipped, and reading a
+/// result on the host returns the error.
 pub(super) fn queue(server: &mut Server, device: DeviceId, caller: StreamId, product: &Product) {
     let Product { matrices: [a, b, output], bias, factors: [_, beta], .. } = product;
     let added = (*beta != 0.0).then_some(output);
@@ -83,7 +84,7 @@ pub(super) fn has_algorithm(device: DeviceId, problem: &Problem, alignments: Ali
     with_library(device, |library| library.has_algorithm(problem, alignments)).unwrap_or(true)
 }
 
-/// Calls `body` with cuBLASLt on `device`, which the first call opens.
+/// Calls `body` with cuBLASLt on `device`. The first call for a device opens cuBLASLt.
 fn with_library<R>(device: DeviceId, body: impl FnOnce(&mut CublasLt) -> R) -> Result<R, ProductError> {
     OPENED.with_borrow_mut(|opened| {
         let library = match opened.entry(device) {

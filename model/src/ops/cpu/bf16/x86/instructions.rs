@@ -26,7 +26,7 @@ impl Bf16Gemm {
     /// Returns the instructions called `choice`, if the processor has them: `amx` or an empty string for AMX,
     /// `avx512` for AVX512-BF16.
     ///
-    /// AVX512-BF16 must be chosen explicitly: on Intel's processors, its products take as long as products of
+    /// AVX512-BF16 must be chosen explicitly: on Intel processors, products with it take as long as products of
     /// `f32`, or longer.
     pub fn choose(choice: &str) -> Option<Self> {
         let kernel = match choice {

@@ -33,7 +33,7 @@ const TASK: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub struct Line([u32; SIDE]);
 
-/// The address of a panel, for the instructions that read it. Strides are in bytes.
+/// The address of a panel, for the instructions that read the panel. Strides are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Panel {
     /// Address of the first line.
@@ -46,30 +46,30 @@ pub struct Panel {
     pub block: usize,
 }
 
-/// The sums of a panel of rows and a panel of columns.
+/// The products of the rows of one panel with the columns of another.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Sums(pub [[f32; PANEL]; PANEL]);
 
-/// The side of a product that an operand is on.
+/// The side of a product on which an operand is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The first operand.
+    /// The left operand.
     Left,
-    /// The second operand.
+    /// The right operand.
     Right,
 }
 
-/// An operand in panels.
+/// An operand packed into panels.
 #[derive(Debug)]
 pub struct Panels {
     lines: Vec<Line>,
-    /// Blocks per panel.
+    /// Number of blocks per panel.
     blocks: usize,
 }
 
 impl Panels {
-    /// Copies `source`, `[len, k]`, from the element `first` of `len` on.
+    /// Packs `source`, `[len, k]`, from row (or column) `first` of `len` on.
     pub fn new(simd: V4, side: Side, source: Matrix<'_, bf16>, first: usize, threads: Threads) -> Self {
         let [len, k] = source.shape();
         let blocks = k.div_ceil(DEPTH);
@@ -97,7 +97,7 @@ impl Panels {
     }
 }
 
-/// Copies the panels from the element `first` on.
+/// Packs the panels from row (or column) `first` on.
 struct Copy<'a> {
     simd: V4,
     side: Side,
@@ -126,7 +126,7 @@ impl NullaryFnOnce for Copy<'_> {
     }
 }
 
-/// Returns the lines of the square that begins at the given element of `len` and of `k`.
+/// Returns the lines of the square that begins at the given indices along `len` and `k`.
 #[inline(always)]
 fn square(
     simd: V4,
@@ -178,7 +178,7 @@ fn square(
     if side == lines_of { lines } else { transposed(simd, lines.map(cast)).map(cast) }
 }
 
-/// Joins two adjacent elements along `k`.
+/// Packs two adjacent elements along `k` into a word.
 #[inline(always)]
 fn word_of(even: bf16, odd: bf16) -> u32 {
     u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16

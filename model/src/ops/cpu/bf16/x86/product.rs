@@ -22,7 +22,7 @@ pub struct Left<'a> {
     /// `[m, k]`, of which the first `in_place` panels are read in place.
     matrix: Option<Matrix<'a, bf16>>,
     in_place: usize,
-    /// Copies of the panels after those.
+    /// Copies of the panels that are not read in place.
     panels: Panels,
     shape: [usize; 2],
 }
@@ -35,7 +35,7 @@ pub struct Right {
     shape: [usize; 2],
 }
 
-/// Minimum multiplications of a product that is worth a second thread.
+/// Minimum number of multiplications for which a product uses a second thread.
 const WORTH_A_THREAD: usize = 1 << 22;
 
 impl Left<'_> {
@@ -127,7 +127,7 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
             Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
             _ => 1,
         };
-        // Along the longer side, which divides more evenly.
+        // Cut along the longer side, which divides more evenly.
         let along = usize::from(panels[1] > panels[0]);
         let tasks = threads.min(panels[along]).max(1);
         let (target, shape) = (out.raw(), [m, n]);
@@ -148,8 +148,8 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
 
 /// The panels of a product that one thread multiplies.
 ///
-/// The shapes match, and no other task has any of these panels. Only this task may write their elements of
-/// the output, which are valid for writes, and initialised if the product is added to them.
+/// The shapes match, and no other task has any of these panels. Only this task may write the corresponding elements
+/// of the output, which are valid for writes, and initialised if the product is added to them.
 struct Task<'a, O> {
     kernel: Kernel,
     target: Target<O>,

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use super::pack::{Panel, Sums};
 
-/// Proof that the processor has tiles of bf16 and that the kernel lets this process use them.
+/// Proof that the processor has tiles of bf16 and that the operating system's kernel lets this process use them.
 #[derive(Clone, Copy, Debug)]
 pub struct Tiles(());
 
@@ -25,8 +25,8 @@ struct Configuration {
 }
 
 impl Tiles {
-    /// Requests tiles from the processor, and from the kernel the space to save them; `None` if either
-    /// refuses.
+    /// Requests tiles from the processor, and space for saving them from the operating system's kernel; `None` if
+    /// either is refused.
     pub fn try_new() -> Option<Tiles> {
         const TILES_AND_BF16: u32 = 1 << 24 | 1 << 22;
         let known = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILES_AND_BF16 == TILES_AND_BF16;
@@ -54,7 +54,7 @@ impl Tiles {
 }
 
 impl Configured {
-    /// Computes the sums of a panel of 32 rows and a panel of 32 columns.
+    /// Multiplies the 32 rows of one panel with the 32 columns of another, and writes the result to `sums`.
     ///
     /// # Safety
     ///

@@ -9,16 +9,16 @@ use super::pack::{Panel, Sums};
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors(());
 
-/// Rows whose sums are in registers at a time: 16 registers of 32, for two vectors of columns.
+/// Number of rows whose sums are kept in registers at a time: with two vectors of columns, 16 of the 32 registers.
 const ROWS: usize = 8;
 
 impl Vectors {
-    /// Checks that the processor has the instructions.
+    /// Returns the proof if the processor has AVX512-BF16.
     pub fn try_new() -> Option<Vectors> {
         (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")).then_some(Vectors(()))
     }
 
-    /// Computes the sums of a panel of 32 rows and a panel of 32 columns.
+    /// Multiplies the 32 rows of one panel with the 32 columns of another, and writes the result to `sums`.
     ///
     /// # Safety
     ///
