@@ -1,4 +1,4 @@
-//! The time during which deadlines are suspended, because a rank is held for inspection.
+//! Records when deadlines are suspended because a rank is held for inspection.
 
 use crate::sync::lock;
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ pub struct Holds(Mutex<State>);
 struct State {
     /// World ranks that are held.
     held: BTreeSet<usize>,
-    /// Time since which any rank is held.
+    /// When the current hold began; `None` if no rank is held.
     since: Option<Instant>,
     /// Total time of earlier holds.
     before: Duration,

@@ -1,4 +1,4 @@
-//! Every failure reaches every rank, with a message that says where to look.
+//! Checks that every failure reaches every rank, with a message that says where to look.
 
 use crate::*;
 use kiln_collectives::{
@@ -83,7 +83,7 @@ pub fn a_different_phase_alone_is_no_mismatch(suite: &Suite) {
     });
 }
 
-/// Checks that rank 1 gets `problem` and the others a mismatch that names rank 1.
+/// Checks that rank 1 gets `problem`, and that the other ranks get a mismatch that names rank 1.
 #[track_caller]
 pub fn check_invalid(errors: &[CommError], problem: ArgumentError) {
     for (rank, error) in errors.iter().enumerate() {

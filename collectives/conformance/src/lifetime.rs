@@ -1,4 +1,4 @@
-//! Ownership and lifetime of buffers and threads.
+//! Checks the ownership and lifetime of buffers and threads.
 
 use crate::*;
 use kiln_collectives::{Buffer, CommError, DType, RankView, Witness, WorkerStart, waits_for};

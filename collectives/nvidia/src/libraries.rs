@@ -1,9 +1,10 @@
 //! Loads NVIDIA's libraries so that cudarc and CubeCL find them.
 //!
-//! cudarc and CubeCL ask the loader by name. The loader knows `LD_LIBRARY_PATH` and the system's folders, but
-//! not the folders of the CUDA toolkit or of Python packages. So a library is first requested by the same
-//! names; failing that, it is searched for in the other folders and loaded from there by its path. From then
-//! on the loader knows it by its soname, which is one of the names that they ask for.
+//! cudarc and CubeCL ask the loader for a library by name. The loader knows `LD_LIBRARY_PATH` and the
+//! system's folders, but not the folders of the CUDA toolkit or of Python packages. So this module first
+//! requests a library by the names that cudarc and CubeCL use; failing that, it searches the other folders
+//! and loads the library by its path. From then on the loader knows the library by its soname, which is one
+//! of those names.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,7 +15,8 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use crate::alias::{self, Instead};
 use crate::places::{Places, reason};
 
-/// Headers that CubeCL's kernels include, in `include`; the last also in `include/cccl`.
+/// Headers that CubeCL's kernels include, relative to the folder `include`; the last may also be in
+/// `include/cccl`.
 pub const HEADERS: [&str; 5] =
     ["cuda_runtime.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda/barrier"];
 
@@ -24,14 +26,14 @@ pub struct Wanted {
     pub stem: &'static str,
     /// File names, best first.
     pub files: Vec<&'static str>,
-    /// Returns the functions that cudarc and CubeCL find instead of the library's own, once it is loaded by
-    /// the given name.
+    /// Returns the functions that cudarc and CubeCL find instead of the library's own. Called with the
+    /// library's soname, once it is loaded.
     pub instead: Option<fn(&str) -> Vec<Instead>>,
 }
 
 /// A library that was not found.
 pub struct Missing {
-    /// Names of its file.
+    /// Names that its file may have.
     pub names: String,
     /// Places that were searched.
     pub places: String,
