@@ -51,8 +51,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// Returns the time in the queue and the time from there to completion, which includes waiting for other
-    /// ranks. Zero if a time is unknown.
+    /// Returns how long the operation was queued, and how long it then took, including waits for other ranks.
+    /// A duration is zero if one of its times is unknown.
     pub(crate) fn times(&self) -> [Duration; 2] {
         let between = |from: Option<Duration>, to: Option<Duration>| {
             from.zip(to).map_or(Duration::ZERO, |(from, to)| to.saturating_sub(from))

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// The held ranks of the world, as known to one rank, and the total time for which any rank was held. Every
-/// wait adds that time to its limit.
+/// wait adds the time held during the wait to its limit.
 #[derive(Debug, Default)]
 pub struct Holds(Mutex<State>);
 

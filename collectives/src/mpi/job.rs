@@ -22,7 +22,7 @@ pub type MpiCommunicator = ProcessGroup<MpiBackend>;
 pub struct MpiOptions {
     /// Number of records that each rank keeps. Default [`DEFAULT_CAPACITY`].
     pub recorder_capacity: usize,
-    /// Callback that every worker thread runs first, with its world rank. Default none.
+    /// Callback that every worker thread runs first, with the world rank as its argument. Default none.
     pub on_worker_start: Option<WorkerStart>,
 }
 

@@ -25,7 +25,7 @@ pub(super) enum Message {
     Abort { world: Number, failure: Failure },
     /// Asks for the receiver's flight recorder of `world`.
     Question { request: u64, world: Number, from: usize },
-    /// Answers a question; `None` from a process that is not in the world.
+    /// Answers a question; `flight` is `None` if the answering process is not in the world.
     Answer { request: u64, rank: usize, flight: Option<Box<Flight>> },
     /// The sender's last message.
     Goodbye,

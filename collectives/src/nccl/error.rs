@@ -14,7 +14,7 @@ pub enum NcclError {
          GPUs; install NVIDIA's driver, or choose another backend"
     )]
     NoDriver,
-    /// The GPU's number is out of range.
+    /// The GPU number is out of range.
     #[error("there is no GPU {index}: the driver names {count}, counted from 0")]
     NoDevice {
         /// Requested number.
@@ -48,7 +48,7 @@ pub enum NcclError {
     Driver {
         /// The function.
         call: &'static str,
-        /// Its error message.
+        /// The function's error message.
         reason: String,
     },
     /// A call of NCCL failed.
@@ -68,7 +68,7 @@ pub enum NcclError {
     TimedOut {
         /// The work.
         what: &'static str,
-        /// Time that was waited.
+        /// How long was waited.
         waited: Duration,
     },
     /// Other ranks cannot use NCCL.

@@ -1,7 +1,7 @@
-//! Messages as frames: four bytes of length, then bincode.
+//! Encodes messages as frames: four bytes of length, then bincode.
 //!
 //! A frame may come from anyone. Therefore its length is checked before memory is allocated, and the decoder
-//! counts the lengths inside it against the same limit.
+//! counts the lengths inside the frame against the same limit.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -38,7 +38,7 @@ pub enum FrameError {
     Io(#[from] io::Error),
 }
 
-/// Describes the end of a connection as a sentence about the other side.
+/// Describes why a connection ended, as a sentence whose subject is the other side.
 fn in_words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it hung up".to_owned(),

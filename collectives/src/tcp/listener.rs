@@ -14,16 +14,16 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Maximum connections that the system queues until this thread accepts them.
+/// Maximum number of connections that the system queues until this thread accepts them.
 const BACKLOG: i32 = 4096;
 
-/// Receives a caller that knows the secret and names the right job.
+/// Callback for a caller that knows the secret and names the right job.
 pub(super) type Admit = Arc<dyn Fn(Caller) + Send + Sync>;
 
-/// Receives a caller that claimed to be a rank and was refused.
+/// Callback for a caller that claimed to be a rank and was refused.
 pub(super) type Note = Arc<dyn Fn(Refused) + Send + Sync>;
 
-/// A listening socket whose callers must authenticate themselves. It logs refused callers and stays open.
+/// A listening socket whose callers must authenticate themselves. Refused callers are logged.
 pub(super) struct Listener {
     address: SocketAddr,
     stop: Arc<Waker>,
@@ -31,12 +31,12 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Accepts callers that know the job and the secret of `options`, and hands them to `admit`.
+    /// Accepts callers that know the job and the secret of `options`, and passes them to `admit`.
     pub(super) fn open(listener: TcpListener, options: &JoinOptions, admit: Admit) -> io::Result<Listener> {
         Listener::open_with_note(listener, options, admit, Arc::new(|_| {}))
     }
 
-    /// Like [`Listener::open`], and reports refused callers to `note`.
+    /// Like [`Listener::open`], and also passes refused callers to `note`.
     pub(super) fn open_with_note(
         listener: TcpListener,
         options: &JoinOptions,
@@ -84,7 +84,8 @@ impl Guard {
         self.warnings.warn(format!("refused a connection from {from}: {why}"));
     }
 
-    /// Returns why a caller that knows the secret must be refused, if it must.
+    /// Returns the reason why a caller that knows the secret must be refused, or `None` if it may be
+    /// accepted.
     fn objection(&self, caller: &Caller) -> Option<Why> {
         let (claim, JoinOptions { rank, job, seal, .. }) = (&caller.claim, &self.options);
         if claim.job != *job {
