@@ -116,7 +116,7 @@ impl Recorder {
             created_monotonic: monotonic(),
             capacity,
             log: Mutex::new(Log {
-                // At once: memory that grows while a rank works would be taken for that of its tensors.
+                // Allocated now: memory allocated while a rank works would be counted as tensors.
                 records: VecDeque::with_capacity(capacity.min(DEFAULT_CAPACITY) + 1),
                 ..Log::default()
             }),

@@ -100,7 +100,7 @@ pub(super) enum HandshakeError {
     /// The other side sent an unexpected message.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The other side uses another protocol version.
+    /// The other side uses a different protocol version.
     #[error("it speaks version {0} of the protocol, this program version {VERSION}")]
     Version(u32),
     /// The other side sent a wrong hash, or closed the connection after this side's hash, so it does not know
