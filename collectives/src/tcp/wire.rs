@@ -84,9 +84,9 @@ pub(super) struct Link {
 }
 
 /// The connections of a rank to the other ranks of its group, and the state of their transfers.
+///
 /// An operation consists of one or more *exchanges*. In an exchange, a rank may send one payload to every
 /// other rank and receive one payload from each; [`Wire::finish_peer_reads`] ends the exchange.
-/// and receive one from it; [`Wire::finish_peer_reads`] ends the exchange.
 pub(super) struct Wire {
     links: Vec<Option<Link>>,
     lanes: Vec<Lane>,
