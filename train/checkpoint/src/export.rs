@@ -33,7 +33,7 @@ const ROWS: usize = 64;
 /// Element type of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExportDtype {
-    /// 32-bit floating point: the weights are unchanged.
+    /// 32-bit floating point, the weights unchanged.
     F32,
     /// bfloat16.
     Bf16,

@@ -34,7 +34,7 @@ pub(super) const WIDTH: u64 = size_of::<f32>() as u64;
 /// Maximum number of custom blocks. Such blocks may have no parameters and therefore no group.
 const MAX_BLOCKS: usize = 1 << 16;
 
-/// How the values are distributed over files.
+/// Layout of the values in files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
@@ -59,7 +59,7 @@ impl std::fmt::Display for Format {
 pub struct Manifest {
     /// The [`FORMAT_VERSION`] of the build that wrote the checkpoint.
     pub format_version: u64,
-    /// How the values are distributed over files.
+    /// Layout of the values in files.
     pub format: Format,
     /// Number of ranks of the run that wrote the checkpoint.
     pub ranks: usize,
