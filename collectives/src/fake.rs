@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// A communicator that records operations instead of running them; every operation completes immediately.
 ///
-/// It shows what one rank of a large world would communicate, for planning. Results are those of a world
+/// Shows what one rank of a large world would communicate, for planning. Results are those of a world
 /// whose other ranks contribute nothing:
 ///
 /// * all-gather copies the input into this rank's chunk of the output and leaves the rest;

@@ -14,7 +14,7 @@ pub struct Holds(Mutex<State>);
 struct State {
     /// World ranks that are held.
     held: BTreeSet<usize>,
-    /// When the current hold began; `None` if no rank is held.
+    /// Start of the current hold; `None` if no rank is held.
     since: Option<Instant>,
     /// Total time of earlier holds.
     before: Duration,

@@ -1,4 +1,4 @@
-//! How a rank spends its time: the activities of its thread, and its waits.
+//! A rank's use of its time: the activities of its thread, and its waits.
 //!
 //! A rank reports its activity ([`Recorder::set_activity`](crate::Recorder::set_activity)), its current
 //! module ([`Recorder::enter_module`](crate::Recorder::enter_module)) and its waits for collectives

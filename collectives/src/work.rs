@@ -39,7 +39,7 @@ enum State {
 struct Pending {
     site: CallSite,
     control: Arc<dyn GroupControl>,
-    /// Where the worker stores the result.
+    /// The result, once the worker has stored it.
     result: Monitor<Option<Result<Buffer, CommError>>>,
 }
 

@@ -27,7 +27,7 @@ pub enum Witness {
     Halted,
     /// The rank is gone.
     Gone {
-        /// Why the rank is gone, such as `"died: its connection closed without a goodbye"`.
+        /// The reason, such as `"died: its connection closed without a goodbye"`.
         reason: String,
     },
 }

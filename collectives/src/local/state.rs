@@ -34,7 +34,7 @@ pub(super) type Deposits = Vec<Option<Arc<Buffer>>>;
 
 /// One operation of a group that its ranks are taking part in.
 ///
-/// It runs in rounds. In each round, every rank may deposit a buffer for the others to read, and no rank
+/// An operation runs in rounds. In each round, every rank may deposit a buffer for the others to read, and no rank
 /// continues before all have arrived. A rank that arrives at a round has stopped reading the deposits of the
 /// previous round, so their owners may take them back.
 pub(super) struct Operation {

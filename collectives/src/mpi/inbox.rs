@@ -36,7 +36,7 @@ struct State {
     goodbyes: usize,
 }
 
-/// What this process knows about a group's number.
+/// The state of a group number in this process.
 enum Entry {
     /// Other ranks have already created the group; messages for it are kept until this rank creates it too.
     Early(Vec<Notice>),

@@ -33,7 +33,7 @@ pub(super) struct World {
 /// Size of socket buffers in bytes: large enough to keep a fast network busy while a rank computes.
 const SOCKET_BUFFER: usize = 4 << 20;
 
-/// How often a rank that waits for a connection checks whether the world has failed.
+/// Interval at which a rank that waits for a connection checks whether the world has failed.
 const GLANCE: Duration = Duration::from_millis(200);
 
 /// Time limit for one attempt to connect, and for the other side to send its first message.

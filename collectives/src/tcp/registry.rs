@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Interval at which each side sends a heartbeat.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// What messages say of a rank whose connection closed without a goodbye.
+/// The description, in messages, of a rank whose connection closed without a goodbye.
 pub(super) const DIED: &str = "died: its connection closed without a goodbye";
 
 /// The state that all threads of the rendezvous share and wait on.
@@ -49,7 +49,7 @@ pub(super) enum Presence {
     Present {
         writer: Mutex<Writer>,
         info: RankInfo,
-        /// When the rank's last message arrived.
+        /// Arrival time of the rank's last message.
         heard: Instant,
     },
     /// The rank has said goodbye.

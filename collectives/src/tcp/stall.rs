@@ -11,7 +11,7 @@ const LEAST: Duration = Duration::from_secs(3);
 /// process was not running: it was stopped, or frozen with its machine.
 pub(super) struct StallDetector {
     length: Duration,
-    /// When the thread's current sleep began.
+    /// Start of the thread's current sleep.
     rests_since: Option<Instant>,
     /// The end of the last sleep that was much too long, and by how much it was too long.
     stalled: Option<(Instant, Duration)>,

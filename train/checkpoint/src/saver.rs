@@ -49,7 +49,7 @@ pub struct SaveOptions {
     /// True if sharded checkpoints are written in the background during the following steps. Full checkpoints
     /// never are, because rank 0 would have to hold the whole model.
     pub background: bool,
-    /// Which checkpoints to keep.
+    /// Rule for the checkpoints to keep.
     pub keep: Keep,
     /// Maximum time without progress: how long a rank may write nothing, and how long the parts of all ranks
     /// may take to become visible once they are written.
@@ -469,7 +469,7 @@ impl Writer {
     }
 }
 
-/// Where a writer gets its values.
+/// The source of a writer's values.
 enum Source {
     /// This rank's part of the state.
     Snapshot(Snapshot),

@@ -23,7 +23,7 @@ pub(super) enum Stage {
     Failed,
 }
 
-/// What a thread that waits for the parts of other ranks must do next.
+/// The next action of a thread that waits for the parts of other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Look for the parts again.
@@ -44,7 +44,7 @@ pub(super) struct Status {
 
 struct State {
     stage: Stage,
-    /// When the thread last made progress.
+    /// Time of the thread's last progress.
     moved: Instant,
     /// True once the thread was found to hang.
     stalled: bool,

@@ -28,7 +28,7 @@ pub(super) struct End {
     pub(super) signal: Option<i32>,
     /// Time from the start of the rank to its end.
     pub(super) after: Duration,
-    /// When the rank ended, for ordering events.
+    /// Time at which the rank ended, for ordering events.
     pub(super) at: Instant,
     /// True if the launcher had asked the rank to end.
     pub(super) asked_to_end: bool,

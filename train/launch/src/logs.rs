@@ -206,7 +206,7 @@ impl Copying {
 struct Quiet {
     /// The beginning of a line for which it is not yet known whether to show it.
     begin: Vec<u8>,
-    /// Whether the current line is shown; `None` while that is unknown.
+    /// `Some(true)` if the current line is shown; `None` while that is unknown.
     is_shown: Option<bool>,
 }
 

@@ -15,7 +15,7 @@ const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// because its ranks may only have waited for ranks of another node.
 const LASTED: Duration = Duration::from_secs(300);
 
-/// What to do when all ranks have ended.
+/// The reaction after all ranks have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Do not restart: nothing failed, or restarts are disabled.

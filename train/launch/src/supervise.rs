@@ -77,7 +77,7 @@ impl Drop for Signals {
     }
 }
 
-/// What to do about ranks that do not end by themselves.
+/// The next action against ranks that do not end by themselves.
 enum Next {
     /// Nothing: the job is running.
     Run,

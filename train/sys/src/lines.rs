@@ -41,7 +41,7 @@ pub struct Records {
     /// True if part of a record was written and could not be removed.
     is_torn: bool,
     lost: u64,
-    /// Why the first lost record could not be written.
+    /// The reason why the first lost record could not be written.
     failure: Option<io::Error>,
     /// The noun for a record in messages.
     noun: &'static str,

@@ -69,7 +69,7 @@ impl Position {
 pub struct StepOutcome {
     /// The step.
     pub step: u64,
-    /// Its loss.
+    /// The loss of the step.
     pub loss: f64,
     /// Number of tokens of all ranks, divided by the step's time.
     pub tokens_per_s: f64,

@@ -90,7 +90,7 @@ fn register(stop: &Arc<AtomicBool>) -> io::Result<()> {
 /// The stop requests by one kind of signal.
 #[derive(Default)]
 struct Requests {
-    /// When the first request arrived, as returned by [`now`]; 0 until then.
+    /// Arrival time of the first request, as returned by [`now`]; 0 until then.
     first: AtomicU64,
 }
 

@@ -51,7 +51,7 @@ pub struct Considered {
     pub source: Source,
     /// The source's variables that are set, with values shortened.
     pub found: Vec<(String, String)>,
-    /// Why the source was used or skipped.
+    /// The reason why the source was used or skipped.
     pub verdict: String,
 }
 

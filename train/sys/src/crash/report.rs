@@ -360,7 +360,7 @@ fn write_batch(out: &mut dyn Write, rank: usize, seen: Seen) -> fmt::Result {
 ///
 /// # Errors
 ///
-/// Those of the file system.
+/// Errors of the file system.
 pub fn report_killed(
     crashes: &Path,
     (rank, pid): (usize, i32),

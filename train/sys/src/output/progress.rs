@@ -73,7 +73,7 @@ struct Work {
     done: u64,
     /// The total; 0 if unknown.
     of: u64,
-    /// When the part of the work that `of` counts began.
+    /// Start of the part of the work that `of` counts.
     since: Instant,
 }
 

@@ -51,7 +51,7 @@ struct State {
     lost: Lost,
     /// True if a line was ever lost. Lines for a reader that has gone away are not counted as lost.
     has_lost: bool,
-    /// When the reader last accepted something, or when lines began to wait.
+    /// Time at which the reader last accepted something, or lines began to wait.
     moved: Option<Instant>,
 }
 
