@@ -168,7 +168,7 @@ mod tests {
         of / 4.0
     }
 
-    /// Some functions are replaced under the second name, and the rest are the library's.
+    /// Some functions are replaced under the second name; the others are the library's own.
     #[test]
     fn functions_replace_those_of_the_library() {
         let alias = "libkiln-other-functions.so";

@@ -352,8 +352,8 @@ fn config() -> ncclConfig_t {
 mod tests {
     use super::*;
 
-    /// NCCL 2.30.5 and later have a field in the padding after the last field here, and read it unless the
-    /// version is older.
+    /// NCCL 2.30.5 and later have a field in the padding after the last field declared here, and read that
+    /// field unless the declared version is older.
     #[test]
     fn padding_is_no_field() {
         let end = std::mem::offset_of!(ncclConfig_t, maxP2pPeers) + size_of::<c_int>();

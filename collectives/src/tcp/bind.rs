@@ -83,7 +83,7 @@ pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
 mod tests {
     use super::*;
 
-    /// As in a restart, when the previous process of the run has not ended yet.
+    /// As in a restart, when the previous process of the run has not exited yet.
     #[test]
     fn ports_that_are_given_back_are_waited_for() {
         let options = JoinOptions::new(1, 2, "127.0.0.1", 1);

@@ -160,7 +160,7 @@ mod tests {
         assert!(matches!(decode::<u8>(&trailing[4..]), Err(FrameError::Garbage(_))));
     }
 
-    /// Decodes `bytes` as every expected type.
+    /// Decodes `bytes` as each expected type.
     fn decode_all(bytes: &[u8]) {
         let _ = read::<ToRank>(bytes, MESSAGE_LIMIT);
         let _ = read::<ToRendezvous>(bytes, MESSAGE_LIMIT);

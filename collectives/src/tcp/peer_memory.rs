@@ -245,7 +245,8 @@ mod tests {
         assert_eq!(met.unwrap(), None);
     }
 
-    /// Even if a rank may read its own process, it does not accept its own answer to its own challenge.
+    /// Even if a rank may read its own process's memory, it does not accept its own answer to its own
+    /// challenge.
     #[test]
     fn a_rank_rejects_its_own_answer() {
         let [mut own, mut other] = channels();

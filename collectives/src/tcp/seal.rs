@@ -275,7 +275,7 @@ mod tests {
         texts.iter().map(record).collect()
     }
 
-    /// Returns the bytes of `bytes` that open, and the error at their end.
+    /// Opens the records in `bytes`; returns the content, and the error at the end.
     fn opened(bytes: &[u8]) -> (Vec<u8>, Option<SealError>) {
         let mut opener = Opener::new(Seal::Encrypt, &KEY).unwrap();
         let (mut from, mut all) = (bytes, Vec::new());

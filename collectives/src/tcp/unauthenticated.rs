@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use std::net::{Ipv4Addr, TcpListener};
 
-    /// Connections for which a test pretends an address.
+    /// Connections to which a test assigns invented addresses.
     struct Street {
         listener: TcpListener,
         theirs: Vec<TcpStream>,

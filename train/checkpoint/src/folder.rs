@@ -387,7 +387,7 @@ mod tests {
         assert!(path.join(".fsdp_cpt03.partial").exists() && path.join(".fsdp_cpt+3.old").exists());
     }
 
-    /// No matter what interrupts a removal, no part of a checkpoint stays among the complete ones.
+    /// Whatever interrupts a removal, no part of a checkpoint is left among the complete ones.
     #[test]
     fn old_checkpoints_are_moved_before_removal() {
         let folder = tempfile::tempdir().unwrap();
@@ -448,7 +448,8 @@ mod tests {
         assert_eq!(names_in(path), [mine, ".latest.partial", other, checkpoint]);
     }
 
-    /// Interrupted between its two renames, on a file system that cannot exchange two folders.
+    /// The replacement is interrupted between its two renames, on a file system that cannot exchange two
+    /// folders.
     #[test]
     fn interrupted_replacement_is_undone() {
         let folder = tempfile::tempdir().unwrap();

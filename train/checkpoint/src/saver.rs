@@ -539,7 +539,7 @@ mod tests {
         ModelConfig { d_model: 8, heads: 2, kv_heads: 2, layers: 1, ..model }
     }
 
-    /// Returns the result on rank 0 of `work` on two ranks, which wait for each other for at most a second.
+    /// Runs `work` on two ranks, which wait for each other for at most a second; returns rank 0's result.
     fn on_two_ranks<T: Send>(work: impl Fn(&Engine, usize) -> Result<T> + Sync) -> Result<T, String> {
         let outcomes = run_ranks(2, 1, |world| {
             let rank = world.rank();
@@ -556,7 +556,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(1);
 
-    /// Saves to a disk that takes several times as long as the ranks wait for each other.
+    /// Saves to a disk that takes several times as long as the ranks would wait for each other.
     fn save_slowly(timeout: Duration) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         on_two_ranks(|engine, rank| {

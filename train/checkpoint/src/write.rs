@@ -362,7 +362,7 @@ impl Values for Watched<'_> {
 mod tests {
     use super::*;
 
-    /// Two ranks' chunks of one group of weights.
+    /// Two ranks' chunks of one group of weights, all of which are 1.
     struct Ones;
 
     impl Values for Ones {

@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the end of rank `rank` with code 1 in `step`, with messages `words`.
+    /// Returns the end of rank `rank` with exit code 1 in `step`, with the messages `words`.
     fn end(rank: usize, step: u64, words: &[(Message, &str)]) -> End {
         let step = Some((Message::Step, step.to_string())).filter(|_| step > 0);
         let words = words.iter().map(|(word, text)| (*word, (*text).to_owned())).chain(step).collect();
@@ -143,7 +143,7 @@ mod tests {
         Ends { ranks, ..Ends::default() }
     }
 
-    /// Returns the reaction to a failed life of one second.
+    /// Returns the reaction to a failed life that lasted one second.
     fn after(restarts: &mut Restarts, ranks: Vec<End>) -> Next {
         restarts.after(&life(ranks), Verdict::Failed, Duration::from_secs(1))
     }

@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(shown("comm=trace"), shown("warn,comm=trace"));
     }
 
-    /// A filter matches prefixes of names: the name of the program selects all of its crates.
+    /// A filter matches prefixes of names, so the name of the program selects all of its crates.
     #[test]
     fn events_of_all_crates_are_shown() {
         let shows = |value: Option<&str>, target: &str| {

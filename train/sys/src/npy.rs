@@ -171,7 +171,7 @@ mod tests {
         assert!(read(&path).unwrap_err().to_string().contains("not a .npy file"));
     }
 
-    /// A sparse file takes no space, and can have any length.
+    /// A sparse file of any length takes no disk space.
     #[test]
     fn a_header_is_believed_only_as_far_as_the_file_goes() {
         let folder = tempfile::tempdir().unwrap();

@@ -147,7 +147,7 @@ mod tests {
         Stream::create(&path).unwrap().finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"");
     }
-    /// As on a file system that has accepted part of a direct write, up to within a page.
+    /// As on a file system that accepted only part of a direct write, up to the middle of a page.
     #[test]
     fn a_direct_write_that_was_cut_short_goes_on_where_it_was() {
         for cut in [0, 100] {

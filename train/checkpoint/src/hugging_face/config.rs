@@ -535,7 +535,7 @@ mod tests {
         assert!(zero.contains("sliding_window is 0: must be at least 1"), "{zero}");
     }
 
-    /// Rotary settings of older and newer files.
+    /// Rotary settings as older and newer files spell them.
     #[test]
     fn rope_is_read_in_every_spelling() {
         let sizes = r#""model_type": "llama", "vocab_size": 8, "hidden_size": 64,

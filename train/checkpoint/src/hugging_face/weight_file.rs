@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of `bytes`.
+    /// Returns a file with the content `bytes`.
     fn file(bytes: &[u8]) -> File {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(bytes, 0).unwrap();
@@ -227,7 +227,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any part of a transpose is the same part of the whole, regardless of the blocks.
+        /// Reading a part of a transpose gives the same values as cutting it from the whole, wherever blocks
+        /// begin.
         #[test]
         fn transposes_are_read_in_parts(rows in 1..150_usize, columns in 1..150_usize, a: u32, b: u32) {
             let numel = rows * columns;
@@ -254,7 +255,7 @@ mod tests {
             check_header(&bytes);
         }
 
-        /// The same, with a matching length and text that is almost a header.
+        /// Like the test above, with a matching length and text that is almost a header.
         #[test]
         fn near_headers_are_read_without_a_panic(
             name in "[a-z]{0,3}",
@@ -286,7 +287,7 @@ mod tests {
         }
     }
 
-    /// More than one panel and more than one chunk, in every dtype.
+    /// Matrices of more than one panel and more than one chunk, in every dtype.
     #[test]
     fn large_matrices_are_read_in_panels() {
         let (rows, columns) = (3000, 700);

@@ -304,7 +304,7 @@ pub(super) fn is_silent() -> bool {
 mod tests {
     use super::*;
 
-    /// Number of bytes for which there is room.
+    /// Number of bytes that the reader still accepts.
     static FREE: AtomicUsize = AtomicUsize::new(0);
     static WRITTEN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(stream.state().lost.lines, 0);
     }
 
-    /// Held while the reader of the next test reads nothing.
+    /// Locked while the reader of the next test reads nothing.
     static GATE: Mutex<()> = Mutex::new(());
     /// A line of 1 KiB.
     const LINE: &[u8] = &{
