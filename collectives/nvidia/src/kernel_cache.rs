@@ -142,7 +142,7 @@ pub fn folder_to_keep() -> std::io::Result<PathBuf> {
     folder(&environment).ok_or_else(|| {
         std::io::Error::new(
             std::io::ErrorKind::NotFound,
-            "neither XDG_CACHE_HOME nor HOME says where kernels are kept",
+            "there is no folder for kernels, since neither XDG_CACHE_HOME nor HOME is an absolute path",
         )
     })
 }
@@ -159,7 +159,7 @@ pub fn counts() -> Counts {
 /// Describes in one line where kernels are kept, and how many there are.
 pub fn describe() -> String {
     let Some(folder) = folder(&environment) else {
-        return "compiled by every process anew, since neither XDG_CACHE_HOME nor HOME says where to keep them"
+        return "compiled anew by every process, since neither XDG_CACHE_HOME nor HOME is an absolute path"
             .to_owned();
     };
     let (mut count, mut bytes) = (0, 0);
@@ -280,7 +280,7 @@ impl Cache {
         match result {
             // SAFETY: the module was loaded just now.
             CUresult::CUDA_SUCCESS => drop(unsafe { sys::cuModuleUnload(module) }),
-            // Without a context, the driver reveals nothing about cubins.
+            // Without a context, the test shows nothing about cubins.
             CUresult::CUDA_ERROR_NOT_INITIALIZED | CUresult::CUDA_ERROR_INVALID_CONTEXT => return false,
             refused => tracing::debug!("the driver loads no cubins ({refused:?}); it gets PTX"),
         }

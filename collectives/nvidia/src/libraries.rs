@@ -46,8 +46,8 @@ pub struct Missing {
 pub fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     let asked = cudarc::get_lib_name_candidates(wanted.stem);
     let mut failures = Vec::new();
-    // First the way cudarc will ask, and then by the other names that the loader may know. A name by which a
-    // library has been requested is taken: if functions are to be replaced, cudarc's names come last.
+    // First cudarc's names, then the other names that the loader may know. If functions are to be replaced,
+    // cudarc's names come last, because a name that was requested once cannot be given to another library.
     let (files, names) = (wanted.files.iter().copied(), asked.iter().map(String::as_str));
     let by_name: Vec<_> = match wanted.instead {
         None => names.chain(files).collect(),
@@ -95,7 +95,7 @@ fn make_known(wanted: &Wanted, asked: &[String]) -> Result<(), String> {
     }
     match is_known() {
         true => Ok(()),
-        false => Err(format!("a library that calls itself none of {}", wanted.files.join(", "))),
+        false => Err(format!("the soname of the library is none of {}", wanted.files.join(", "))),
     }
 }
 

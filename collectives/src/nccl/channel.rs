@@ -112,7 +112,7 @@ impl Channel {
             None => return Err(NcclError::aborted()),
         }
         // The first operations connect ranks in the background, and are queued only afterwards.
-        wait_for_nccl(gpu.limit, "an operation of NCCL", || self.state())?;
+        wait_for_nccl(gpu.limit, "an NCCL operation", || self.state())?;
         // SAFETY: as above.
         unsafe { events.done.record(stream) }.map_err(driver("cuEventRecord"))?;
         drop(resolved);

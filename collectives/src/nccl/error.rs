@@ -24,8 +24,8 @@ pub enum NcclError {
     },
     /// NCCL's library was not found.
     #[error(
-        "NCCL is not found; looked for {names} in {places} ({tried}). `pip install nvidia-nccl-cu13` \
-         brings it"
+        "NCCL was not found; looked for {names} in {places} ({tried}). Install it with `pip install \
+         nvidia-nccl-cu13`"
     )]
     NoLibrary {
         /// File names that were searched for.
@@ -79,8 +79,8 @@ pub enum NcclError {
     },
     /// Several threads of one process share a GPU, which NCCL does not support.
     #[error(
-        "{} are threads of one process and share GPU {index}: give each a GPU of its own, or leave \
-         NCCL out",
+        "{} are threads of one process and share GPU {index}: give each its own GPU, or do not \
+         use NCCL",
         list_ranks(.ranks)
     )]
     SharedDevice {

@@ -87,7 +87,7 @@ impl Nccl {
             Some(comm) => gpu.library.split(comm, color, key),
             None => Err(NcclError::aborted()),
         })?;
-        wait_for_nccl(timeout, "dividing a communicator of NCCL", || channel.state())?;
+        wait_for_nccl(timeout, "splitting an NCCL communicator", || channel.state())?;
         match (new_group, promise.take()) {
             (None, _) => Ok(None),
             (Some(_), Some(comm)) => gpu.complete(comm, timeout).map(Some),

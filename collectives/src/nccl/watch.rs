@@ -75,7 +75,7 @@ fn look(channel: &Channel) -> bool {
         return false;
     }
     if let Err(reason) = trouble {
-        channel.control.abort(&format!("NCCL cannot go on: {reason}"));
+        channel.control.abort(&format!("NCCL cannot continue: {reason}"));
         return false;
     }
     if let Some((site, waited)) = oldest

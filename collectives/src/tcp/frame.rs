@@ -42,7 +42,7 @@ pub enum FrameError {
 fn in_words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it hung up".to_owned(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it said nothing in time".to_owned(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it did not answer in time".to_owned(),
         _ => error.to_string(),
     }
 }

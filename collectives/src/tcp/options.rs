@@ -273,7 +273,7 @@ pub enum JoinError {
     },
     /// The ranks have no secret, and meet where other machines can connect.
     #[error(
-        "rank {rank} has no secret, and {host}, where the ranks meet, is not a loopback address: whoever \
+        "rank {rank} has no secret, and {host}, where the ranks meet, is not a loopback address: anyone who \
          reaches it could take a rank's place. Set KILN_JOB_SECRET to the same random text for all \
          ranks on all machines (`openssl rand -hex 32` makes one); or, if everyone on this network may \
          join, say so with comm.open = true"
@@ -306,7 +306,7 @@ pub enum JoinError {
     /// Rank 0 cannot open its port.
     #[error(
         "rank 0 cannot listen on {address}: {source}; choose another port with MASTER_PORT, or \
-         look whether an earlier run is still alive"
+         check whether an earlier run is still alive"
     )]
     Listen {
         /// Address tried.
@@ -317,7 +317,7 @@ pub enum JoinError {
     /// No port is free on which other ranks could reach this rank.
     #[error(
         "rank {rank} cannot listen on {address}: ports {ports} (comm.ports) are all taken. Each rank of a \
-         machine needs one: name more of them, or look what uses them, such as an earlier run"
+         machine needs one: list more ports, or find what uses them, such as an earlier run"
     )]
     PortsTaken {
         /// This rank.

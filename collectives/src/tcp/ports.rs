@@ -58,7 +58,7 @@ impl FromStr for Ports {
                 Err(format!("\"{text}\" ends before it begins; write \"{last}-{first}\""))
             }
             _ => Err(format!(
-                "\"{text}\" is no range of ports; write the first and the last, from 1 to 65535, as in \
+                "\"{text}\" is not a range of ports; write the first and the last, from 1 to 65535, as in \
                  \"29600-29700\""
             )),
         }

@@ -362,7 +362,7 @@ impl Wire {
         let idle = !self.lanes.iter().any(|lane| lane.wants_send);
         for link in self.links.iter_mut().flatten() {
             if idle {
-                // 24 bytes fit, or the connection is broken; either way the other side notices the end.
+                // The header fits into the socket's buffer, or the connection is broken: the peer notices both.
                 let _ = link.channel.writer.write(&Header::Leave.encode());
             }
             let _ = link.channel.stream().shutdown(Shutdown::Write);

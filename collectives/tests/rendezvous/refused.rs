@@ -120,7 +120,7 @@ fn silent_and_closed_connections_are_explained() {
         TcpCommunicator::join(options).unwrap_err().to_string()
     };
     let silent = error(300);
-    assert!(silent.contains("it said nothing in time"), "{silent}");
+    assert!(silent.contains("it did not answer in time"), "{silent}");
     let ended = AtomicBool::new(false);
     let rude = thread::scope(|scope| {
         scope.spawn(|| {

@@ -166,7 +166,7 @@ impl TensorEntry {
         }
         let optimizer = &manifest.optimizer;
         if self.saved.slot().is_some_and(|slot| !optimizer.state.iter().any(|kept| kept == slot)) {
-            return Err(format!("`{}` keeps no such state", optimizer.name));
+            return Err(format!("the optimizer `{}` has no such state", optimizer.name));
         }
         if self.group >= manifest.groups.len() {
             return Err(format!("there is no group {}", self.group));

@@ -260,7 +260,7 @@ impl<'a> CheckpointReader<'a> {
         let parts = all.iter().flat_map(|message| message.chunks_exact(size_of::<ReadPart>()));
         let mut parts: Vec<ReadPart> = parts.map(bytemuck::pod_read_unaligned).collect();
         parts.sort_by_key(|part| (part.tensor, part.chunk, part.start));
-        // Replicas read the same.
+        // Replicas read the same parts.
         parts.dedup();
         for parts in parts.chunk_by(|a, b| (a.tensor, a.chunk) == (b.tensor, b.chunk)) {
             let tensor = &self.checkpoint.manifest().tensors[parts[0].tensor as usize];

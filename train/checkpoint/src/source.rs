@@ -166,7 +166,7 @@ impl ModelSource {
     pub fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.check_weights_are_there(layers),
-            // Otherwise it could not have been opened.
+            // Opening the folder has checked this already.
             ModelSource::HuggingFace(_) => Ok(()),
         }
     }
@@ -273,22 +273,22 @@ fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig
 /// `here`.
 fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
     let [saved_parts, parts_here] = [saved, here].map(|model| Layers::default().missing(model));
-    // A different width of the heads is explained by their number or the width of the model.
+    // A different head width follows from a different number of heads or model width.
     let is_explained = saved.d_model != here.d_model || saved.heads != here.heads;
     let keys = |model: &ModelConfig| {
         let mut model = model.clone();
-        // Regardless of the notation.
+        // Equal values may be written in different ways.
         model.head_dim = Some(model.head_dim()).filter(|_| !is_explained);
         let windowed: Vec<_> = (0..model.layers).map(|index| model.window_of(index).is_some()).collect();
         model.window_pattern = ModelConfig::window_pattern_of(&windowed).filter(|_| model.window.is_some());
         if let Some(moe) = &mut model.moe {
-            // The balance of the experts' load is a choice of a run.
+            // Each run may choose how to balance the experts' load.
             let MoeConfig { router_aux_loss_coef, router_aux_loss_over, .. } = MoeConfig::default();
             *moe = MoeConfig { router_aux_loss_coef, router_aux_loss_over, ..moe.clone() };
         }
         let mut keys: BTreeMap<String, Value> = serde_json::from_value(json!(model)).unwrap_or_default();
         keys.insert("attention".to_owned(), json!(model.attention));
-        // Choices of a run.
+        // Settings that each run may choose.
         let mut ignored = vec!["dropout", "init_std"];
         // Layers that are not built in are covered by the comparison of architectures.
         if !(saved_parts.is_empty() && parts_here.is_empty()) {

@@ -61,7 +61,7 @@ impl End {
         let what = match (self.code, self.signal) {
             (Some(code), _) => format!("exit code {code}"),
             (None, Some(signal)) => format!("killed by {}", signal_name(signal)),
-            (None, None) => "ended in an unknown way".to_owned(),
+            (None, None) => "it is unknown how it ended".to_owned(),
         };
         let hint = match (self.signal, &self.killed) {
             (Some(SIGKILL), Some(why)) => format!(", by this launcher: {why}"),
@@ -89,7 +89,7 @@ impl End {
     fn print_last_lines(&self) {
         let path = self.stderr.display();
         if !self.last_lines.is_empty() {
-            print(&format!("  its last lines on stderr, all of which are in {path}:"));
+            print(&format!("  its last lines on stderr (all lines are in {path}):"));
             self.last_lines.iter().for_each(|line| print(&format!("  | {line}")));
         } else if self.reasons().next().is_none() {
             print(&format!("  it wrote nothing to stderr ({path})"));
@@ -194,7 +194,7 @@ impl Ends {
         cause.print_last_lines();
         for end in others {
             let why = match end.asked_to_end {
-                // The launcher also ended the rank that is named first, so these are no different.
+                // The launcher also ended the rank that is named first, so these ranks get the same words.
                 true if cause.asked_to_end => first,
                 true => "stopped by the launcher",
                 false => "failed after it",

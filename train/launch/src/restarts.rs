@@ -80,7 +80,7 @@ impl Restarts {
             return Next::End;
         }
         let failures: Vec<_> = ends.ranks.iter().filter_map(Failure::of).collect();
-        // Despite checkpoints saved since, it has not passed that step.
+        // Despite the checkpoints saved since, the run has not passed that step.
         if let Some(again) = failures.iter().find(|failure| self.before.contains(failure)) {
             return Next::GiveUp(format!(
                 "giving up: rank {} failed in step {} with the same error as before the last restart: \

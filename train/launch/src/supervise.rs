@@ -34,7 +34,7 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn register() -> Result<Signals, LaunchError> {
-        // `nohup`, and shells for what they start in the background, ignore signals on purpose.
+        // Signals that `nohup` or a shell ignores on purpose, as for background processes, stay ignored.
         let heard = [SIGTERM, SIGINT, SIGHUP, SIGQUIT].into_iter().chain(kiln_sys::PREEMPTIONS);
         let heard = heard.filter(|signal| !kiln_sys::is_ignored(*signal));
         let mut signals = iterator::Signals::new(heard).map_err(LaunchError::system("watch for signals"))?;

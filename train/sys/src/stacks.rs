@@ -157,7 +157,7 @@ extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void)
             });
         }
         COUNT.store(count, Ordering::Relaxed);
-        // In this order: a late answer is not mistaken for that of the next thread.
+        // In this order, so that a late answer is not mistaken for the next thread's.
         ANSWERED.store(true, Ordering::Release);
         ASKED.store(NOBODY, Ordering::Release);
     }

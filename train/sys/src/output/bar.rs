@@ -30,7 +30,7 @@ struct Shown {
 }
 
 fn shown() -> MutexGuard<'static, Option<Shown>> {
-    // Any text may be drawn.
+    // Usable after a panic: any text may be drawn.
     SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

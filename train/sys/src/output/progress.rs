@@ -105,7 +105,7 @@ impl ProgressLine {
     fn printing(topic: &str, what: &str, print: fn(&str)) -> Self {
         let work = Arc::new(Mutex::new(Work::new(what.to_owned(), 0, 0)));
         let seen = work.clone();
-        // Work does not wait for a reader.
+        // Cloned, so that work never waits for a reader.
         let look = move || seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         ProgressLine { work, _repeat: repeat(topic, look, print) }
     }
@@ -133,7 +133,7 @@ impl ProgressLine {
     /// Sets the current work to `what`, of which `done` of `of` is finished; `of` is 0 if the total is
     /// unknown.
     pub fn set(&self, what: String, done: u64, of: u64) {
-        // Any text may be shown.
+        // Usable after a panic: any text may be shown.
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         let since =
             if (work.of, work.done) <= (of, done) && work.of == of { work.since } else { Instant::now() };

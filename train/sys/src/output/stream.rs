@@ -127,7 +127,7 @@ impl Stream {
             drop(state);
             return self.write(lost, bytes);
         };
-        // Lines are lost until half of the room is free again: one notice is enough for many lines.
+        // After a loss, lines are dropped until half of the room is free, so that one notice covers many.
         let room = if lost.lines == 0 { ROOM } else { ROOM / 2 };
         let queued = self.queued.load(Ordering::Acquire);
         // A text that is larger than the room may wait alone.
