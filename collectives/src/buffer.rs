@@ -283,7 +283,7 @@ impl Buffer {
             Storage::Device(_) => {
                 panic!("{}", BufferError::OnDevice { dtype: self.dtype, len: self.len })
             }
-            // The code above has replaced these by memory that the buffer owns.
+            // The code above has replaced these two variants by memory that the buffer owns.
             Storage::Shared(_) | Storage::Unallocated => &mut [],
         }
     }

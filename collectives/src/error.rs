@@ -94,7 +94,7 @@ impl Cause {
     /// Returns the error of the call at `site`. `problem` is the error in that call's own arguments.
     pub fn error(&self, site: &CallSite, problem: Option<ArgumentError>) -> CommError {
         match (self, problem) {
-            // The other ranks have found that this call differs from theirs.
+            // The mismatch that the other ranks found is this call's own error.
             (Cause::Error(CommError::Mismatch { sequence, .. }), Some(problem))
                 if *sequence == site.sequence =>
             {

@@ -107,7 +107,7 @@ fn exchange_identities(
 ) -> Result<Vec<u8>, NcclError> {
     let mut identity = vec![u8::from(is_ready)];
     identity.extend(std::process::id().to_le_bytes());
-    // No machine has that many GPUs.
+    // No machine has more than `u32::MAX` GPUs.
     identity.extend(u32::try_from(options.device).unwrap_or(u32::MAX).to_le_bytes());
     let output = Buffer::zeros(DType::U8, IDENTITY * group.world_size());
     let label = Label::new("NCCL", Phase::Init);

@@ -150,7 +150,7 @@ impl Timeline {
         if now - start < SHORT {
             let time = self.time();
             time.waited += now - start;
-            // Waiting time must not count as busy as well.
+            // Waiting time must not also count as busy time.
             self.since += now - start;
             return;
         }

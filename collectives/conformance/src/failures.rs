@@ -267,7 +267,7 @@ pub fn deadlines_stand_still_while_a_rank_is_held(suite: &Suite) {
         let barrier = || member.barrier(label("held"));
         if member.rank() == 1 {
             member.hold(true);
-            // Rank 0 is over its limit by then, whenever it has begun to wait.
+            // Rank 0 is over its limit by then, no matter when it began to wait.
             wait_until("ten limits", || member.holds().total() >= 10 * limit);
             let work = barrier();
             work.wait(PATIENCE).unwrap();

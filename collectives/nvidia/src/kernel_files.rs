@@ -89,7 +89,7 @@ impl Kept {
         for option in options {
             match option.strip_prefix(INCLUDE) {
                 None => add(option),
-                // Headers may be in another place on another machine.
+                // On another machine, the headers may be in a different folder.
                 Some(folder) => {
                     add(INCLUDE);
                     add(version_of_headers(Path::new(&*String::from_utf8_lossy(folder))).as_bytes());

@@ -81,7 +81,8 @@ pub fn try_compiling(headers: Option<&Path>) -> Result<(), String> {
     let source = format!("{includes}extern \"C\" __global__ void nothing() {{}}\n\0");
     let folders = headers.into_iter().flat_map(|root| [root.to_owned(), root.join("cccl")]);
     let folders = folders.map(|folder| format!("--include-path={}\0", folder.display()));
-    // The lowest architecture with all instructions of these headers; a real one, as CubeCL requests.
+    // The lowest architecture that has all instructions of these headers. It is a real one, as CubeCL
+    // requests.
     let options: Vec<_> = ["--gpu-architecture=sm_80\0".to_owned()].into_iter().chain(folders).collect();
     let options: Vec<_> = options.iter().map(|option| option.as_ptr().cast::<c_char>()).collect();
     compile(compiler, &source, &options)

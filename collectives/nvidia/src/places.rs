@@ -131,7 +131,7 @@ fn on_path(
     let mut file = Some(found.clone());
     while let Some(at) = file.filter(|_| roots.len() < LINKS) {
         roots.extend(at.parent().and_then(Path::parent).map(Path::to_owned));
-        // A relative link starts from the folder that contains it.
+        // A relative link is resolved from the folder that contains it.
         file = fs::read_link(&at).ok().and_then(|link| Some(at.parent()?.join(link)));
     }
     roots.dedup();

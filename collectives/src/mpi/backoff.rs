@@ -30,7 +30,7 @@ impl Backoff {
         match self.looks.checked_sub(EAGER) {
             None => thread::yield_now(),
             Some(sleeps) => {
-                // More than 16 doublings make no difference to any limit.
+                // Every limit is reached before 16 doublings.
                 let sleep = SHORTEST.saturating_mul(1 << sleeps.min(16));
                 thread::park_timeout(sleep.min(self.limit));
             }

@@ -57,7 +57,7 @@ impl Inbox {
         if let Some(abort) = state.early_aborts.remove(&group.world.number) {
             group.world.learn(&abort);
         }
-        // Checked under the lock, and before the early messages: an abort from now on reaches the group.
+        // Checked under the lock, and before the early messages, so that any later abort reaches the group.
         if let (0, Some(abort)) = (group.identity.rank, group.world.aborted()) {
             group.receive(Notice::Trouble(abort));
         }

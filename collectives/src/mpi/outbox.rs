@@ -64,7 +64,7 @@ impl Outbox {
         match message.encode() {
             Ok(bytes) => {
                 if let Some(letters) = &*lock(&self.letters) {
-                    // The sending thread only ends with the process.
+                    // The sending thread ends only with the process.
                     let _ = letters.send((to, bytes));
                 }
             }

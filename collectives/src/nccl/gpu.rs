@@ -61,7 +61,7 @@ impl Gpu {
     /// Connects all ranks of `group` through an id that the first rank creates.
     pub(crate) fn connect(&self, group: &dyn Communicator, timeout: Duration) -> Result<Comm, NcclError> {
         let made = if group.rank() == 0 { self.library.unique_id() } else { Ok([0; 128]) };
-        // An id of zeros means that the first rank has none, so that the others do not wait for it.
+        // If the first rank could not create an id, it sends zeros, so that the others do not wait for it.
         let buffer = Buffer::from_slice(&made.clone().unwrap_or([0; 128]));
         let work = group.broadcast(Label::new("NCCL id", Phase::Init), buffer, 0);
         let sent = work.wait(timeout)?;

@@ -43,7 +43,7 @@ fn listen(hosts: &[IpAddr], options: &JoinOptions) -> io::Result<TcpListener> {
     let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
     for port in ports_of_rendezvous(options) {
         for host in hosts {
-            // A name may resolve to an address by which only other machines know this one.
+            // The name may resolve to an address that only other machines can use to reach this one.
             let bound = TcpListener::bind((*host, port)).or_else(|error| match error.kind() {
                 io::ErrorKind::AddrNotAvailable => {
                     TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))

@@ -225,7 +225,7 @@ impl Inner {
         match group {
             None => _ = state.world.get_or_insert(cause),
             Some(number) => {
-                // An abort of the world takes precedence over its consequences in single groups.
+                // An abort of the world takes precedence over the failures that it causes in single groups.
                 let cause = state.world.clone().unwrap_or(cause);
                 state.groups.entry(number).or_insert(cause);
             }
@@ -301,7 +301,8 @@ impl Inner {
                 return;
             }
             let state = self.state.lock();
-            // Notified when an operation is issued. The short limit covers one that was issued just before.
+            // An issued operation sends a notification. The short limit covers one that was issued just
+            // before the wait.
             drop(self.issued.wait_timeout(state, left.min(Duration::from_millis(20))));
         }
     }

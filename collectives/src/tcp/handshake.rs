@@ -160,7 +160,7 @@ impl Caller {
 
     /// On the accepting side, second half: refuses the caller.
     pub(super) fn refuse(self, reason: &str, retry: bool) {
-        // An error means that the caller is gone, which is as good as refused.
+        // If sending fails, the caller is gone, so it need not be refused.
         let _ = self.answer(Some(Refusal { reason: reason.to_owned(), retry }));
     }
 

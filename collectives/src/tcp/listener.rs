@@ -111,7 +111,7 @@ fn accept(listener: &TcpListener, stop: &Waker, guard: &Arc<Guard>) {
     let period = Timespec::try_from(PERIOD).ok();
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        // Warnings may have to be logged later, now or when running handshakes end.
+        // Poll with a timeout while warnings are waiting, or while running handshakes may cause more.
         let is_quiet = guard.unauthenticated.is_empty() && !guard.warnings.is_waiting();
         let timeout = if is_quiet { None } else { period.as_ref() };
         if poll(&mut ready, timeout).is_err() {
@@ -152,7 +152,7 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
             handshake::examine(stream, &inside.options.secret)
         });
         match outcome {
-            // The connection was closed meanwhile. If the caller is a rank, it will call again.
+            // The connection has been closed to make room. If the caller is a rank, it will call again.
             Ok(_) if !inside.unauthenticated.prove(number) => {}
             Ok(caller) => match inside.objection(&caller) {
                 None => (inside.admit)(caller),

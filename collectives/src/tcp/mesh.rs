@@ -63,7 +63,7 @@ pub(super) fn connect(
     until: Instant,
 ) -> Result<Wire, MeshError> {
     let mut channels: Vec<Option<Channel>> = group.ranks.iter().map(|_| None).collect();
-    // In descending order, so that not all ranks call rank 0 at the same time.
+    // In descending order, so that the ranks do not all call rank 0 at the same time.
     for peer in (0..rank).rev() {
         channels[peer] = Some(call(world, group, group.ranks[rank], group.ranks[peer], until)?);
     }

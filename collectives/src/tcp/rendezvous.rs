@@ -199,7 +199,7 @@ impl Inner {
         loop {
             let message: ToRendezvous = match frame::read(&mut reader, MESSAGE_LIMIT) {
                 Ok(message) => message,
-                // Except for a sealed record that does not open.
+                // A sealed record that cannot be opened is handled below.
                 Err(FrameError::Io(error)) if error.kind() != io::ErrorKind::InvalidData => break,
                 Err(error) => {
                     let text = format!("rank {rank} sent {error}; its connection is closed");
@@ -238,7 +238,7 @@ impl Inner {
         }
         let mut state = self.registry.lock();
         self.arrivals.leave(rank);
-        // Until all ranks have come, a rank may go and come again.
+        // Until all ranks have arrived, a rank may leave and arrive again.
         state.ranks[rank] = match (said_goodbye, state.joined) {
             (true, _) => Presence::Left,
             (false, false) => Presence::Absent,

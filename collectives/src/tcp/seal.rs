@@ -204,7 +204,7 @@ impl Opener {
                 if count > 0 {
                     return Ok(count);
                 }
-                // `parts` or the record is empty.
+                // Nothing was copied, because `parts` or the record is empty.
                 if self.read.is_some() {
                     return Ok(0);
                 }

@@ -69,7 +69,7 @@ impl Transfer<'_> {
                 done &= this.wire.receive(peer, chunk)? == Some(expected);
             }
             if !copied {
-                // Copied after the first sends, so that the other ranks receive meanwhile.
+                // Copied after the first sends, so that the other ranks can already receive.
                 output[chunks[this.rank].clone()].copy_from_slice(input);
                 copied = true;
             }

@@ -107,7 +107,7 @@ impl State {
         let open = self.open.remove(&number)?;
         // An empty message informs a rank that the connection was not closed because of its secret.
         let _ = rustix::net::send(&*open.stream, &[0; 4], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        // Makes the handshake on this connection fail at once.
+        // Makes the handshake on this connection fail immediately.
         let _ = open.stream.shutdown(Shutdown::Both);
         Some(open.from)
     }

@@ -84,7 +84,7 @@ pub fn convert(
     meter: &Meter,
 ) -> Result<()> {
     write::check_free(out)?;
-    // Below, only parts of chunks are read, which cannot be checked.
+    // The code below reads only parts of chunks, whose checksums it cannot check.
     if let Some(problem) = verify_counted(checkpoint, meter).problems.into_iter().next() {
         return Err(problem);
     }

@@ -227,7 +227,7 @@ fn left_over(folder: &Path) -> Vec<(u64, PathBuf, String)> {
 /// Returns the step in the name of a checkpoint; `None` if no run would choose this name.
 pub fn step_of(name: &OsStr) -> Option<u64> {
     let digits = name.to_str()?.strip_prefix(FOLDER_PREFIX)?;
-    // `03` and `+3` are numbers as well, but not our names.
+    // `03` and `+3` also parse as numbers, but no run writes them.
     digits.parse().ok().filter(|step: &u64| step.to_string() == digits)
 }
 
@@ -255,8 +255,8 @@ pub fn sweep(folder: &Path) {
     for (step, path, suffix) in left_over(folder) {
         let place = checkpoint_path(folder, step);
         let outcome = match suffix.as_str() {
-            // The checkpoint was moved out of the way of a new checkpoint, which was never completed. A part of the new
-            // one may be there.
+            // A save moved the old checkpoint aside and never completed the new one, of which a part may be
+            // there.
             OLD if is_complete(&path) && !is_complete(&place) => {
                 remove(&place).and_then(|()| rename(&path, &place))
             }
@@ -304,7 +304,7 @@ fn replace_in_turns(new: &Path, place: &Path) -> Result<()> {
         remove(place)?;
     }
     if let Err(error) = rename(new, place) {
-        // The original error matters more; the next start finds a folder that stays aside.
+        // The original error matters more; the next start restores a folder that stays aside.
         let _ = fs::rename(&old, place);
         return Err(error);
     }

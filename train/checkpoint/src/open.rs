@@ -32,7 +32,7 @@ impl Checkpoint {
         }
         let folders = [path.to_owned(), checkpoints_folder(path)];
         folders.iter().find_map(|folder| newest(folder)).ok_or_else(|| {
-            // Names that are too long, and inaccessible parent folders.
+            // The path is too long, or its parent folder is inaccessible.
             if let Err(error) = path.try_exists()
                 && error.kind() != ErrorKind::NotADirectory
             {

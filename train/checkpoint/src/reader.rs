@@ -223,7 +223,7 @@ impl<'a> CheckpointReader<'a> {
             return Ok(());
         }
         let (mut present, mut missing) = (Vec::new(), Vec::new());
-        // In the order of the files. Rules keep different slots.
+        // In the order of the files. Parameters with different update rules have different slots.
         let slots = self.checkpoint.manifest().optimizer.slots();
         for saved in &slots {
             for (position, group) in engine.layout().groups.iter().enumerate() {

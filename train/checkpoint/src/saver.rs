@@ -185,7 +185,7 @@ impl Saver {
             .map_err(CheckpointError::io("start a thread to write", &place));
         let agreed = self.agree(engine, thread);
         if agreed.is_err() {
-            // A thread that was started has no others to wait for.
+            // If another rank could not start its thread, this rank's thread must not wait for that rank.
             status.cancel();
         }
         self.pending = Some(Pending { place, status, thread: agreed? });
@@ -501,7 +501,7 @@ impl Values for Watched<'_> {
             }
             Source::Gathered { groups, current, .. } => {
                 if current.is_none() {
-                    // Without more groups, the ranks have lost each other.
+                    // If there are no more groups, the ranks have lost their connections.
                     *current = Some(groups.recv().map_err(|_| CheckpointError::OtherRank)?);
                 }
                 (current.as_ref().map_or(Ok(&[][..]), Buffer::as_slice)?, start)
@@ -515,7 +515,7 @@ impl Values for Watched<'_> {
             Source::Snapshot(snapshot) => snapshot.release(group, saved.kind()),
             Source::Gathered { written, current, .. } => {
                 *current = None;
-                // The rank may no longer wait for it.
+                // The receiver is gone if the rank no longer waits for this.
                 let _ = written.send(());
             }
         }

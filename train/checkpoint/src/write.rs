@@ -158,7 +158,7 @@ impl WriterOutput {
     pub(super) fn write_description(&self, folder: &Path, index: usize) -> Result<()> {
         let path = description(folder, index);
         let json = serde_json::to_vec(self).map_err(|error| CheckpointError::damaged(&path, error))?;
-        // Renamed, so that it only appears when it is complete.
+        // Renamed at the end, so that the description appears only when it is complete.
         let partial = path.with_extension("partial");
         folder::write(&partial, &json)?;
         folder::rename(&partial, &path)

@@ -150,7 +150,7 @@ impl Ends {
         let is_usage = |end: &End| end.code == Some(USAGE.into());
         let is_cause = |end: &&End| !end.asked_to_end && (is_usage(end) || !end.is_consequence());
         let mut causes = failed().filter(is_cause).peekable();
-        // A rank that received a stop request does not meet the others, which fail because of that.
+        // A rank that received a stop request does not meet the other ranks, which fail because of that.
         let stopped = self.ranks.iter().find(|end| end.was_stopped());
         let follows = |end: &End| end.asked_to_end || stopped.is_some_and(|first| end.at >= first.at);
         match (failed().next(), self.signal) {
@@ -181,8 +181,7 @@ impl Ends {
             _ => {}
         }
         let mut failed: Vec<&End> = self.ranks.iter().filter(|end| end.failed()).collect();
-        // The earliest of the ranks that were not asked to end and that blame no other; the others follow from
-        // it.
+        // The cause is the earliest failure of a rank that was not asked to end and blames no other rank.
         failed.sort_by_key(|end| (end.asked_to_end, end.is_consequence(), end.at));
         let Some((cause, others)) = failed.split_first() else { return };
         let first = if cause.asked_to_end { "failed when asked to end" } else { "failed first" };

@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         if let Some(signal) = signals.pause(pause) {
             let name = signal_name(signal);
             print(&format!("{name} before the next attempt: not restarting the job"));
-            // For any signal: nothing is running, and saved state remains.
+            // This holds for any signal: nothing is running, and saved state remains.
             return Ok(PREEMPTED);
         }
         print(&format!(

@@ -55,7 +55,7 @@ pub(super) fn claim(
     let mut folder = wanted.to_owned();
     let mut number = 1;
     loop {
-        // Any of its files is suitable; the launchers of other nodes have other ranks.
+        // Any log of this launcher will do, because launchers of other nodes have other ranks.
         let Log { file, .. } = Log::open(&folder, rank, restart, Stream::Stdout)?;
         match file.try_lock() {
             Ok(()) => return Ok((folder, Some(file))),
@@ -176,7 +176,7 @@ impl Log {
             }
             Ok::<_, std::io::Error>(())
         };
-        // Without them, only the report is shorter.
+        // If reading fails, the report only lacks these lines.
         let _ = read(&mut bytes);
         let text = String::from_utf8_lossy(&bytes);
         // A progress bar that redraws itself is one line with many carriage returns.

@@ -119,7 +119,7 @@ impl Life<'_> {
                     let end = children[index].reap(at)?;
                     if matches!(next, Next::Run) && (end.was_stopped() || end.failed()) {
                         if end.was_stopped() {
-                            // Without that rank, the others would wait in vain.
+                            // Without that rank, the others would wait forever.
                             children.iter_mut().for_each(Child::stop);
                         }
                         next = Next::Terminate(Instant::now() + SETTLE);

@@ -152,8 +152,8 @@ fn print_and_keep(what: &dyn fmt::Display, refused: Option<usize>) -> Option<Mut
 /// Sends a line to the launcher and to standard error. On standard error, the folder of the crash report is
 /// added.
 fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
-    // First to the launcher, which always reads. It compares the lives of a job, whose folders differ, so
-    // it gets no folder.
+    // To the launcher first, because it always reads. The line has no folder yet: the launcher compares the
+    // failures of a job's lives, whose folders differ.
     if let Some(pipe) = launcher::pipe() {
         let _ = rustix::io::write(pipe, line.ended_by(0));
     }
@@ -211,7 +211,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         let index = SIGNALS.iter().position(|(known, _)| *known == signal);
         index.and_then(|index| BEFORE[index].get())
     };
-    // The previous handler may abort. The stack for signals may be too small for a second one that has nothing to add.
+    // The previous handler may abort, and the signal stack may be too small for handling SIGABRT as well.
     if let (true, Some(action)) = (signal != libc::SIGABRT, before(libc::SIGABRT)) {
         // SAFETY: the action was in place before `on_signal`.
         unsafe { libc::sigaction(libc::SIGABRT, action, ptr::null_mut()) };
@@ -259,7 +259,7 @@ pub(super) fn end_at_once(signal: c_int) -> ! {
             .and_then(|()| position::write_unsaved_to(line));
         send(line, None);
     }
-    // The exit code by which shells show the signal.
+    // Shells report a process that a signal ended by this exit code.
     low_level::exit(128 + signal)
 }
 
@@ -340,7 +340,7 @@ pub(super) fn keep_panics() {
 pub fn keep(what: &str, tell: impl FnOnce(Option<&Path>)) {
     static ONE: Mutex<()> = Mutex::new(());
     let _reporting = Reporting::begin();
-    // The holder may be this same thread, if even its report fails.
+    // The lock may be held by this same thread, if its own report fails.
     let Some(_one) = within(2 * HELP, &ONE) else { return tell(None) };
     let (first, more) = what.split_once('\n').unwrap_or((what, ""));
     let folder = {

@@ -21,12 +21,12 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Opens a file with `options`, with the same checks as [`open`].
 pub fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let refused = || io::Error::new(ErrorKind::InvalidInput, "it is not a regular file");
-    // First by name: opening a device may have effects, and opening a FIFO without a reader has a different
-    // error.
+    // Checked by name first, because opening a device may have effects, and opening a FIFO without a reader
+    // returns a different error.
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return Err(refused());
     }
-    // It may have been replaced by a FIFO since.
+    // The file may have been replaced by a FIFO since the check.
     let file = options.clone().custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(refused()) }
 }

@@ -135,7 +135,7 @@ pub fn finish() -> bool {
     for (text, other) in lost.into_iter().zip([&STDOUT, &STDERR]) {
         let Some(text) = text else { continue };
         launcher::send(Message::Note, &text);
-        // If that is full as well, nothing more can be done.
+        // If the other stream is full as well, nothing more can be done.
         other.put(format!("kiln: {text}\n").as_bytes());
         other.drain(PATIENCE);
     }

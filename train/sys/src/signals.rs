@@ -63,10 +63,10 @@ pub fn stop_signal() -> Option<&'static str> {
 }
 
 fn register(stop: &Arc<AtomicBool>) -> io::Result<()> {
-    // A launcher ends its ranks itself when their time is up.
+    // The launcher itself ends its ranks when their time is up.
     let may_end = !launcher::is_set();
-    // Each kind counts separately: on Ctrl-C a launcher may send SIGTERM to processes to which the terminal
-    // has already sent SIGINT, and that is one request.
+    // Each kind of signal counts separately: on Ctrl-C, a launcher may send SIGTERM to processes that have
+    // already received SIGINT from the terminal, and both belong to one request.
     for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().chain(PREEMPTIONS) {
         if is_ignored(signal) {
             continue;

@@ -40,11 +40,12 @@ impl Stream {
         options.write(true).create(true).truncate(true);
         let direct = options.clone().custom_flags(OFlag::O_DIRECT.bits()).open(path);
         let (file, direct) = match direct {
-            // Not every file system supports it.
+            // Not every file system supports direct writes.
             Err(error) if error.kind() == ErrorKind::InvalidInput => (options.open(path)?, false),
             other => (other?, true),
         };
-        // A mapping begins at a page. With large pages, the system has fewer to look up for every write.
+        // A mapping starts at a page boundary. With large pages, the system has fewer pages to look up per
+        // write.
         let buffer = MmapMut::map_anon(BUFFER)?;
         let _ = buffer.advise(Advice::HugePage);
         Ok(Stream { file, buffer, filled: 0, written: 0, direct })

@@ -111,7 +111,7 @@ impl FolderConfig {
             layers,
             heads,
             kv_heads,
-            // A width of 0 is kept, so that the check below names it.
+            // A width of 0 is kept, so that the check of the sizes below reports it.
             head_dim: head_dim.filter(|width| *width == 0 || width.checked_mul(heads) != Some(d_model)),
             d_ff: size("intermediate_size")?,
             tie_embeddings: keys.flag("tie_word_embeddings")?,
@@ -176,7 +176,7 @@ fn refuse_other_models(keys: &Keys, family: Family) -> Result<()> {
 
 /// Returns the experts of a Qwen3-MoE with `layers` layers, with the defaults of transformers.
 fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig> {
-    // Checked again with the other sizes; here before a list of layers is created.
+    // Checked here, before a list of layers is created, and again with the other sizes.
     if layers > MAX_LAYERS {
         return Err(keys.problem("num_hidden_layers", format!("is {layers}: must be at most {MAX_LAYERS}")));
     }
@@ -239,7 +239,7 @@ fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>,
                 Family::Llama | Family::Mistral | Family::Qwen3Moe => 0,
                 Family::Qwen2 | Family::Qwen3 => keys.size("max_window_layers")?.unwrap_or(28),
             };
-            // More layers than permitted are refused with the other sizes.
+            // If there are more layers than permitted, the check of the sizes refuses them.
             (0..layers.min(MAX_LAYERS)).map(|index| window.is_some() && index >= full).collect()
         }
     };
@@ -347,8 +347,7 @@ pub(crate) fn to_json(
         let name = |windowed: &bool| if *windowed { "sliding_attention" } else { "full_attention" };
         set("use_sliding_window", json!(model.window.is_some()));
         set("layer_types", windowed.iter().map(name).collect());
-        // For older versions: layers before this one have full attention, and the others the window. They
-        // cannot express other patterns.
+        // Older versions express windows only like this: layers before this index have full attention.
         let full = windowed.iter().take_while(|windowed| !**windowed).count();
         if !windowed[full..].contains(&false) {
             set("max_window_layers", json!(full));

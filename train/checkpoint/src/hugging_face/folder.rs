@@ -248,7 +248,7 @@ fn place(
     files: &[WeightFile],
     mut places: BTreeMap<String, usize>,
 ) -> Result<BTreeMap<String, Tensor>> {
-    // Checked before that many are created.
+    // Checked before layers and experts are created in these numbers.
     let experts = model.moe.as_ref();
     let experts = experts.map_or((0, 0), |moe| (moe.experts, moe.layers_with_experts(model.layers)));
     for (key, value, needed) in [
@@ -285,7 +285,7 @@ fn place(
         }
         tensors.insert(name, Tensor { shape, parts });
     }
-    // A tied model's head that is present equals the embedding.
+    // If a tied model has a head, it equals the embedding, as checked when the folder was opened.
     let is_known = |name: &String| is_buffer(name) || model.tie_embeddings && name == HEAD;
     mismatch.unexpected = places.into_keys().filter(|name| !is_known(name)).collect();
     if mismatch.is_empty() {

@@ -69,7 +69,7 @@ mod client {
         let config = needed(CONFIG_FILE, revision)?;
         let folder = config.parent().unwrap_or(Path::new(".")).to_owned();
         // The cache names the folder after the commit. All other files come from this commit too, even if the
-        // branch changes meanwhile.
+        // branch changes during the download.
         let commit = folder.file_name().and_then(|name| name.to_str()).unwrap_or(revision);
         for file in CARRIED {
             optional(file, commit)?;

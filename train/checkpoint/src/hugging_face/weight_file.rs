@@ -126,7 +126,7 @@ impl WeightFile {
 
 /// Returns the tensors that a header of `header` bytes describes.
 fn entries(header: usize, metadata: &Metadata) -> BTreeMap<String, Entry> {
-    // Lies within the file, like all offsets, as checked when the header was read.
+    // The end of the data is within the file, like all offsets, as checked when the header was read.
     let entry = |info: &TensorInfo| Entry {
         dtype: info.dtype,
         shape: info.shape.clone(),

@@ -173,7 +173,7 @@ fn standalone(vars: &Vars) -> Result<Option<&'static str>, EnvError> {
         "0" | "false" => return Ok(None),
         _ => return Err(named.wrong("neither 1 nor 0; use one of them")),
     }
-    // A flag takes precedence over variables; neither of two flags does.
+    // A flag takes precedence over variables, but not over another flag.
     if let Some(nodes) = vars.first(&["--nnodes", "PET_NNODES"])?
         && (is_flag(nodes.name) || !is_flag(named.name))
         && fixed_number(&nodes)? != 1

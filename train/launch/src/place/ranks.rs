@@ -85,7 +85,7 @@ impl Ranks {
                                --local-world-size plus --local-rank";
                 return Err(EnvError::contradiction(&[rank, local_rank, local_world_size], problem));
             }
-            // As if distributed cyclically; the host's name is more reliable than this number.
+            // Assumes a cyclic distribution of ranks. The host's name is more reliable than this number.
             (None, false) => rank.1.saturating_sub(local.saturating_mul(world_size.1.div_ceil(size))),
         };
         let is_one_node = size == world_size.1;
@@ -365,7 +365,7 @@ fn read_mpi(
         nodes: None,
         node: vars.first(&["PMIX_HOSTNAME", "HOSTNAME"])?.map(|named| named.value),
         host: None,
-        // The launcher's name for this job, so two jobs meet at two ports.
+        // Named after the launcher's job, so that two jobs meet at different ports.
         name: vars.text("PMIX_NAMESPACE")?,
         restarts: 0,
     };

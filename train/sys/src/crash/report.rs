@@ -88,7 +88,7 @@ impl<const N: usize> Text<N> {
 
     /// Appends as many of `bytes` as fit; returns whether all fit.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
-        // Room for a last byte.
+        // One byte is kept free for `ended_by`.
         let taken = bytes.len().min(N - 1 - self.len);
         self.bytes[self.len..self.len + taken].copy_from_slice(&bytes[..taken]);
         self.len += taken;
@@ -155,7 +155,7 @@ impl Report {
         let place = position.clone().or_else(position::any);
         let is_made = place.as_ref().is_some_and(|place| self.make_folder(place, position.is_some()));
         self.count = 0;
-        // Dropping either could make the signal handler free memory.
+        // Dropping one of these could make the signal handler free memory.
         mem::forget(place);
         mem::forget(mem::replace(&mut self.position, position));
         if !is_made {

@@ -189,7 +189,7 @@ impl Stream {
     /// Waits as [`Stream::drain`] does. Returns a message about lines that still could not be written.
     pub(super) fn finish(&self, patience: Duration) -> Option<String> {
         if self.drain(patience) && self.state().lost.lines > 0 {
-            // Only the notice.
+            // An empty text, so that only the notice is written.
             self.put(&[]);
             self.drain(patience);
         }
