@@ -62,8 +62,7 @@ pub trait GroupControl: Send + Sync {
     /// Fails all groups of the world, on all ranks.
     fn abort(&self, reason: &str);
 
-    /// Records whether this rank is held (paused, so that waits do not time out), and informs the other
-    /// ranks.
+    /// Records whether a debugger or user holds this rank, and informs the other ranks.
     fn hold(&self, is_held: bool) {
         let shared = &self.identity().shared;
         shared.holds.set(shared.world_rank, is_held);

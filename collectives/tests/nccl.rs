@@ -132,7 +132,7 @@ fn a_world_of_one_and_its_parts() {
     check_world_of_one(part.as_ref());
 }
 
-/// Returns the data of rank `rank`: numbers that every type represents exactly, as it does their sums.
+/// Returns the data of rank `rank`: numbers that, like their sums, every type represents exactly.
 fn part<T: Element>(rank: usize, len: usize, from: impl Fn(f32) -> T) -> Vec<T> {
     (0..len).map(|index| from(((rank + 1) * (index % 13)) as f32 - 20.0)).collect()
 }

@@ -72,7 +72,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Uses `folder`, which need not exist, for kernels of the compiler `compiler`.
+    /// Uses `folder`, which need not exist, for kernels compiled by `compiler`.
     pub fn new(folder: PathBuf, compiler: String) -> Self {
         Kept { folder, compiler, is_writable: AtomicBool::new(true) }
     }

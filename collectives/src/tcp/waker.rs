@@ -4,7 +4,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Wakes a thread that polls this descriptor. It stays readable once woken, because it signals an end.
+/// Wakes a thread that polls this descriptor. Once woken, the descriptor stays readable: a wake means the end.
 #[derive(Debug)]
 pub(super) struct Waker(OwnedFd);
 

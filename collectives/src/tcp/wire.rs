@@ -27,7 +27,7 @@ const DESCRIPTOR: usize = 8;
 const READ: u8 = b'r';
 const CONFIRMED: u8 = b'l';
 
-/// Error for a connection whose peer sends neither byte.
+/// Error for a peer that sends neither of these two bytes.
 const NO_END: &str = "it sent something else than the end of an exchange";
 
 /// How long an operation may go on without a byte moving after its group has failed. If all ranks had entered

@@ -163,8 +163,8 @@ pub fn fix_latest(folder: &Path, step: u64) -> Result<bool> {
     point_to(folder, step).map(|()| true)
 }
 
-/// Returns the checkpoints before `step` that the limit of newest checkpoints applies to, and that of `step`
-/// itself. Later checkpoints do not belong to this run, and links belong to a user.
+/// Returns the checkpoints before `step` that count towards [`Keep::newest`], and the checkpoint of `step`.
+/// Later checkpoints do not belong to this run, and links belong to a user.
 fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
     let is_own = |saved: u64| saved == step || (saved < step && !keep.always(saved));
     list(folder).into_iter().filter(|(saved, path)| is_own(*saved) && !path.is_symlink()).collect()
@@ -179,8 +179,8 @@ pub fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
     (list(folder).len(), if is_more { own + 1 - keep.newest } else { 0 })
 }
 
-/// Returns the number of checkpoints to which the limit of newest checkpoints applies when a run resumes
-/// after `step` steps.
+/// Returns the number of checkpoints that count towards [`Keep::newest`] when a run resumes after `step`
+/// steps.
 pub fn removable(folder: &Path, keep: Keep, step: u64) -> usize {
     own(folder, keep, step).into_iter().filter(|(saved, _)| !keep.always(*saved)).count()
 }

@@ -25,7 +25,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// that could end by themselves have done so.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// Receives the launcher's signals for as long as it exists.
+/// Receives the signals sent to the launcher, until this is dropped.
 pub(super) struct Signals {
     events: Sender<Event>,
     receiver: Receiver<Event>,

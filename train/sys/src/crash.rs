@@ -57,8 +57,8 @@ static BEGUN: AtomicBool = AtomicBool::new(false);
 /// How long the report waits for earlier lines to be written.
 const EARLIER_LINES: Duration = Duration::from_millis(500);
 
-/// How long the report waits for another report to finish, and for the helper to add names and the flight
-/// recorder.
+/// How long the report waits for another report to finish, and ([`HELP`]) for the helper to add names and the
+/// flight recorder.
 const TURN: Duration = Duration::from_millis(100);
 const HELP: Duration = Duration::from_secs(5);
 
@@ -88,7 +88,7 @@ pub fn allocation_failed(bytes: usize) {
     }
 }
 
-/// Returns the size of an allocation that failed a few seconds ago at most, if one did.
+/// Returns the size of an allocation that failed in the last [`FOLLOWS`] seconds, if one did.
 fn failed_lately() -> Option<usize> {
     let at = REFUSED_AT.load(Ordering::Relaxed);
     (at > 0 && now().saturating_sub(at) <= FOLLOWS).then(|| REFUSED.load(Ordering::Relaxed))

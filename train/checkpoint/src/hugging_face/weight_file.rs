@@ -1,4 +1,4 @@
-//! A safetensors file, and reading parts of its tensors as f32.
+//! Reads parts of the tensors in a safetensors file as f32.
 
 use std::collections::BTreeMap;
 use std::fs::File;

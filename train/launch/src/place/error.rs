@@ -10,8 +10,8 @@ pub enum EnvError {
     /// A required value is missing. `problem`: why it is required, and the fix.
     #[error("{name} is not set: {problem}")]
     Missing { name: String, problem: String },
-    /// Values contradict each other. `values`: the values, as `NAME=value`; `problem`: why they do, and the
-    /// fix.
+    /// Values contradict each other. `values`: the values, as `NAME=value`; `problem`: the contradiction,
+    /// and the fix.
     #[error("{values} contradict each other: {problem}")]
     Contradiction { values: String, problem: String },
 }
