@@ -32,11 +32,11 @@ impl State {
 /// The buffers that ranks let each other read in one round of an operation, by rank.
 pub(super) type Deposits = Vec<Option<Arc<Buffer>>>;
 
-/// One operation of a group that its ranks are taking part in.
+/// A running operation of a group.
 ///
-/// An operation runs in rounds. In each round, every rank may deposit a buffer for the others to read, and no rank
-/// continues before all have arrived. A rank that arrives at a round has stopped reading the deposits of the
-/// previous round, so their owners may take them back.
+/// An operation runs in rounds. In each round, every rank may deposit a buffer for the others to read, and no
+/// rank continues before all have arrived. A rank that arrives at a round has stopped reading the deposits of
+/// the previous round, so their owners may take them back.
 pub(super) struct Operation {
     /// The call of each rank; `None` until the rank has entered.
     pub(super) calls: Vec<Option<Call>>,

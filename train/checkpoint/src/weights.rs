@@ -63,8 +63,8 @@ impl AllowMissing {
     }
 }
 
-/// Checks that `weights` have the names and shapes of the engine's layout. Returns the names of missing
-/// weights; fails if a weight that may not be missing is.
+/// Checks that `weights` have the names and shapes of the engine's layout. Only weights that `allow_missing`
+/// allows may be missing; returns their names. Fails on any other difference.
 pub(crate) fn compare(
     engine: &Engine,
     weights: &dyn Weights,

@@ -61,7 +61,7 @@ impl End {
         let what = match (self.code, self.signal) {
             (Some(code), _) => format!("exit code {code}"),
             (None, Some(signal)) => format!("killed by {}", signal_name(signal)),
-            (None, None) => "it is unknown how it ended".to_owned(),
+            (None, None) => "ended in an unknown way".to_owned(),
         };
         let hint = match (self.signal, &self.killed) {
             (Some(SIGKILL), Some(why)) => format!(", by this launcher: {why}"),

@@ -56,7 +56,7 @@ impl Records {
         Ok(Records { path, file, identity, folder, length, is_torn: false, lost: 0, failure: None, noun })
     }
 
-    /// Switches to the file that is now at the path, if it is a different file. Returns whether it is.
+    /// Switches to the file that is now at the path, if it is a different file. Returns whether it switched.
     fn follow(&mut self) -> bool {
         let identity = |path: &Path| fs::metadata(path).ok().map(|found| identity_of(&found));
         if identity(&self.path) == Some(self.identity) || identity(parent_of(&self.path)) != self.folder {

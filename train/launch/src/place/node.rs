@@ -73,7 +73,7 @@ pub struct NodeFlags {
 }
 
 impl Node {
-    /// Returns this node with one rank per GPU that `count` finds, if that was requested.
+    /// Returns this node. If its number of ranks depends on GPUs, `count` counts them first.
     ///
     /// # Errors
     ///
