@@ -107,7 +107,7 @@ pub(super) enum HandshakeError {
     /// the secret.
     #[error("it does not know this job's secret")]
     Secret,
-    /// A caller that claims to be this rank does not know the secret.
+    /// The caller claims to be the given rank, but does not know the secret.
     #[error("it does not know this job's secret (and says that it is rank {0})")]
     UnprovenRank(usize),
     /// A name is too long to be sent.

@@ -164,7 +164,7 @@ pub(super) struct Opener {
     direction: Direction,
     /// Starts with the record that is arriving or being read; the rest is spare room for longer records.
     record: Vec<u8>,
-    /// Length of the whole record; only that of its length field until that has arrived.
+    /// Length of the whole record; until the length field has arrived, the length of that field.
     whole: usize,
     /// Number of bytes of the record that have arrived.
     filled: usize,

@@ -26,7 +26,7 @@ use super::{
     Architecture, CONFIG_FILE, CheckpointError, Checksum, MANIFEST_FILE, Result, SaveContext, folder,
 };
 
-/// Name of the index: the file of each weight of a full checkpoint, in the Hugging Face layout.
+/// Name of the index, which maps each weight of a full checkpoint to its file, in the Hugging Face layout.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// A range of elements of one parameter, to be written.

@@ -172,7 +172,7 @@ impl Drop for StagingFolder {
     }
 }
 
-/// Removes unlocked folders in `parent` whose names are `prefix`, which identifies this kernel, and two
+/// Removes unlocked folders in `parent` whose names consist of `prefix`, which identifies this kernel, and two
 /// numbers. Folders of other machines are kept, because their locks may be invisible here, and so are folders
 /// that cannot be locked.
 fn sweep(parent: &Path, prefix: &str) {

@@ -73,7 +73,7 @@ pub struct NodeFlags {
 }
 
 impl Node {
-    /// Returns this node. If its number of ranks depends on GPUs, `count` counts them first.
+    /// Returns this node with its number of ranks. If that depends on GPUs, `count` counts them.
     ///
     /// # Errors
     ///
