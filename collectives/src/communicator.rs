@@ -101,7 +101,7 @@ pub trait Communicator: Send + Sync {
     /// suspends only the waits of the held rank.
     fn hold(&self, is_held: bool);
 
-    /// Returns whether [`Communicator::hold`] reaches all ranks of the world. Only with MPI it does not.
+    /// Returns whether [`Communicator::hold`] reaches all ranks of the world. With MPI, it does not.
     fn shares_holds(&self) -> bool;
 
     /// Returns the held ranks of the world, and the total time for which any rank was held.

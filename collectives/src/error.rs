@@ -17,7 +17,7 @@ pub enum CommError {
     /// operation, unless their own arguments are invalid too.
     #[error("{site} on rank {}: {problem}; correct the arguments of this call", .site.rank)]
     Invalid {
-        /// The call.
+        /// The call with the invalid arguments.
         site: CallSite,
         /// The error in the arguments.
         #[source]

@@ -38,15 +38,15 @@ pub enum NcclError {
     /// The library that was found is not NCCL, or is too old.
     #[error("{place} has no function {name}: Kiln needs NCCL 2.14 or later")]
     NoSymbol {
-        /// The file.
+        /// Path of the library.
         place: String,
-        /// The function.
+        /// The missing function.
         name: &'static str,
     },
     /// A call of the driver or of CubeCL failed.
     #[error("{call} failed: {reason}")]
     Driver {
-        /// The function.
+        /// The function that failed.
         call: &'static str,
         /// The function's error message.
         reason: String,
@@ -54,9 +54,9 @@ pub enum NcclError {
     /// A call of NCCL failed.
     #[error("{call} of NCCL {version} returned {code}: {text}")]
     Call {
-        /// The function.
+        /// The function that failed.
         call: &'static str,
-        /// NCCL's code.
+        /// The error code that NCCL returned.
         code: i32,
         /// NCCL's version.
         version: String,
@@ -66,15 +66,15 @@ pub enum NcclError {
     /// Background work of NCCL did not finish in time.
     #[error("{what} took longer than {waited:?}")]
     TimedOut {
-        /// The work.
+        /// Description of the work.
         what: &'static str,
-        /// How long was waited.
+        /// How long the caller waited.
         waited: Duration,
     },
     /// Other ranks cannot use NCCL.
-    #[error("NCCL cannot be used on {}: see what they say", list_ranks(.ranks))]
+    #[error("NCCL cannot be used on {}: see the errors of those ranks", list_ranks(.ranks))]
     Peers {
-        /// Ranks of the group.
+        /// Ranks of the group that cannot use NCCL.
         ranks: Vec<usize>,
     },
     /// Several threads of one process share a GPU, which NCCL does not support.
@@ -84,13 +84,13 @@ pub enum NcclError {
         list_ranks(.ranks)
     )]
     SharedDevice {
-        /// Ranks of the group.
+        /// Ranks of the group that share the GPU.
         ranks: Vec<usize>,
-        /// The GPU.
+        /// Number of the GPU.
         index: usize,
     },
     /// NCCL is already attached to the group.
-    #[error("NCCL has been added to this group before: `attach` is called once")]
+    #[error("NCCL is already attached to this group: call `attach` only once")]
     Attached,
     /// The ranks could not agree, through the group, to attach NCCL to it.
     #[error(transparent)]

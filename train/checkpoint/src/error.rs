@@ -94,7 +94,7 @@ pub enum CheckpointError {
     #[error("{path} exists already: name a new folder with --out")]
     Exists { path: PathBuf },
     /// Ranks have written their parts, but the rank that completes the checkpoint cannot see them. `folder`:
-    /// where the parts were expected; `ranks`: the ranks that wrote them; `seconds`: how long was waited.
+    /// where the parts were expected; `ranks`: the ranks that wrote them; `seconds`: the length of the wait.
     #[error(
         "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank wrote its \
          own: make sure that all ranks write to the same file system and that nothing removes files there, \
@@ -109,7 +109,7 @@ pub enum CheckpointError {
          with --resume"
     )]
     NotHeld { folder: PathBuf },
-    /// The disk does not respond. `path`: the output folder; `seconds`: how long was waited.
+    /// The disk does not respond. `path`: the output folder; `seconds`: the length of the wait.
     #[error(
         "nothing has been written to {path} for {seconds:.0} s: check the disk, or raise checkpoint.timeout_s"
     )]

@@ -97,7 +97,7 @@ impl End {
     }
 }
 
-/// How each rank exited, and the signals that the launcher received before the last one did.
+/// How each rank exited, and which signals reached the launcher before all ranks had.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     /// In the order in which the ranks ended.
