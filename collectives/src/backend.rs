@@ -1,4 +1,4 @@
-//! The traits that a backend of a [`ProcessGroup`](crate::ProcessGroup) implements, and the types they use.
+//! The traits and types for backends of a [`ProcessGroup`](crate::ProcessGroup).
 
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, Call, CallSite};
@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A callback that every worker thread runs first, with its world rank.
+/// A callback that every worker thread runs first, with the world rank as its argument.
 #[derive(Clone)]
 pub struct WorkerStart(Arc<dyn Fn(usize) + Send + Sync>);
 
@@ -37,13 +37,13 @@ impl fmt::Debug for WorkerStart {
 /// answers.
 pub type AskAll = Arc<dyn Fn(Duration) -> Vec<Witness> + Send + Sync>;
 
-/// One rank's side of a group that can fail: it knows the cause and informs the other ranks. The part of a
-/// [`Backend`] that a [`Work`](crate::Work) needs.
+/// One rank's side of a group that can fail: stores the cause of a failure and informs the other ranks. A
+/// [`Work`](crate::Work) needs only this part of a [`Backend`].
 pub trait GroupControl: Send + Sync {
-    /// Returns the group, and this rank's place in it.
+    /// Returns the name and members of the group, and this rank's number in it.
     fn identity(&self) -> &GroupRank;
 
-    /// Returns why the group has failed, if it has.
+    /// Returns the cause of the group's failure, or `None` if the group has not failed.
     fn cause(&self, site: &CallSite) -> Option<CommError>;
 
     /// Fails the group on all ranks with `abort`, unless it has failed already.
@@ -62,7 +62,7 @@ pub trait GroupControl: Send + Sync {
     /// Fails all groups of the world, on all ranks.
     fn abort(&self, reason: &str);
 
-    /// Records whether this rank is held, and informs the other ranks.
+    /// Records whether a debugger or user holds this rank, and informs the other ranks.
     fn hold(&self, is_held: bool) {
         let shared = &self.identity().shared;
         shared.holds.set(shared.world_rank, is_held);
@@ -70,7 +70,7 @@ pub trait GroupControl: Send + Sync {
 }
 
 /// The implementation of one rank's operations in one group, for [`ProcessGroup`](crate::ProcessGroup).
-/// Dropping it, or [`Backend::leave`], leaves the group.
+/// Dropping the backend, or calling [`Backend::leave`], leaves the group.
 ///
 /// The worker thread of the process group calls [`Backend::execute`] and [`Backend::split`], one at a time and
 /// in the order of the calls; all other methods may be called from any thread at any time. The
@@ -91,30 +91,32 @@ pub trait Backend: GroupControl + Sized + 'static {
     /// [`Communicator::shares_holds`](crate::Communicator::shares_holds).
     const SHARES_HOLDS: bool = false;
 
-    /// Returns the machine of each rank, as [`Communicator::nodes`](crate::Communicator::nodes) does.
+    /// Returns the number of each rank's machine, as [`Communicator::nodes`](crate::Communicator::nodes)
+    /// does.
     fn nodes(&self) -> Vec<usize>;
 
     /// Records that the caller has issued the operation at `site`. Called before the operation is queued.
     fn issued(&self, site: &CallSite, call: &Call);
 
-    /// Returns why a call whose buffers are on a GPU cannot run, if it cannot. Only called for such calls.
-    /// Backends for buffers on the host keep the default.
+    /// Returns the reason why this backend cannot run a call whose buffers are on a GPU, or `None` if it can.
+    /// Only called for such calls. Backends for buffers on the host keep the default.
     fn refuse_device(&self, _payload: &Payload) -> Option<ArgumentError> {
         Some(ArgumentError::NoDeviceTransport)
     }
 
-    /// Runs one operation: waits until all ranks have called it, compares their calls ([`Call::agree`]), moves
-    /// the data and returns the filled buffer. No other rank may read `payload` afterwards, on success or not.
+    /// Runs one operation: waits until all ranks have called it, compares their calls ([`Call::agree`]),
+    /// moves the data and returns the filled buffer. After it returns, even with an error, no other rank
+    /// reads `payload`.
     ///
     /// A call with an invalid argument ([`Call::problem`]) comes with [`Payload::Nothing`], so that the other
-    /// ranks learn of it. Work for a GPU joins the queue of the thread that issued the operation.
+    /// ranks learn of the error. GPU work joins the queue of the thread that issued the operation.
     ///
     /// # Errors
     ///
     /// The cause of the group's failure.
     fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError>;
 
-    /// Runs a split. Returns this rank's backend of its new group, if it joins one.
+    /// Runs a split. Returns the backend of this rank's new group, or `None` if this rank joins none.
     ///
     /// # Errors
     ///
@@ -165,7 +167,7 @@ impl GroupRank {
         Abort { group, rank: self.rank, world_rank: self.shared.world_rank, reason }
     }
 
-    /// Returns the abort with which the group's operations fail after this rank has left it.
+    /// Returns the abort that fails the group's operations after this rank has left the group.
     pub fn left(&self) -> Abort {
         self.abort(&format!("rank {} left the group", self.rank))
     }
@@ -181,7 +183,7 @@ pub struct RankShared {
     pub node: String,
     /// Flight recorder of all groups.
     pub recorder: Arc<Recorder>,
-    /// The held ranks. Ranks of one process may share it.
+    /// The held ranks. Ranks of one process may share this set.
     pub holds: Arc<Holds>,
     /// Callback that every worker thread runs first.
     pub on_worker_start: Option<WorkerStart>,
@@ -233,7 +235,7 @@ impl RankShared {
     }
 }
 
-/// Numbers the machines of the ranks in order of their first rank. `names` has one entry per rank.
+/// Numbers the machines in the order in which they first appear in `names`, which has one entry per rank.
 pub(crate) fn number_nodes<'a>(names: impl Iterator<Item = &'a str>) -> Vec<usize> {
     let mut known: Vec<&str> = Vec::new();
     let number = |name| {

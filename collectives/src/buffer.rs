@@ -14,8 +14,7 @@ use cubecl::prelude::Client;
 #[cfg(feature = "cube")]
 use std::ops::Range;
 
-/// One cache line, the unit in which host buffers are allocated. Its alignment is the alignment of every
-/// buffer.
+/// One cache line, the unit in which host buffers are allocated. Every host buffer has its alignment.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -52,10 +51,10 @@ impl fmt::Display for Location {
     }
 }
 
-/// The reason why a buffer could not be read.
+/// The reason why a buffer's elements could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
-    /// The buffer holds another element type.
+    /// The buffer holds a different element type.
     #[error("the buffer holds {len} elements of {actual}, but was read as {requested}")]
     DType {
         /// Type that the buffer holds.
@@ -112,11 +111,11 @@ enum Storage {
 impl Buffer {
     /// Creates a buffer of `len` zeros on the host.
     ///
-    /// The memory comes zeroed from the allocator, so large buffers cost nothing until used.
+    /// The allocator returns zeroed memory, so large buffers cost nothing until used.
     ///
     /// # Panics
     ///
-    /// Like `Vec`, if the size overflows or the allocator is out of memory.
+    /// If the size overflows or the allocator is out of memory, like `Vec`.
     pub fn zeros(dtype: DType, len: usize) -> Buffer {
         // An overflow saturates to a size that the allocation refuses.
         let bytes = len.saturating_mul(dtype.size());
@@ -124,8 +123,8 @@ impl Buffer {
         Buffer { dtype, len, storage: Storage::Host(lines) }
     }
 
-    /// Creates a buffer of `len` elements on the host without memory. An all-gather among ranks that share
-    /// memory allocates it once for all ranks. Any other first write allocates the buffer and zeroes it.
+    /// Creates a host buffer of `len` elements that has no memory yet. An all-gather among ranks that share
+    /// memory allocates it once for all ranks. Any other first write allocates and zeroes the buffer.
     pub fn unallocated(dtype: DType, len: usize) -> Buffer {
         Buffer { dtype, len, storage: Storage::Unallocated }
     }
@@ -185,12 +184,12 @@ impl Buffer {
         self.len == 0
     }
 
-    /// Returns the number of bytes of all elements, without padding.
+    /// Returns the size of all elements in bytes, without padding.
     pub fn size_in_bytes(&self) -> usize {
         self.len * self.dtype.size()
     }
 
-    /// Returns the memory that holds the elements.
+    /// Returns whether the elements are on the host or on a GPU.
     pub fn location(&self) -> Location {
         match &self.storage {
             #[cfg(feature = "cube")]
@@ -215,8 +214,8 @@ impl Buffer {
         }
     }
 
-    /// Creates a buffer of `len` elements of the same type in the same memory. It holds zeros on the host and
-    /// arbitrary values on a GPU, and has no memory if this one has none.
+    /// Creates a buffer of `len` elements with the same type and location as this one. The new buffer holds
+    /// zeros on the host and arbitrary values on a GPU, and has no memory if this one has none.
     pub fn like(&self, len: usize) -> Buffer {
         match &self.storage {
             Storage::Host(_) | Storage::Shared(_) => Buffer::zeros(self.dtype, len),
@@ -226,8 +225,8 @@ impl Buffer {
         }
     }
 
-    /// Copies the buffer and applies `change` to the bytes of the copy, on the host. The copy is in the same
-    /// memory as the buffer. Meant for rare uses: all bytes of a GPU's buffer travel to the host and back.
+    /// Copies the buffer and applies `change` to the bytes of the copy. The copy has the same location as the
+    /// buffer. Meant for rare uses: a GPU buffer is copied to the host and back.
     ///
     /// # Errors
     ///
@@ -284,7 +283,7 @@ impl Buffer {
             Storage::Device(_) => {
                 panic!("{}", BufferError::OnDevice { dtype: self.dtype, len: self.len })
             }
-            // The code above has replaced these by memory that the buffer owns.
+            // The code above has replaced these two variants by memory that the buffer owns.
             Storage::Shared(_) | Storage::Unallocated => &mut [],
         }
     }
@@ -336,8 +335,8 @@ impl fmt::Debug for Buffer {
 
 #[cfg(feature = "cube")]
 impl Buffer {
-    /// Creates a buffer of `len` elements in `memory`, which must have room for them, rounded up to whole
-    /// words of 4 bytes.
+    /// Creates a buffer of `len` elements in `memory`, which must be large enough for them after rounding up
+    /// to whole words of 4 bytes.
     pub fn from_device(dtype: DType, len: usize, memory: DeviceMemory) -> Buffer {
         Buffer { dtype, len, storage: Storage::Device(memory) }
     }

@@ -1,4 +1,5 @@
-//! One rank's call of an operation: the arguments that all ranks must agree on, and the checks on them.
+//! One rank's call of an operation: its arguments, the checks on them, and the comparison with other ranks'
+//! calls.
 
 use crate::buffer::Location;
 use crate::dtype::DType;
@@ -27,7 +28,7 @@ impl fmt::Display for Argument {
     }
 }
 
-/// An invalid argument that one rank can detect without the others.
+/// An invalid argument that a rank can detect without the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum ArgumentError {
     /// A buffer's length does not match the length of the other buffer.
@@ -85,7 +86,7 @@ pub enum ArgumentError {
         /// Type of the buffer.
         dtype: DType,
     },
-    /// The size of a planned group does not fit the group that is being split.
+    /// The planned size of a new group does not fit the group being split.
     #[error("cannot place rank {rank} of {world_size} in a group of {group_size}")]
     GroupSize {
         /// Rank in the group being split.
@@ -104,7 +105,7 @@ pub(crate) struct SplitKey {
     pub(crate) key: i64,
 }
 
-/// One rank's call of one operation, as compared with the other ranks' calls.
+/// One rank's call of one operation, in the form that is compared with the other ranks' calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Call {
@@ -112,8 +113,8 @@ pub struct Call {
     pub operation: Operation,
     /// Element type; `u8` for operations without payload.
     pub dtype: DType,
-    /// Number of elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer
-    /// otherwise.
+    /// Number of elements of the full tensor: the output of an all-gather, the input of a reduce-scatter, the
+    /// buffer of any other operation.
     pub count: usize,
     /// Location of the buffers; the host for operations without payload.
     pub location: Location,
@@ -121,7 +122,7 @@ pub struct Call {
     pub root: Option<usize>,
     /// Purpose of the operation.
     pub label: Label,
-    /// The fault that the calling rank found in its own arguments.
+    /// The error that the calling rank found in its own arguments.
     pub problem: Option<ArgumentError>,
     #[serde(rename = "place")]
     pub(crate) split_key: Option<SplitKey>,
@@ -151,8 +152,9 @@ impl Call {
         call
     }
 
-    /// Compares the calls of all ranks of a group, in rank order. Returns the name and ranks of each group that
-    /// the operation creates (none unless it is a split), or `None` if the calls differ or one is invalid.
+    /// Compares the calls of all ranks of a group, in rank order. Returns the name and ranks of each group
+    /// that the operation creates (none unless it is a split), or `None` if the calls differ or one is
+    /// invalid.
     pub fn agree(calls: &[Call]) -> Option<Vec<(Arc<str>, Vec<usize>)>> {
         if calls.iter().any(|call| call.problem.is_some()) {
             return None;
@@ -251,7 +253,7 @@ impl fmt::Display for CallSite {
     }
 }
 
-/// Lists the call of each rank; ranks with the same call share an entry.
+/// Lists the call of each rank; ranks with equal calls share an entry.
 pub(crate) fn list_calls<'a>(calls: impl Iterator<Item = (usize, &'a Call)>) -> String {
     list_distinct(calls.map(|(rank, call)| (rank, format!("called {call}"))), |text, _| text)
 }

@@ -12,21 +12,21 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that [`Communicator::split`] waits for the other ranks. Ranks split at start-up, when loading may
-/// delay one of them for long.
+/// Default limit of the wait in [`Communicator::split`] for the other ranks. Ranks split at start-up, when
+/// loading may delay one of them for a long time.
 const SPLIT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The result of a split: this rank's new group, or `None` for a rank that joins none.
 pub type SplitResult = Result<Option<Arc<dyn Communicator>>, CommError>;
 
-/// One rank's membership in a group of ranks.
+/// One rank's membership in a group.
 ///
 /// Every operation is collective: all ranks of the group must issue it, in the same order and with matching
-/// arguments. The calls return at once; [`Work::wait`] returns the result. The [crate documentation](crate)
-/// lists what all backends guarantee.
+/// arguments. The calls return immediately; [`Work::wait`] returns the result. The [crate
+/// documentation](crate) lists what all backends guarantee.
 ///
-/// Invalid arguments on one rank fail the operation on every rank: with [`CommError::Invalid`] on that rank,
-/// and with [`CommError::Mismatch`] on the others.
+/// Invalid arguments on one rank fail the operation on every rank: that rank gets [`CommError::Invalid`], the
+/// others [`CommError::Mismatch`].
 pub trait Communicator: Send + Sync {
     /// Returns this rank's number in the group, from 0.
     fn rank(&self) -> usize;
@@ -44,14 +44,14 @@ pub trait Communicator: Send + Sync {
     /// Returns whether all ranks of the world are threads of this process.
     fn is_one_process(&self) -> bool;
 
-    /// Collects every rank's `input` in the `output` of all ranks.
+    /// Collects every rank's `input` in the `output` of each rank.
     ///
-    /// `output` is `world_size` times as long as `input`; the input of rank `r` becomes its chunk `r`. Where
+    /// `output` is `world_size` times as long as `input`, and its chunk `r` is the input of rank `r`. If the
     /// ranks share memory ([`Communicator::shares_gathers`]), all ranks may pass an output without memory
-    /// ([`Buffer::unallocated`]). They then get buffers that read the same memory.
+    /// ([`Buffer::unallocated`]); the returned buffers then read the same memory.
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work;
 
-    /// Returns whether an all-gather of host buffers can fill one output for all ranks.
+    /// Returns whether an all-gather of host buffers can fill one output that all ranks read.
     fn shares_gathers(&self) -> bool {
         false
     }
@@ -67,14 +67,14 @@ pub trait Communicator: Send + Sync {
     /// Overwrites every rank's buffer with the buffer of rank `root`.
     fn broadcast(&self, label: Label, buffer: Buffer, root: usize) -> Work;
 
-    /// Completes when every rank has called it. Returns an empty buffer.
+    /// Completes when every rank has called `barrier`. Returns an empty buffer.
     fn barrier(&self, label: Label) -> Work;
 
     /// Divides the group, like `MPI_Comm_split`: ranks with the same `color` form a new group, ordered by
     /// `(key, old rank)`. A rank that passes `None` for `color` joins no group and gets `None`.
     ///
-    /// Collective and blocking. Ranks of the same color must pass the same `name`. The new group shares this
-    /// rank's recorder.
+    /// Collective and blocking. Ranks of the same color must pass the same `name`. All groups of a rank share
+    /// its recorder.
     ///
     /// # Errors
     ///
@@ -90,28 +90,28 @@ pub trait Communicator: Send + Sync {
     /// As for any operation.
     fn split_within(&self, name: &str, color: Option<u32>, key: i64, timeout: Duration) -> SplitResult;
 
-    /// Fails every pending and later operation of this group, and of all groups that descend from the same
-    /// world, on all ranks, with [`CommError::Aborted`], which contains this rank and `reason`.
+    /// Fails every pending and later operation on all ranks, in this group and all other groups of the same
+    /// world. The operations return [`CommError::Aborted`], which contains this rank and `reason`.
     ///
-    /// Call it when this rank cannot continue, so that the others do not wait for a timeout.
+    /// Call this when the rank cannot continue, so that the other ranks do not wait for a timeout.
     fn abort(&self, reason: &str);
 
     /// Marks this rank as held by a debugger or user, or releases it. While any rank is held, no wait of any
-    /// rank of the world times out. Unless the backend [shares holds](Communicator::shares_holds), this applies
-    /// to this rank's own waits only.
+    /// rank of the world times out. If the backend does not [share holds](Communicator::shares_holds), a hold
+    /// suspends only the waits of the held rank.
     fn hold(&self, is_held: bool);
 
-    /// Returns whether [`Communicator::hold`] reaches all ranks of the world. MPI alone does not.
+    /// Returns whether [`Communicator::hold`] reaches all ranks of the world. With MPI, it does not.
     fn shares_holds(&self) -> bool;
 
     /// Returns the held ranks of the world, and the total time for which any rank was held.
     fn holds(&self) -> &Holds;
 
-    /// Returns why the group has failed, if it has.
+    /// Returns the cause of the group's failure, or `None` if the group has not failed.
     fn failure(&self) -> Option<CommError>;
 
-    /// Returns the machine of each rank of the group, as a number: ranks on the same machine have the same
-    /// number. Machines are numbered from 0 in the order of the first rank on each.
+    /// Returns the machine number of each rank of the group; ranks on one machine have the same number.
+    /// Machines are numbered from 0 in the order of their first ranks.
     fn nodes(&self) -> Vec<usize>;
 
     /// Returns the current contents of this rank's flight recorder, for the files that a failing run writes.

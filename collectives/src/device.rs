@@ -22,8 +22,8 @@ impl DeviceMemory {
         DeviceMemory { client, handle }
     }
 
-    /// Allocates `bytes` bytes with arbitrary contents, rounded up to whole words. It allocates at least one
-    /// word, because kernels do not accept empty buffers.
+    /// Allocates `bytes` bytes with arbitrary contents, rounded up to whole words, and at least one word,
+    /// because a kernel cannot be given an empty buffer.
     pub(crate) fn empty(client: &Client, bytes: usize) -> DeviceMemory {
         DeviceMemory::new(client.clone(), client.empty(whole_words(bytes)))
     }
@@ -56,9 +56,9 @@ impl DeviceMemory {
         &self.handle
     }
 
-    /// Returns whether anything else holds the allocation, such as a tensor that is a view of it. CubeCL's
-    /// server briefly holds a second handle of a new allocation while placing it; this method waits for that,
-    /// at most 0.1 ms.
+    /// Returns whether anything else, such as a tensor that is a view, holds a handle of the allocation.
+    /// CubeCL's server briefly holds a second handle of a new allocation while placing it; this method waits
+    /// up to 0.1 ms for its release.
     pub fn is_shared(&self) -> bool {
         const PATIENCE: Duration = Duration::from_micros(100);
         let begun = Instant::now();

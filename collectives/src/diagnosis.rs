@@ -15,16 +15,16 @@ use witness::{Moment, flight, view};
 impl Verdict {
     /// Compares the flights of the ranks; witness `i` is world rank `i`.
     ///
-    /// The verdict names ranks that are gone, if there are any, else silent ranks, else differing calls, else
-    /// missing ranks. A missing rank may itself wait in another group: the chain of waits is followed to its
-    /// end.
+    /// The verdict names ranks that are gone; if there are none, silent ranks; else differing calls; else
+    /// missing ranks. A missing rank may itself be waiting in another group, so the chain of waits is
+    /// followed to its end.
     pub fn of(witnesses: &[Witness]) -> Verdict {
         Verdict::about_stuck(witnesses, find_stuck(witnesses), Moment::Unknown)
     }
 
-    /// Like [`Verdict::of`], after a rank's wait for operation `sequence` of the group `group` of world ranks
-    /// `ranks` has timed out. The verdict is about that operation and its cause, even if all ranks have
-    /// entered or finished it in the meantime.
+    /// Like [`Verdict::of`], but for a timed-out wait in operation `sequence` of the group `group` with world
+    /// ranks `ranks`. The verdict is about that operation and the cause of its delay, even if all ranks have
+    /// entered or finished the operation in the meantime.
     pub fn for_wait(witnesses: &[Witness], group: &str, ranks: &[usize], sequence: u64) -> Verdict {
         let at = Stuck { group: (group, ranks), sequence };
         let stuck = match at.missing(witnesses).is_empty() {
@@ -224,23 +224,23 @@ impl Stuck<'_> {
     }
 }
 
-/// Rounds to whole seconds, so that ranks with nearly the same time share a sentence.
+/// Rounds to whole seconds, so that ranks with nearly equal times share one sentence.
 fn whole(seconds: f64) -> u64 {
     seconds.max(0.0).round() as u64
 }
 
-/// The longest current wait, which may still end.
+/// The longest wait in progress, which may still end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wait {
     /// Seconds since the first waiting rank issued its operation; 0 if no rank waits.
     pub seconds: f64,
-    /// The verdict if the wait does not end.
+    /// The verdict that applies if the wait does not end.
     pub verdict: Verdict,
 }
 
 impl Wait {
-    /// Returns the longest wait of all ranks. Witness `i` is world rank `i`, and all witnesses date from
-    /// about the same moment.
+    /// Returns the longest wait of all ranks. Witness `i` is world rank `i`; all witnesses must have been
+    /// taken at about the same time.
     pub fn longest(witnesses: &[Witness]) -> Wait {
         let waits = (0..witnesses.len()).flat_map(|rank| heads_of(witnesses, rank));
         let seconds = waits.map(|(seconds, _)| seconds).fold(0.0, f64::max);
@@ -249,8 +249,8 @@ impl Wait {
     }
 }
 
-/// Returns the world ranks that `rank` waits for, in ascending order: those that have not issued its
-/// operation, or did not answer. Witness `i` is world rank `i`.
+/// Returns the world ranks that `rank` waits for, in ascending order: ranks that have not issued the
+/// operation in which `rank` waits, or did not answer. Witness `i` is world rank `i`.
 pub fn waits_for(witnesses: &[Witness], rank: usize) -> Vec<usize> {
     let mut awaited: Vec<usize> = heads_of(witnesses, rank)
         .flat_map(|(_, stuck)| {

@@ -9,17 +9,17 @@ use std::time::Duration;
 
 /// The reason why a collective failed.
 ///
-/// Ranks are ranks of the group named next to them. Operations are numbered from 0 in their group, so an
-/// operation has the same number on every rank.
+/// Rank numbers count within the group named next to them. Operations are numbered from 0 in their group, so
+/// an operation has the same number on every rank.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum CommError {
     /// This rank passed invalid arguments. The other ranks get [`CommError::Mismatch`] for the same
     /// operation, unless their own arguments are invalid too.
     #[error("{site} on rank {}: {problem}; correct the arguments of this call", .site.rank)]
     Invalid {
-        /// The call.
+        /// The call with the invalid arguments.
         site: CallSite,
-        /// The fault in the arguments.
+        /// The error in the arguments.
         #[source]
         problem: ArgumentError,
     },
@@ -35,8 +35,8 @@ pub enum CommError {
         group: Arc<str>,
         /// Number of the operation in the group.
         sequence: u64,
-        /// The call of each rank, by rank; `None` for a rank that had not called yet when the others were
-        /// found to differ.
+        /// The call of each rank, by rank; `None` for a rank that had not called yet when the mismatch was
+        /// found.
         calls: Vec<Option<Call>>,
     },
     /// An operation did not complete in time. Later operations of the group return this error too, on every
@@ -45,10 +45,10 @@ pub enum CommError {
     TimedOut {
         /// The call whose wait timed out first.
         site: CallSite,
-        /// The limit that its rank passed to `wait`.
+        /// The limit that the waiting rank passed to `wait`.
         waited: Duration,
-        /// Ranks that had not called the operation by then. If empty, the verdict says whether some ranks
-        /// were late or the transfer was too slow.
+        /// Ranks that had not called the operation when the wait timed out. If empty, the verdict states
+        /// whether ranks were late or the transfer was too slow.
         missing: Vec<usize>,
         /// The verdict from the flight recorders of all ranks, with world ranks.
         verdict: Box<Verdict>,
@@ -66,7 +66,7 @@ pub enum CommError {
     },
 }
 
-/// The rank that ended a group, and its reason.
+/// The rank that ended a group, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Abort {
     /// Group in which the abort began.
@@ -74,14 +74,14 @@ pub struct Abort {
     pub group: Arc<str>,
     /// Rank in that group.
     pub rank: usize,
-    /// Its rank in the world that all groups were split from.
+    /// The same rank's number in the world that all groups were split from.
     pub world_rank: usize,
-    /// Its reason.
+    /// The rank's reason.
     #[serde(with = "text")]
     pub reason: Arc<str>,
 }
 
-/// The reason why a group has failed. Every affected operation turns it into an error.
+/// The cause of a group's failure. Every affected operation turns the cause into its own error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Cause {
     /// A rank gave up, left the group or died.
@@ -91,10 +91,10 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Returns the error of the call at `site`. `problem` is the fault in that call's own arguments.
+    /// Returns the error of the call at `site`. `problem` is the error in that call's own arguments.
     pub fn error(&self, site: &CallSite, problem: Option<ArgumentError>) -> CommError {
         match (self, problem) {
-            // The other ranks have found that this call differs from theirs.
+            // The mismatch that the other ranks found is this call's own error.
             (Cause::Error(CommError::Mismatch { sequence, .. }), Some(problem))
                 if *sequence == site.sequence =>
             {

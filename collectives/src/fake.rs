@@ -1,4 +1,4 @@
-//! One rank of a world whose other ranks do not exist.
+//! Simulates one rank of a world whose other ranks do not exist.
 
 use crate::backend::{GroupRank, RankShared, empty};
 use crate::buffer::Buffer;
@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Records operations instead of running them; every operation completes at once.
+/// A communicator that records operations instead of running them; every operation completes immediately.
 ///
-/// It shows what one rank of a large world would communicate, for planning. Results are those of a world
+/// Shows what one rank of a large world would communicate, for planning. Results are those of a world
 /// whose other ranks contribute nothing:
 ///
 /// * all-gather copies the input into this rank's chunk of the output and leaves the rest;
@@ -63,13 +63,13 @@ impl FakeCommunicator {
         }
     }
 
-    /// Sets the number of ranks of the groups that are split off under each name.
+    /// Sets the number of ranks in the groups that are split off, by group name.
     ///
-    /// A split cannot know the colors that the other ranks pass. Without a size for its name, the new group
-    /// has one rank. With size `n` of `w` ranks, this rank's number in the new group follows from its color:
-    /// groups of `n` consecutive ranks if `color == rank / n`, else groups of every `w / n`-th rank if `color
-    /// == rank % (w / n)`, else the key is the number. A split that matches none of these fails with
-    /// [`CommError::Invalid`].
+    /// A fake rank does not know the colors that the other ranks would pass. If `sizes` lacks the name, the
+    /// new group has one rank. With size `n` of `w` ranks, the color determines this rank's number in the new
+    /// group: the group has `n` consecutive ranks if `color == rank / n`, or else every `w / n`-th rank if
+    /// `color == rank % (w / n)`; otherwise the key is the number. A split that matches none of these fails
+    /// with [`CommError::Invalid`].
     pub fn with_split_sizes(mut self, sizes: HashMap<String, usize>) -> FakeCommunicator {
         self.split_sizes = sizes;
         self

@@ -1,4 +1,4 @@
-//! A snapshot of one rank's communication, in a form that can be sent and written to a file.
+//! A snapshot of one rank's communication, in a form that can be sent or written to a file.
 
 use crate::call::Call;
 use crate::dtype::DType;
@@ -18,7 +18,8 @@ pub struct Activity {
     pub seconds: f64,
 }
 
-/// One operation as one rank saw it. Times count from the creation of the recorder and serialize as seconds.
+/// One operation as one rank recorded it. Times count from the creation of the recorder and serialize as
+/// seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Number of the operation in its group, from 0; the same on every rank.
@@ -32,7 +33,8 @@ pub struct Record {
     pub label: Label,
     /// Element type.
     pub dtype: DType,
-    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer otherwise.
+    /// Elements of the full tensor: the output of an all-gather, the input of a reduce-scatter, else the
+    /// buffer.
     pub count: usize,
     /// Bytes that this rank would send on a ring; see [`Operation::ring_bytes`]. 0 for a call with
     /// invalid arguments.
@@ -49,8 +51,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// Returns the time in the queue and the time from there to completion, which includes waiting for other
-    /// ranks. Zero if a time is unknown.
+    /// Returns how long the operation was queued, and how long it then took, including waits for other ranks.
+    /// A duration is zero if one of its times is unknown.
     pub(crate) fn times(&self) -> [Duration; 2] {
         let between = |from: Option<Duration>, to: Option<Duration>| {
             from.zip(to).map_or(Duration::ZERO, |(from, to)| to.saturating_sub(from))
@@ -100,32 +102,32 @@ pub struct Flight {
     pub process: u32,
     /// The rank's activity other than communication.
     pub activity: Activity,
-    /// Its groups, the world first.
+    /// The rank's groups, the world first.
     pub groups: Vec<GroupFlight>,
-    /// The verdict of all ranks together; `None` unless something went wrong.
+    /// The verdict that all ranks share; `None` unless a failure was diagnosed.
     pub verdict: Option<Verdict>,
-    /// Its last operations, oldest first.
+    /// The rank's last operations, oldest first.
     pub records: Vec<Record>,
     /// Time of the snapshot, in seconds on the clock of `records`; 0 in files of builds that did not write
     /// it.
     #[serde(default)]
     pub clock: f64,
-    /// The last period in which the process did not run, if known.
+    /// The last period in which the process was not running, if known.
     #[serde(default)]
     pub stall: Option<Stall>,
 }
 
-/// A period in which a process did not run.
+/// A period in which a process was not running.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stall {
-    /// Its length in seconds.
+    /// Length of the period in seconds.
     pub seconds: f64,
-    /// Seconds since its end.
+    /// Seconds since the period ended.
     pub ago: f64,
 }
 
 impl Flight {
-    /// Returns the flight as it will be in `seconds` if nothing happens.
+    /// Returns the flight as it would be after another `seconds` without any event.
     pub(crate) fn later(mut self, seconds: f64) -> Flight {
         self.clock += seconds;
         self.activity.seconds += seconds;
@@ -138,7 +140,7 @@ impl Flight {
     }
 }
 
-/// Serializes times as seconds. Rejects values that no clock shows.
+/// Serializes times as seconds. Rejects values that no clock can show.
 mod seconds {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
     use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The time during which deadlines are suspended, because a rank is held for inspection.
+//! Records when deadlines are suspended because a rank is held for inspection.
 
 use crate::sync::lock;
 use std::collections::BTreeSet;
@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// The held ranks of the world, as known to one rank, and the total time for which any rank was held. Every
-/// wait adds that time to its limit.
+/// wait adds the time held during the wait to its limit.
 #[derive(Debug, Default)]
 pub struct Holds(Mutex<State>);
 
@@ -14,7 +14,7 @@ pub struct Holds(Mutex<State>);
 struct State {
     /// World ranks that are held.
     held: BTreeSet<usize>,
-    /// Time since which any rank is held.
+    /// Start of the current hold; `None` if no rank is held.
     since: Option<Instant>,
     /// Total time of earlier holds.
     before: Duration,

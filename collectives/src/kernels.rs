@@ -1,8 +1,8 @@
 //! Kernels that copy and add in the memory of one GPU, on any CubeCL runtime.
 //!
 //! The functions queue their kernels on the current [`StreamId`](cubecl_environment::stream::StreamId) and
-//! return at once. They divide buffers into blocks, because GPUs limit how much of a buffer a kernel may
-//! bind, and because positions within a block fit 32 bits.
+//! return immediately. They divide buffers into blocks because GPUs limit how much of a buffer a kernel may
+//! bind, and because positions within a block fit in 32 bits.
 
 // Kernels are launched without bounds checks; each kernel compares positions with lengths.
 #![allow(unsafe_code)]
@@ -15,7 +15,8 @@ use cubecl::server::Handle;
 /// Bytes of a word. Copies move words, since not all GPUs can address bytes.
 pub(crate) const WORD: usize = size_of::<u32>();
 
-/// Bytes of a block. A kernel binds one block and a few bytes more for alignment; WebGPU guarantees 128 MiB.
+/// Bytes of a block. A kernel binds one block plus a few bytes for alignment; WebGPU guarantees bindings of
+/// 128 MiB.
 const BLOCK: usize = 64 << 20;
 
 /// Alignment of the start of a binding that every GPU accepts.
@@ -24,7 +25,7 @@ const ALIGNMENT: usize = 256;
 /// Threads per block (CubeCL: units per cube).
 const UNITS: u32 = 256;
 
-/// Copies `bytes` of `from` to byte `at` of `to`. The bytes around them stay unchanged.
+/// Copies `bytes` of `from` to `to`, starting at byte `at`. The other bytes of `to` stay unchanged.
 pub(crate) fn copy(client: &Client, from: &Handle, bytes: Range<usize>, to: &Handle, at: usize) {
     for start in bytes.clone().step_by(BLOCK) {
         let length = (bytes.end - start).min(BLOCK);
@@ -110,7 +111,7 @@ fn window(handle: &Handle, bytes: Range<usize>) -> (Handle, usize) {
     (part, bytes.start - start)
 }
 
-/// Binds `handle` as elements of `size` bytes, as many as it has room for.
+/// Binds all of `handle` as an array of elements of `size` bytes.
 fn argument(handle: Handle, size: usize) -> BufferArg {
     let count = (handle.size_in_used() as usize).div_ceil(size);
     // SAFETY: the memory is allocated in whole words, so the last element exists.
@@ -122,8 +123,8 @@ fn grid(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     (cubecl::calculate_cube_count_elemwise(client, elements, units), units)
 }
 
-/// Copies bytes; each unit fills one word of `to`. Positions are in bytes; `whole` is true if all of them are
-/// multiples of a word.
+/// Copies bytes; each module fills one word of `to`. Positions are in bytes; `whole` means that all positions
+/// and the length are multiples of a word.
 #[cube(launch_unchecked)]
 fn copy_bytes(
     from: &[u32],
@@ -161,8 +162,8 @@ fn copy_bytes(
     }
 }
 
-/// Adds `addend`, from `start` on, to `sum`. The first addend overwrites `sum`, so that a sum of negative
-/// zeros keeps its sign.
+/// Adds the elements of `addend` from `start` on to `sum`. The first addend overwrites `sum` instead, so that
+/// a sum of negative zeros keeps its sign.
 #[cube(launch_unchecked)]
 fn add<A: Float, F: Float>(addend: &[F], sum: &mut [A], start: u32, len: u32, #[comptime] first: bool) {
     let unit = ABSOLUTE_POS as u32;

@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// Part of a training step that a collective belongs to.
+/// The part of a training step that a collective belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Setting up: initial weights, groups.
+    /// Setup: initial weights and groups.
     Init,
     /// Forward pass.
     Forward,
@@ -30,7 +30,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// The purpose of a collective, used in every record, error and log line.
+/// The purpose of a collective, shown in every record, error and log line.
 ///
 /// Ranks compare the scope: ranks that pass different scopes to the same operation have diverged, and get
 /// [`CommError::Mismatch`](crate::CommError::Mismatch).
@@ -38,7 +38,7 @@ impl fmt::Display for Phase {
 pub struct Label {
     /// The part of the model or program that the data belongs to, such as `"block 3"`.
     ///
-    /// Files of flight recorders call it `module`.
+    /// Flight recorder files call this field `module`.
     #[serde(rename = "module", with = "text")]
     pub scope: Arc<str>,
     /// Part of the training step.

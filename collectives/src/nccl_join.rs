@@ -1,4 +1,4 @@
-//! The agreement of a group's ranks to use NCCL.
+//! Lets the ranks of a group agree to use NCCL.
 
 use crate::backend::Backend;
 use crate::buffer::Buffer;
@@ -38,23 +38,23 @@ impl NcclOptions {
     }
 }
 
-/// Backends that NCCL can be added to.
+/// A backend to which NCCL can be added.
 pub trait ControlBackend: Backend {}
 
 impl ControlBackend for TcpBackend {}
 
-/// Serves a world of one rank, or of threads with a GPU each.
+/// Supports a world of one rank, or of threads with one GPU each.
 impl ControlBackend for LocalBackend {}
 
-/// Bytes that a rank sends about itself: whether it is ready, its process and its GPU.
+/// Number of bytes that a rank sends about itself: whether it is ready, its process and its GPU.
 const IDENTITY: usize = 9;
 
-/// Adds NCCL to a group. From now on its buffers may be on a GPU, and so may the buffers of groups split from
-/// it. Collective: every rank of `group` must call it once.
+/// Adds NCCL to a group. From then on, buffers passed to the group may be on a GPU, and so may buffers passed
+/// to groups split from it. Collective: every rank of `group` must call this once.
 ///
 /// # Errors
 ///
-/// [`NcclError`] on every rank if one cannot use NCCL, with the reason on that rank. Returned after
+/// [`NcclError`] on every rank if any rank cannot use NCCL; that rank's error has the reason. Returned after
 /// [`NcclOptions::connect_timeout`] at the latest. The group itself continues without NCCL.
 pub fn attach<B: ControlBackend>(group: &ProcessGroup<B>, options: &NcclOptions) -> Result<(), NcclError> {
     let timeout = options.connect_timeout;
@@ -81,7 +81,7 @@ pub fn attach<B: ControlBackend>(group: &ProcessGroup<B>, options: &NcclOptions)
     group.set_nccl(nccl).map_err(|_| NcclError::Attached)
 }
 
-/// Finds the library and the GPU: the preparation that needs no other ranks.
+/// Finds the library and the GPU, which needs no other ranks.
 fn prepare(options: &NcclOptions) -> Result<Gpu, NcclError> {
     let count = CudaRuntime::enumerate_all_devices().len();
     if count == 0 {
@@ -98,7 +98,8 @@ fn prepare(options: &NcclOptions) -> Result<Gpu, NcclError> {
     Ok(Gpu { library, context, device, id, limit: options.timeout })
 }
 
-/// Informs all ranks whether this one is ready and which GPU it has; returns the answers of all ranks.
+/// Informs all ranks whether this rank is ready and which GPU it has; returns the same information from all
+/// ranks.
 fn exchange_identities(
     group: &dyn Communicator,
     is_ready: bool,
@@ -106,7 +107,7 @@ fn exchange_identities(
 ) -> Result<Vec<u8>, NcclError> {
     let mut identity = vec![u8::from(is_ready)];
     identity.extend(std::process::id().to_le_bytes());
-    // No machine has that many GPUs.
+    // No machine has more than `u32::MAX` GPUs.
     identity.extend(u32::try_from(options.device).unwrap_or(u32::MAX).to_le_bytes());
     let output = Buffer::zeros(DType::U8, IDENTITY * group.world_size());
     let label = Label::new("NCCL", Phase::Init);

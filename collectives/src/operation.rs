@@ -1,4 +1,4 @@
-//! The operations of a group, and the bytes that each of them sends.
+//! The operations of a group, and the number of bytes that each sends.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -22,14 +22,14 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Bytes that `rank` sends if the operation runs on a ring.
+    /// Returns the number of bytes that `rank` sends if the operation runs on a ring.
     ///
-    /// `bytes` is the size of the full tensor: output of all-gather, input of reduce-scatter, the buffer
-    /// otherwise. The volumes are those of the bandwidth-optimal ring algorithms (Patarasuk and Yuan,
+    /// `bytes` is the size of the full tensor: the output of an all-gather, the input of a reduce-scatter,
+    /// else the buffer. The volumes are those of the bandwidth-optimal ring algorithms (Patarasuk and Yuan,
     /// "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): `(n-1)/n` of the tensor
     /// for all-gather and reduce-scatter, twice that for all-reduce (rounded down to a byte). A broadcast
-    /// travels along the ring from the root, so all ranks except the one before the root send the whole
-    /// buffer once. Barrier and split move no payload.
+    /// travels along the ring from the root, so every rank sends the whole buffer once, except the one before
+    /// the root. Barrier and split move no payload.
     pub fn ring_bytes(self, bytes: u64, rank: usize, world_size: usize, root: usize) -> u64 {
         let world = (world_size as u128).max(1);
         let others = world - 1;

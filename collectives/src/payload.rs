@@ -1,4 +1,4 @@
-//! The buffers of an operation, and the checks that one rank can make without the others.
+//! The buffers of an operation, and the checks that one rank can make without the other ranks.
 
 use crate::buffer::Buffer;
 use crate::call::{Argument, ArgumentError, Call};
@@ -12,19 +12,19 @@ pub enum Payload {
     AllGather {
         /// This rank's chunk.
         input: Arc<Buffer>,
-        /// Room for the chunks of all ranks.
+        /// The buffer for the chunks of all ranks.
         output: Buffer,
     },
     /// A reduce-scatter.
     ReduceScatter {
         /// This rank's addend.
         input: Arc<Buffer>,
-        /// Room for this rank's chunk of the sum.
+        /// The buffer for this rank's chunk of the sum.
         output: Buffer,
     },
     /// An all-reduce.
     AllReduce {
-        /// This rank's addend, later the sum.
+        /// This rank's addend, replaced by the sum.
         buffer: Buffer,
     },
     /// A broadcast.
@@ -35,12 +35,13 @@ pub enum Payload {
         root: usize,
     },
     /// A barrier or a split, or a call with invalid arguments, which is still posted so that all ranks learn
-    /// of it.
+    /// of the error.
     Nothing,
 }
 
 impl Payload {
-    /// Returns the call with these buffers, or of a barrier, in a group of `world_size` ranks.
+    /// Returns the call that has these buffers, or a barrier's if there are none, in a group of `world_size`
+    /// ranks.
     pub(crate) fn call(&self, label: Label, world_size: usize) -> Call {
         let (operation, buffer, count, problem) = match self {
             Payload::AllGather { input, output } => {

@@ -1,4 +1,4 @@
-//! A rank's membership in a group whose backend runs on a worker thread.
+//! A rank's membership in a group whose operations run on a worker thread.
 //!
 //! Calls are numbered, recorded and queued. A worker thread runs them in order, so communication overlaps
 //! with the caller's compute and groups do not wait for each other. The group's [`Backend`] implements the
@@ -34,7 +34,7 @@ struct Job<B> {
     site: CallSite,
     call: Call,
     payload: Payload,
-    /// For a split: receives this rank's backend of its new group.
+    /// For a split: the channel to which the worker sends the backend of this rank's new group.
     reply: Option<mpsc::Sender<B>>,
     record: RecordId,
     completer: Completer,
@@ -77,13 +77,13 @@ pub struct ProcessGroup<B: Backend> {
     group: GroupId,
     queue: Mutex<Queue<B>>,
     worker: Option<JoinHandle<()>>,
-    /// Moves buffers on GPUs instead of the worker.
+    /// Moves buffers on GPUs, instead of the worker.
     #[cfg(feature = "cuda")]
     nccl: OnceLock<Nccl>,
 }
 
 impl<B: Backend> ProcessGroup<B> {
-    /// Starts the worker thread of `backend`, and joins the group's flight recorder.
+    /// Starts the worker thread of `backend`, and adds the group to the rank's flight recorder.
     pub fn start(backend: B) -> ProcessGroup<B> {
         let backend = Arc::new(backend);
         let identity = backend.identity();
@@ -105,7 +105,7 @@ impl<B: Backend> ProcessGroup<B> {
         }
     }
 
-    /// Returns why a call whose buffers are on a GPU cannot run, if it cannot.
+    /// Returns the reason why a call whose buffers are on a GPU cannot run, or `None` if it can.
     fn refuse_device(&self, payload: &Payload) -> Option<ArgumentError> {
         #[cfg(feature = "cuda")]
         if let (Some(nccl), Some(output)) = (self.nccl.get(), payload.output()) {
@@ -164,18 +164,18 @@ impl<B: Backend> ProcessGroup<B> {
 
 #[cfg(feature = "cuda")]
 impl<B: Backend> ProcessGroup<B> {
-    /// Returns this rank's side of the group, for a transport that runs its operations instead of the worker.
+    /// Returns this rank's side of the group, for a transport that runs operations instead of the worker.
     pub(crate) fn control(&self) -> Arc<dyn crate::backend::GroupControl> {
         Arc::clone(&self.backend) as _
     }
 
-    /// Hands buffers on GPUs to `nccl` from now on. If the group already has NCCL, keeps it and returns
-    /// `nccl`.
+    /// Uses `nccl` for buffers on GPUs from now on. If the group already has NCCL, keeps the present one and
+    /// returns `nccl` as the error.
     pub(crate) fn set_nccl(&self, nccl: Nccl) -> Result<(), Nccl> {
         self.nccl.set(nccl)
     }
 
-    /// Splits NCCL like the group. `new_group` is this rank's new group, if it has one.
+    /// Splits NCCL in the same way as the group. `new_group` is this rank's new group, if it has one.
     fn split_nccl(
         &self,
         name: &str,

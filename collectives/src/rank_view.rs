@@ -1,4 +1,4 @@
-//! A view of the ranks of a world from outside.
+//! A view of a world's ranks for observers.
 
 use crate::backend::{AskAll, RankShared};
 use crate::diagnosis::Witness;
@@ -9,10 +9,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Shows the current activity of a rank and, where possible, of all ranks, without taking part in their
+/// Shows what a rank and, where possible, all ranks of its world are doing, without taking part in their
 /// communication.
 ///
-/// It may outlive its communicator, which can leave its group regardless.
+/// A view may outlive its communicator, and does not keep the communicator from leaving its group.
 #[derive(Clone)]
 pub struct RankView {
     shared: Arc<RankShared>,
@@ -51,15 +51,15 @@ impl RankView {
         self.shared.flight(self.backend, records)
     }
 
-    /// Returns the rank's timeline of optimizer step `step`, or of the last completed step. `None` if it is
-    /// not known, or no longer kept.
+    /// Returns the rank's timeline of optimizer step `step`, or by default of the last completed step. `None`
+    /// if the step is unknown or its timeline is no longer kept.
     pub fn timeline(&self, step: Option<u64>) -> Option<StepTimeline> {
         self.shared.recorder.timeline(self.rank(), &self.shared.node, step)
     }
 
     /// Returns the current state of every rank of the world, in rank order. Ranks that do not answer within
-    /// `patience` are silent. `None` if the other ranks cannot be asked from here; for processes, only rank 0
-    /// can ask.
+    /// `patience` are reported as silent. Returns `None` if this rank cannot ask the others: between
+    /// processes, only rank 0 can.
     pub fn ask_all(&self, patience: Duration) -> Option<Vec<Witness>> {
         self.ask_all.as_ref().map(|ask| ask(patience))
     }

@@ -1,7 +1,7 @@
 //! A record of a rank's communication: the last operations in detail, and totals of all operations.
 //!
 //! The records serve as a flight recorder: after a failure, the first record without a `finished` time is the
-//! operation the rank was stuck in.
+//! operation in which the rank was stuck.
 
 use crate::call::Call;
 use crate::flight::{Activity, GroupFlight, Pending, Record};
@@ -19,14 +19,14 @@ use std::time::{Duration, Instant};
 /// Number of records that a recorder keeps by default.
 pub const DEFAULT_CAPACITY: usize = 4096;
 
-/// Number of records that are kept while all records are requested.
+/// Number of records that are kept after [`Recorder::keep_all`].
 const CAPACITY_OF_ALL: usize = 1 << 20;
 
-/// Number of attempts of [`Recorder::write_now`] to lock the log. Other threads hold the lock for well below a
-/// microsecond.
+/// Number of times that [`Recorder::write_now`] tries to lock the log. Other threads hold the lock for well
+/// below a microsecond.
 const LOCK_ATTEMPTS: usize = 10_000;
 
-/// Number and bytes of all operations of one kind with one label on one group.
+/// Number of calls and bytes of all operations of one kind with one label in one group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Total {
     /// Kind of operation.
@@ -45,9 +45,9 @@ pub struct Total {
     pub bytes_sent: u64,
 }
 
-/// The flight recorder of one rank, for all its groups. An event costs one short lock.
+/// The flight recorder of one rank, for all its groups. Recording an event takes one short lock.
 ///
-/// An operation counts from the moment it is issued, so counts do not depend on timing.
+/// An operation is counted when it is issued, so counts do not depend on timing.
 #[derive(Debug)]
 pub struct Recorder {
     created: Instant,
@@ -66,11 +66,11 @@ struct Log {
     records: VecDeque<Record>,
     /// Index of the next record, counted over all records ever made.
     next: u64,
-    /// Number of calls, and bytes sent.
+    /// Number of calls and of bytes sent.
     totals: BTreeMap<TotalKey, (u64, u64)>,
     /// Groups that this rank has joined.
     groups: Vec<GroupLog>,
-    /// The rank's activity other than communication, and its start.
+    /// The rank's activity other than communication, and when the activity began.
     activity: Option<(&'static str, Duration)>,
     /// True if no record is dropped.
     keeps_all: bool,
@@ -116,7 +116,7 @@ impl Recorder {
             created_monotonic: monotonic(),
             capacity,
             log: Mutex::new(Log {
-                // Allocated in advance: memory that grows while a rank works would be mistaken for its tensors'.
+                // Allocated now: memory allocated while a rank works would be counted as tensors.
                 records: VecDeque::with_capacity(capacity.min(DEFAULT_CAPACITY) + 1),
                 ..Log::default()
             }),
@@ -173,14 +173,14 @@ impl Recorder {
     }
 
     /// Sets the rank's current activity other than communication, such as `"data loading"`. Verdicts name
-    /// this activity when other ranks wait for this one.
+    /// this activity when other ranks wait for this rank.
     pub fn set_activity(&self, name: &'static str) {
         let now = self.created.elapsed();
         lock(&self.log).activity = Some((name, now));
         lock(&self.timeline).set_activity(name, now);
     }
 
-    /// Records that the rank is in the module `module` from now on, until the activity changes.
+    /// Records that the rank enters the module `module`, which it leaves when the activity changes.
     pub fn enter_module(&self, module: &Arc<str>) {
         lock(&self.timeline).enter_module(module, self.created.elapsed());
     }
@@ -202,29 +202,30 @@ impl Recorder {
         lock(&self.timeline).begin_step(step, self.created.elapsed());
     }
 
-    /// Adds to each span the bytes that `held_bytes` returns; the rank's own thread calls it.
+    /// From now on, adds to each span the bytes that `held_bytes` returns. Only the rank's own thread may
+    /// call this.
     pub fn count_bytes(&self, held_bytes: fn() -> u64) {
         lock(&self.timeline).count_bytes(held_bytes);
     }
 
-    /// Keeps all spans and records from now on, or only the last ones again.
+    /// Keeps all spans and records from now on, or, with `false`, only the last ones.
     pub fn keep_all(&self, all: bool) {
         lock(&self.timeline).keep_all(all);
         lock(&self.log).keeps_all = all;
     }
 
-    /// Returns the rank's time by activity since the recorder was created.
+    /// Returns the rank's times by activity since the recorder was created.
     pub fn times(&self) -> Vec<ActivityTime> {
         lock(&self.timeline).times(self.created.elapsed())
     }
 
-    /// Returns the time that the rank has waited for others since the recorder was created.
+    /// Returns how long the rank has waited for other ranks since the recorder was created.
     pub fn total_waited(&self) -> Duration {
         self.times().iter().map(|time| time.waited).sum()
     }
 
-    /// Returns the rank's timeline of optimizer step `step`, or of the last completed step. `None` if it is
-    /// not known, or no longer kept.
+    /// Returns the rank's timeline of optimizer step `step`, or by default of the last completed step. `None`
+    /// if the step is unknown or its timeline is no longer kept.
     pub(crate) fn timeline(&self, rank: usize, node: &str, step: Option<u64>) -> Option<StepTimeline> {
         let now = self.created.elapsed();
         let (step, start, end, spans) = {
@@ -247,14 +248,14 @@ impl Recorder {
         Activity { name: name.to_owned(), seconds: now.saturating_sub(since).as_secs_f64() }
     }
 
-    /// Returns the seconds since the recorder was created: the clock of its records.
+    /// Returns the seconds since the recorder was created; records use the same clock.
     pub(crate) fn clock(&self) -> f64 {
         self.created.elapsed().as_secs_f64()
     }
 
     /// Writes the rank's activity and its last operation, such as `, in backward after all_gather(layers.0)`.
-    /// For signal handlers: it blocks on no lock and allocates nothing. It writes nothing if another thread
-    /// is changing the log.
+    /// Safe in signal handlers: blocks on no lock and allocates nothing. Writes nothing if another thread is
+    /// changing the log.
     pub fn write_now(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         let Some(log) = self.log_now() else { return Ok(()) };
         if let Some((activity, _)) = log.activity {
@@ -275,12 +276,13 @@ impl Recorder {
         }
     }
 
-    /// Returns the name of the activity, for signal handlers, if no other thread is changing the log.
+    /// Returns the name of the rank's activity, unless another thread is changing the log. Safe in signal
+    /// handlers.
     pub fn activity_now(&self) -> Option<&'static str> {
         self.log_now()?.activity.map(|(name, _)| name)
     }
 
-    /// Locks the log, if another thread releases it at once.
+    /// Locks the log; gives up if another thread does not release it almost immediately.
     fn log_now(&self) -> Option<MutexGuard<'_, Log>> {
         let attempt = || {
             std::hint::spin_loop();
@@ -307,7 +309,7 @@ impl Recorder {
         log.groups.iter().map(flight).collect()
     }
 
-    /// Adds a group that this rank has joined; `world_ranks` has the world rank of each of its ranks.
+    /// Adds a group that this rank has joined; `world_ranks` has the world rank of each member.
     pub(crate) fn join(&self, name: &Arc<str>, world_ranks: &[usize]) -> GroupId {
         let mut log = lock(&self.log);
         let (name, world_ranks) = (Arc::clone(name), world_ranks.to_vec());
@@ -376,7 +378,7 @@ impl Recorder {
         }
     }
 
-    /// Logs a finished operation: its size, times and bandwidth.
+    /// Logs the size, times and bandwidth of a finished operation.
     #[cold]
     fn trace(&self, id: RecordId) {
         // The lock is released first: formatting a log line asks the recorder for the rank's activity.

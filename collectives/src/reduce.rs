@@ -2,7 +2,7 @@
 //!
 //! Each output element is `((x0 + x1) + x2) + ...` over the ranks, so the result depends neither on timing
 //! nor on how the tensor is divided into chunks. The loops run over blocks small enough that the running sum
-//! stays in the first-level cache while the inputs stream past. They are simple enough for the compiler to
+//! stays in the first-level cache while the inputs are read once, and are simple enough for the compiler to
 //! vectorise.
 
 use crate::buffer::Buffer;
@@ -13,10 +13,10 @@ use half::{bf16, f16};
 use std::ops::{AddAssign, Range};
 use std::sync::Arc;
 
-/// Elements per block: 16 KiB of `f32`.
+/// Number of elements in a block: 16 KiB of `f32`.
 const BLOCK: usize = 4096;
 
-/// Sets `output` to the sum over `inputs`, in order, of their elements from `start` on.
+/// Sums the elements of `inputs` from `start` on, in the order of `inputs`, into `output`.
 ///
 /// `f16` and `bf16` are summed in `f32` and rounded once.
 ///
@@ -37,8 +37,8 @@ pub fn sum_into(output: &mut Buffer, inputs: &[Arc<Buffer>], start: usize) -> Re
     sum_bytes(dtype, output.as_bytes_mut(), &inputs)
 }
 
-/// Does the work of [`sum_into`] on memory that holds elements of `dtype`; all slices have the same length
-/// and the alignment of `dtype`.
+/// Implements [`sum_into`] on memory that holds elements of `dtype`; all slices have the same length and the
+/// alignment of `dtype`.
 pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Result<(), ArgumentError> {
     match dtype {
         DType::F64 => sum_as::<f64>(output, inputs, sum_plain),
@@ -50,8 +50,8 @@ pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Re
     Ok(())
 }
 
-/// Returns the chunk of `len` elements that `rank` reduces. Chunks are equal, except that the first ones have
-/// one element more if `len` is not divisible.
+/// Returns the chunk of `len` elements that `rank` reduces. Chunks are equal, except that the first `len %
+/// world_size` chunks have one more element.
 pub fn chunk_range(len: usize, world_size: usize, rank: usize) -> Range<usize> {
     let (size, longer) = (len / world_size, len % world_size);
     let start = |rank: usize| rank * size + rank.min(longer);
@@ -63,7 +63,8 @@ fn sum_as<T: Element>(output: &mut [u8], inputs: &[&[u8]], sum: impl Fn(&mut [T]
     sum(bytemuck::cast_slice_mut(output), &inputs);
 }
 
-/// Starts from the first input instead of zero, so that a sum of negative zeros keeps its sign.
+/// Sums elements of a type that needs no wider one. Starts from the first input instead of zero, so that a
+/// sum of negative zeros keeps its sign.
 fn sum_plain<T: Copy + AddAssign>(output: &mut [T], inputs: &[&[T]]) {
     let Some((first, rest)) = inputs.split_first() else {
         return;
@@ -99,7 +100,7 @@ where
     }
 }
 
-/// `sums += values`.
+/// Adds `values` to `sums`, element by element.
 pub(crate) fn add<T: Copy + AddAssign>(sums: &mut [T], values: &[T]) {
     for (sum, value) in sums.iter_mut().zip(values) {
         *sum += *value;

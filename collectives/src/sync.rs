@@ -1,4 +1,4 @@
-//! Threads, and locking that survives a panic of another thread.
+//! Helpers for threads, and locks that survive a panic of another thread.
 //!
 //! Every critical section of this crate leaves its data consistent at each step, so the guard of a poisoned
 //! mutex can be used. The panic itself is reported where it happened.
@@ -51,9 +51,9 @@ impl<T> Monitor<T> {
         self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `done` holds or `timeout` has passed, and returns the guard either way.
+    /// Waits until `done` returns true or `timeout` has passed; returns the guard in both cases.
     ///
-    /// A timeout beyond what the clock can express means no limit.
+    /// A timeout too long for the clock means no limit.
     pub(crate) fn wait_until<'a>(
         &self,
         mut guard: MutexGuard<'a, T>,

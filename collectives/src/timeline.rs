@@ -2,10 +2,10 @@
 //!
 //! A rank reports its activity ([`Recorder::set_activity`](crate::Recorder::set_activity)), its current
 //! module ([`Recorder::enter_module`](crate::Recorder::enter_module)) and its waits for collectives
-//! ([`Recorder::waited`](crate::Recorder::waited)). Between two such moments lies a [`Span`]. The sums over a
-//! run are kept for ever; of the spans, only the last ones are kept for inspection.
+//! ([`Recorder::waited`](crate::Recorder::waited)). A [`Span`] is the time between two such reports. Sums are
+//! kept for the whole run, but only the last spans are kept for inspection.
 //!
-//! The thread of a rank whose tensors are on a GPU only queues work there: its spans are host times.
+//! If a rank's tensors are on a GPU, its thread only queues work there, so its spans are host times.
 
 use crate::flight::Record;
 use serde::{Deserialize, Serialize};
@@ -16,37 +16,38 @@ use std::time::Duration;
 /// The activity of a rank that is held for inspection.
 pub const HELD: &str = "held";
 
-/// Number of spans kept: a few steps of most models.
+/// Number of spans kept, enough for a few steps of most models.
 const CAPACITY: usize = 4096;
 
-/// Number of spans kept while all spans are requested, which bounds the memory of very long steps.
+/// Number of spans kept after `keep_all`, which bounds the memory of very long steps.
 const CAPACITY_OF_ALL: usize = 1 << 20;
 
 /// Number of step starts kept.
 const STEPS: usize = 256;
 
-/// Minimum wait that gets its own span. Shorter waits only count in the sums.
+/// Minimum length of a wait with its own span. Shorter waits count only in the sums.
 const SHORT: Duration = Duration::from_micros(2);
 
-/// A period of a rank's own thread in one activity. Times count from the creation of its recorder, in
-/// seconds.
+/// A period in which a rank's own thread was in one activity. Times are in seconds since the creation of the
+/// rank's recorder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// Activity, such as `data loading`, `forward`, `backward`, `optimizer`, `checkpoint`.
     pub activity: String,
     /// The current module, such as `layers.3`; `None` outside of modules.
     pub module: Option<String>,
-    /// The collective that it waited for, by group and number; `None` if it did not wait.
+    /// The collective that the thread waited for, as its group and number; `None` if the thread was not
+    /// waiting.
     pub waits_for: Option<(String, u64)>,
     /// Start time.
     pub start: f64,
     /// End time.
     pub end: f64,
-    /// Bytes that the rank held at the end; 0 if they are not counted.
+    /// Number of bytes that the rank held at the end; 0 if bytes are not counted.
     pub bytes: u64,
 }
 
-/// One step of one rank, from its start to the start of the next one.
+/// One optimizer step of one rank, from its start to the start of the next step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTimeline {
     /// Rank in the world.
@@ -55,27 +56,27 @@ pub struct StepTimeline {
     pub node: String,
     /// The optimizer step.
     pub step: u64,
-    /// Start time, as in [`Span`].
+    /// Start time, in seconds as in [`Span`].
     pub start: f64,
     /// End time.
     pub end: f64,
-    /// Creation time of the recorder, in seconds on the machine's monotonic clock: aligns ranks of one
+    /// Creation time of the recorder, in seconds on the machine's monotonic clock. Aligns the ranks of one
     /// machine.
     pub created: f64,
     /// The spans of the rank's thread, in order. The first ones may be missing in very long steps.
     pub spans: Vec<Span>,
-    /// Its collectives issued during the step, in order.
+    /// The collectives that the rank issued during the step, in order.
     pub records: Vec<Record>,
 }
 
-/// The time of a rank in one activity, since its recorder was created.
+/// How long a rank has spent in one activity since its recorder was created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActivityTime {
     /// The activity.
     pub activity: &'static str,
-    /// Time without waits.
+    /// Time in the activity without waits.
     pub busy: Duration,
-    /// Time waited for other ranks.
+    /// Time spent waiting for other ranks.
     pub waited: Duration,
 }
 
@@ -93,7 +94,7 @@ struct Kept {
 /// The spans of a rank.
 #[derive(Debug)]
 pub(crate) struct Timeline {
-    /// The rank's activity, its start, and the current module.
+    /// The rank's activity, the current module, and when the current span began.
     activity: &'static str,
     module: Option<Arc<str>>,
     since: Duration,
@@ -112,7 +113,7 @@ impl Default for Timeline {
             module: None,
             since: Duration::ZERO,
             times: Vec::new(),
-            // Allocated in advance: memory that grows while a rank works would be mistaken for its tensors'.
+            // Allocated now: memory allocated while a rank works would be counted as tensors.
             spans: VecDeque::with_capacity(CAPACITY + 1),
             steps: VecDeque::with_capacity(STEPS),
             keeps_all: false,
@@ -142,14 +143,14 @@ impl Timeline {
         self.module = Some(Arc::clone(module));
     }
 
-    /// Records that the rank has waited for a collective since `start`.
+    /// Records that the rank waited for a collective from `start` to `now`.
     pub(crate) fn waited(&mut self, group: &Arc<str>, sequence: u64, start: Duration, now: Duration) {
         // A wait lies within the current span; the clocks of other threads must not extend it.
         let start = start.clamp(self.since, now);
         if now - start < SHORT {
             let time = self.time();
             time.waited += now - start;
-            // Waiting time must not also count as busy.
+            // Waiting time must not also count as busy time.
             self.since += now - start;
             return;
         }
@@ -157,7 +158,7 @@ impl Timeline {
         self.close(now, Some((Arc::clone(group), sequence)));
     }
 
-    /// Records that the rank was held from `start` on.
+    /// Records that the rank was held from `start` to `now`.
     pub(crate) fn held(&mut self, start: Duration, now: Duration) {
         self.close(start.clamp(self.since, now), None);
         let activity = std::mem::replace(&mut self.activity, HELD);
@@ -174,7 +175,7 @@ impl Timeline {
         self.steps.push_back((step, now));
     }
 
-    /// Returns the sums up to `now`, in the order in which activities first occurred.
+    /// Returns the times by activity up to `now`, in the order in which activities first occurred.
     pub(crate) fn times(&self, now: Duration) -> Vec<ActivityTime> {
         let mut times = self.times.clone();
         let busy = now.saturating_sub(self.since);
@@ -190,7 +191,7 @@ impl Timeline {
         self.steps.len().checked_sub(2).map(|index| self.steps[index].0)
     }
 
-    /// Returns the start of `step` and of the next step, or `now` if there is none.
+    /// Returns the start of `step`, and the start of the next step or `now` if there is none.
     pub(crate) fn bounds(&self, step: u64, now: Duration) -> Option<(Duration, Duration)> {
         let at = self.steps.iter().rposition(|(known, _)| *known == step)?;
         Some((self.steps[at].1, self.steps.get(at + 1).map_or(now, |(_, start)| *start)))
@@ -211,7 +212,7 @@ impl Timeline {
         &mut self.times[at]
     }
 
-    /// Ends the span that began at `self.since`; the next one begins there.
+    /// Ends the span that began at `self.since`, and begins the next span at `now`.
     fn close(&mut self, now: Duration, waits_for: Option<(Arc<str>, u64)>) {
         let start = std::mem::replace(&mut self.since, now);
         let taken = now.saturating_sub(start);

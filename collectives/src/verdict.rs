@@ -13,11 +13,11 @@ pub enum Finding {
     Silent,
     /// Ranks issued different operations under the same number.
     Mismatch,
-    /// A rank never entered an operation that others wait in.
+    /// A rank never entered an operation in which other ranks wait.
     Missing,
-    /// A rank entered an operation so late that the wait of others had timed out.
+    /// A rank entered an operation so late that another rank's wait had timed out.
     Late,
-    /// The process of a rank, or of all ranks, did not run while others waited for it.
+    /// The process of a rank, or of every rank, was not running while others waited for it.
     Stopped,
     /// All ranks are in the operation, but the transfer does not finish.
     Transfer,
@@ -25,7 +25,7 @@ pub enum Finding {
     Nothing,
 }
 
-/// The ranks that the others wait for, and the operation.
+/// The ranks to look at first after a failure, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Kind of failure.

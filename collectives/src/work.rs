@@ -9,23 +9,23 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time that a timed-out wait gives the backend to release its buffers.
+/// How long a timed-out wait gives the backend to release its buffers.
 ///
-/// The backend stops as soon as it learns of the timeout, so it rarely needs that long.
+/// The backend stops as soon as it learns of the timeout, so it rarely takes that long.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Minimum time that a wait whose limit is nearly reached continues before it checks again.
+/// Minimum time between two checks of a wait whose limit is nearly reached.
 const LEAST_WAIT: Duration = Duration::from_millis(50);
 
 /// An operation in flight, or its result.
 ///
-/// Dropping it does not cancel the operation; it only discards the result.
+/// Dropping `Work` does not cancel the operation; it only discards the result.
 #[must_use = "an operation is complete, and its errors are known, only after wait"]
 pub struct Work(State);
 
 enum State {
     Ready(Result<Buffer, CommError>),
-    /// Queued on a GPU. Only `join` remains to be called: it queues the caller's later work behind the
+    /// Queued on a GPU. Calling `join` is all that remains: it makes the caller's later GPU work wait for the
     /// operation.
     #[cfg(feature = "cuda")]
     Queued {
@@ -39,7 +39,7 @@ enum State {
 struct Pending {
     site: CallSite,
     control: Arc<dyn GroupControl>,
-    /// The place where the worker leaves the result.
+    /// The result, once the worker has stored it.
     result: Monitor<Option<Result<Buffer, CommError>>>,
 }
 
@@ -50,7 +50,7 @@ impl Work {
     }
 
     /// Returns work that is queued on a GPU. `join` makes GPU work that the calling thread queues later wait
-    /// for it.
+    /// for the operation.
     #[cfg(feature = "cuda")]
     pub(crate) fn queued(
         result: Buffer,
@@ -59,7 +59,7 @@ impl Work {
         Work(State::Queued { result, join: Box::new(join) })
     }
 
-    /// Returns the work of the call at `site`, which [`Completer::complete`] finishes.
+    /// Returns the work of the call at `site`, and the completer that finishes it.
     pub(crate) fn pending(site: CallSite, control: Arc<dyn GroupControl>) -> (Work, Completer) {
         let pending = Arc::new(Pending { site, control, result: Monitor::default() });
         (Work(State::Pending(Arc::clone(&pending))), Completer(Some(pending)))
@@ -67,13 +67,13 @@ impl Work {
 
     /// Waits for the operation and returns the buffer it filled.
     ///
-    /// Once this returns, on success or not, no rank reads this rank's input any more. With NCCL, nothing
-    /// waits on the host: both this guarantee and the result then hold for GPU work that the calling thread
-    /// queues afterwards.
+    /// Once this returns, on success or not, no rank reads this rank's input any more. With NCCL, the host
+    /// does not wait: this guarantee and the result then hold for GPU work that the calling thread queues
+    /// afterwards.
     ///
     /// # Errors
     ///
-    /// Any [`CommError`]. [`CommError::TimedOut`] fails the whole group on every rank, because it is unknown
+    /// Any [`CommError`]. [`CommError::TimedOut`] fails the whole group on every rank, because nobody knows
     /// what the missing ranks would still do.
     pub fn wait(self, timeout: Duration) -> Result<Buffer, CommError> {
         match self.0 {
@@ -89,7 +89,7 @@ impl Work {
         }
     }
 
-    /// Returns the call that this work belongs to, if waiting for it means waiting on the host.
+    /// Returns the call that this work belongs to; `None` if [`Work::wait`] does not wait on the host.
     pub fn site(&self) -> Option<&CallSite> {
         match &self.0 {
             State::Pending(pending) => Some(&pending.site),
@@ -97,7 +97,7 @@ impl Work {
         }
     }
 
-    /// Returns whether [`Work::wait`] would return at once.
+    /// Returns whether [`Work::wait`] would return immediately.
     pub fn is_done(&self) -> bool {
         match &self.0 {
             State::Pending(pending) => pending.result.lock().is_some(),
@@ -113,8 +113,8 @@ impl fmt::Debug for Work {
 }
 
 impl Pending {
-    /// Returns the result, or `None` if there is none after `timeout`, which excludes the time in which a
-    /// rank was held.
+    /// Returns the result, or `None` if there is none after `timeout`. Time in which a rank is held does not
+    /// count.
     fn take(&self, timeout: Duration) -> Option<Result<Buffer, CommError>> {
         let holds = &self.control.identity().shared.holds;
         let (start, held_before) = (Instant::now(), holds.total());
@@ -134,7 +134,7 @@ impl Pending {
     }
 }
 
-/// Completes a [`Work`]. If it is dropped before, the work fails, so that no wait lasts for ever.
+/// Completes a [`Work`]. If the completer is dropped first, the work fails, so that no wait lasts for ever.
 pub(crate) struct Completer(Option<Arc<Pending>>);
 
 impl Completer {

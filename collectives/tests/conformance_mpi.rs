@@ -2,9 +2,9 @@
 //!
 //!     cargo test --release -p kiln-collectives --features mpi --test conformance_mpi
 //!
-//! Without `mpirun`, this program starts itself under it with several numbers of processes, if necessary more
-//! than there are cores. Each process runs the checks of the conformance suite for its own rank: a world of
-//! one member that has a rank among many.
+//! Without `mpirun`, this program starts itself under it with several numbers of processes, even with more
+//! processes than cores. Each process runs the checks of the conformance suite for its own rank, as a world
+//! of one member.
 
 #[path = "mpi/own.rs"]
 mod own;

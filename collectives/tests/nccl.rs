@@ -132,7 +132,7 @@ fn a_world_of_one_and_its_parts() {
     check_world_of_one(part.as_ref());
 }
 
-/// Returns the data of rank `rank`: numbers that every type represents exactly, and so are their sums.
+/// Returns the data of rank `rank`: numbers that, like their sums, every type represents exactly.
 fn part<T: Element>(rank: usize, len: usize, from: impl Fn(f32) -> T) -> Vec<T> {
     (0..len).map(|index| from(((rank + 1) * (index % 13)) as f32 - 20.0)).collect()
 }
@@ -244,7 +244,7 @@ fn memory(client: &Client) -> (u64, u64) {
 }
 
 /// Rank 1 joins only after rank 0 has queued all of its collectives, so the GPU of rank 0 runs none of them
-/// meanwhile. Each collective reuses the memory of earlier ones nevertheless.
+/// until then. Even so, each collective reuses the memory of earlier ones.
 #[test]
 #[ignore = "needs stand-ins: benches/standins/execute.sh nccl"]
 fn memory_is_reused_before_collectives_have_run() {
@@ -307,7 +307,7 @@ fn memory_of_another_stream_is_reused_later() {
     });
 }
 
-/// Marks a process as a rank: its number, the number of ranks, and where they meet.
+/// Variable that marks a process as a rank: the rank, the number of ranks, and the address where they meet.
 const RANK: &str = "NCCL_TEST_RANK";
 
 /// One rank per GPU, each a process.
@@ -362,8 +362,8 @@ fn what_is_done_is_no_longer_pending() {
     assert!(last.finished >= last.started && last.started >= last.enqueued);
 }
 
-/// With the stand-in for NCCL whose first collective never ends (requested through `FAKE_NCCL_STALLS`), the
-/// operation never ends.
+/// With the stand-in for NCCL, `FAKE_NCCL_STALLS` makes the first collective hang, so the operation times
+/// out.
 #[test]
 #[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn an_operation_ends_or_times_out() {

@@ -43,9 +43,9 @@ fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
     to.write_all(&read_message(from, 0)).unwrap();
 }
 
-/// Stands between a rank and the rendezvous at `port`. Forwards the handshake unchanged, and then everything,
-/// with `change` applied to the list of ranks, which is the first message of the rendezvous other than beats.
-/// Reports how many beats came before it.
+/// Stands between a rank and the rendezvous at `port`. Forwards the handshake unchanged, and then everything
+/// else, with `change` applied to the list of ranks, which is the first message of the rendezvous that is not
+/// a beat. Reports how many beats came before the list.
 fn stand_between(mut rank: TcpStream, port: u16, seal: Seal, change: Change, beats_before: &Sender<usize>) {
     let connect = || TcpStream::connect(("127.0.0.1", port)).map_err(|error| error.to_string());
     let mut rendezvous = wait_for("the rendezvous", connect);
@@ -78,8 +78,8 @@ fn stand_between(mut rank: TcpStream, port: u16, seal: Seal, change: Change, bea
     });
 }
 
-/// Returns the results of rank 1, which joins through an attacker who applies `change`, and of rank 0, and
-/// the number of the message that was changed.
+/// Lets rank 1 join through an attacker who applies `change`. Returns the results of both ranks, rank 1
+/// first, and the number of the changed message.
 fn join_through(seal: Seal, change: Change) -> ([Result<TcpCommunicator, JoinError>; 2], usize) {
     let between = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (port, other) = (free_port(), between.local_addr().unwrap().port());

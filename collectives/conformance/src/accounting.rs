@@ -1,10 +1,10 @@
-//! Records and totals are exact, and the same for all backends.
+//! Checks that records and totals are exact, and the same for all backends.
 
 use crate::*;
 use kiln_collectives::{Buffer, Communicator, DType, Label, Operation, Phase, Total};
 use std::sync::Arc;
 
-/// One call of everything, on a world of 4 and its pairs.
+/// Calls every operation, on a world of 4 and on its pairs.
 pub fn program(member: &dyn Communicator) {
     let rank = member.rank();
     let pair = member.split("pair", Some(rank as u32 / 2), rank as i64 % 2);

@@ -1,4 +1,4 @@
-//! Every failure reaches every rank, with a message that says where to look.
+//! Checks that every failure reaches every rank, with a message that says where to look.
 
 use crate::*;
 use kiln_collectives::{
@@ -83,7 +83,7 @@ pub fn a_different_phase_alone_is_no_mismatch(suite: &Suite) {
     });
 }
 
-/// Checks that rank 1 gets `problem` and the others a mismatch that names rank 1.
+/// Checks that rank 1 gets `problem`, and that the other ranks get a mismatch that names rank 1.
 #[track_caller]
 pub fn check_invalid(errors: &[CommError], problem: ArgumentError) {
     for (rank, error) in errors.iter().enumerate() {
@@ -267,7 +267,7 @@ pub fn deadlines_stand_still_while_a_rank_is_held(suite: &Suite) {
         let barrier = || member.barrier(label("held"));
         if member.rank() == 1 {
             member.hold(true);
-            // Rank 0 is over its limit by then, whenever it has begun to wait.
+            // Rank 0 is over its limit by then, no matter when it began to wait.
             wait_until("ten limits", || member.holds().total() >= 10 * limit);
             let work = barrier();
             work.wait(PATIENCE).unwrap();

@@ -32,7 +32,7 @@ pub fn check_split(world: &[Arc<dyn Communicator>]) {
         let sum: usize = members.iter().sum();
         assert_eq!(sum_of(group.as_ref(), rank as f64), sum as f64);
 
-        // The same key everywhere keeps the order; a group of a group works the same.
+        // With the same key on all ranks, the order is kept. A group can itself be split.
         let same = group.split("same", Some(7), 0).unwrap().unwrap();
         assert_eq!(same.rank(), group.rank());
         assert_eq!(same.world_size(), group.world_size());

@@ -1,5 +1,5 @@
-//! The conformance suite of Kiln's collectives: every guarantee that the documentation of [`kiln_collectives`]
-//! makes, as checks that any backend can run.
+//! Kiln's conformance suite for collectives: it checks, for any backend, every guarantee that the
+//! documentation of [`kiln_collectives`] makes.
 //!
 //! A test program defines a function that creates worlds, and gets a test for each check:
 //!
@@ -11,8 +11,9 @@
 //! kiln_conformance::tests!("mine", world);
 //! ```
 //!
-//! The checks run all ranks of a world as threads of the test program, even if they communicate like processes.
-//! A backend that has one rank in each process calls the functions `check_…` with a world of one member instead.
+//! The checks run all ranks of a world as threads of the test program, even if the ranks communicate like
+//! processes. A backend with one rank per process calls the functions `check_…` with a world of one member
+//! instead.
 
 pub mod accounting;
 pub mod failures;
@@ -128,7 +129,7 @@ impl Suite {
     }
 }
 
-/// Returns all ranks of a fake world, which do not know of each other.
+/// Returns all ranks of a fake world. The ranks do not communicate.
 pub fn fake(world_size: usize, split_sizes: &[(&str, usize)]) -> World {
     let sizes: HashMap<String, usize> =
         split_sizes.iter().map(|(name, size)| ((*name).to_string(), *size)).collect();
@@ -215,7 +216,7 @@ pub fn reference_sum<T: TestElement>(inputs: &[Vec<T>]) -> Vec<T> {
     (0..inputs[0].len()).map(|index| T::sum(inputs.iter().map(|input| input[index]))).collect()
 }
 
-/// Compares bit for bit without printing megabytes.
+/// Compares `actual` and `expected` bit for bit; reports the first difference instead of the whole contents.
 #[track_caller]
 pub fn assert_bits<T: TestElement>(actual: &Buffer, expected: &[T], what: &str) {
     let actual = actual.as_slice::<T>().unwrap();

@@ -1,4 +1,4 @@
-//! Ownership and lifetime of buffers and threads.
+//! Checks the ownership and lifetime of buffers and threads.
 
 use crate::*;
 use kiln_collectives::{Buffer, CommError, DType, RankView, Witness, WorkerStart, waits_for};
@@ -17,7 +17,7 @@ pub fn inputs_are_unique_after_wait(suite: &Suite) {
                 let scatter = member.reduce_scatter(label("scatter"), Arc::clone(&full), output);
                 let gathered = gather.wait(PATIENCE).unwrap();
                 assert_eq!(Arc::strong_count(&shard), 1);
-                // Overwriting the input at once must not disturb a slower peer.
+                // Overwriting the input immediately must not disturb a slower peer.
                 let next = (member.rank() + 10 * (round + 1)) as f32;
                 let own = Arc::get_mut(&mut shard).unwrap();
                 own.as_mut_slice::<f32>().unwrap().fill(next);
@@ -124,7 +124,7 @@ pub fn views_show_waits_and_outlive_ranks(suite: &Suite) {
     for (rank, view) in views.iter().enumerate() {
         assert_eq!((view.rank(), view.world_size(), view.flight(1).rank), (rank, 3, rank));
     }
-    // With MPI, ranks can only be asked from their own process.
+    // With MPI, one process cannot ask the other ranks.
     if let Some(witnesses) = views[0].ask_all(PATIENCE) {
         assert!(witnesses.iter().all(|witness| matches!(witness, Witness::Answered(_))), "{witnesses:?}");
         assert_eq!([0, 1, 2].map(|rank| waits_for(&witnesses, rank)), [vec![1, 2], vec![], vec![]]);

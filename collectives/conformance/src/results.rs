@@ -1,4 +1,4 @@
-//! Every operation gives the bits of a sequential reference.
+//! Checks that every operation returns the same bits as a sequential reference.
 
 use crate::*;
 use half::{bf16, f16};

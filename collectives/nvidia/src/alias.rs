@@ -1,14 +1,14 @@
-//! A second name for a loaded library, under which some of its functions may be replaced.
+//! Gives a loaded library a second name, under which some of its functions may be replaced.
 //!
-//! cudarc asks the loader for `libnccl.so`. NCCL calls itself `libnccl.so.2`, and its Python package has no
-//! file of the other name; nor can a running process add to the folders that the loader searches. But the
-//! loader accepts a library that is already loaded if its soname is the requested name, and searches the
-//! libraries that it depends on for symbols. So a shared object with nothing in it but its soname and the
-//! name of a needed library stands for that library. It is built in memory: an ELF header, program headers,
-//! and the dynamic section (System V ABI, chapters 4 and 5).
+//! cudarc asks the loader for `libnccl.so`. NCCL's own name is `libnccl.so.2`, and its Python package has no
+//! file named `libnccl.so`; nor can a running process add to the folders that the loader searches. But the
+//! loader returns an already loaded library if its soname is the requested name, and searches that library's
+//! dependencies for symbols. So this module builds a shared object that holds only a soname, the requested
+//! name, and the name of the real library as a dependency. It is built in memory: an ELF header, program
+//! headers, and the dynamic section (System V ABI, chapters 4 and 5).
 //!
-//! Its own symbols take precedence over those of the library. They are functions of this program, given by
-//! their absolute addresses (`SHN_ABS`, which the loader of glibc 2.28 and later uses unchanged).
+//! The object's own symbols take precedence over those of the library. They are functions of this program,
+//! given by their absolute addresses (`SHN_ABS`, which the loader of glibc 2.28 and later uses unchanged).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -26,14 +26,14 @@ const SYMBOL: usize = 24;
 /// A multiple of every page size that Linux uses on these machines.
 const ALIGNMENT: u64 = 0x10000;
 
-/// The ELF number of the machine that this program is for.
+/// The ELF number of the machine type that this program is compiled for.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// A replacement for a function of a library: its name there, and its address.
+/// A replacement for a library function: the function's name, and the address of the replacement.
 pub type Instead = (&'static str, usize);
 
-/// Makes the loader return `library`, a loaded library with that soname, under the name `alias`, with the
-/// functions of `instead` instead of its own. No library may be loaded under the name `alias` yet.
+/// Makes the loader return `library`, the soname of a loaded library, when asked for `alias`, with the
+/// functions in `instead` replacing the library's own. No library may be loaded under the name `alias` yet.
 ///
 /// # Errors
 ///
@@ -168,7 +168,7 @@ mod tests {
         of / 4.0
     }
 
-    /// Some functions are replaced under the second name, and the rest are the library's.
+    /// Some functions are replaced under the second name; the others are the library's own.
     #[test]
     fn functions_replace_those_of_the_library() {
         let alias = "libkiln-other-functions.so";

@@ -1,17 +1,17 @@
-//! A cache, in the user's cache folder, of the kernels that NVRTC has compiled.
+//! A cache, in the user's cache folder, of kernels compiled by NVRTC.
 //!
-//! CubeCL compiles every kernel anew in every process, which takes NVRTC half a minute for a model. CubeCL's
-//! own cache would be a database with a single writer, and its engine; files
+//! Every process makes CubeCL compile every kernel anew, which takes NVRTC half a minute for a model. CubeCL
+//! has a cache of its own, but it is a database with a single writer and brings its engine along; plain files
 //! ([`kernel_files`](crate::kernel_files)) need neither, and processes on any number of machines can share
 //! them. CubeCL finds the functions of this module instead of NVRTC's (`alias`): kernels in the folder are
-//! returned without compiling, and NVRTC compiles the others, which are then added. If anything is wrong with
-//! the folder, kernels are simply compiled.
+//! returned without compiling; NVRTC compiles the others, which are then added to the folder. If the folder
+//! is unusable, kernels are simply compiled.
 //!
-//! For a real architecture, which CubeCL requests, NVRTC creates PTX and machine code (a cubin), and CubeCL
-//! asks for the PTX. The driver would compile the PTX again, which takes it about as long as NVRTC. So CubeCL
-//! gets the cubin when it asks for PTX: `cuModuleLoadData` accepts either. The first cubin of a process is
-//! loaded as a test. If the driver refuses it, as the stand-in for a driver that executes PTX does, kernels
-//! are returned as PTX.
+//! CubeCL requests a real architecture, for which NVRTC creates both PTX and machine code (a cubin); CubeCL
+//! then asks for the PTX. The driver would compile that PTX again, which takes about as long as NVRTC did. So
+//! CubeCL gets the cubin when it asks for PTX: `cuModuleLoadData` accepts either. A process loads its first
+//! cubin as a test. If the driver refuses the cubin, as the stand-in for a driver that executes PTX does, the
+//! cache returns kernels as PTX.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -36,10 +36,10 @@ pub(crate) const SUCCESS: c_int = 0;
 /// NVRTC's code for an internal error.
 const INTERNAL_ERROR: c_int = 11;
 
-/// The cache of this process, once it is in place.
+/// The cache of this process, set once NVRTC is loaded.
 static CACHE: OnceLock<Cache> = OnceLock::new();
 
-/// NVRTC's own functions; the types match its header, with numbers instead of enumerations.
+/// NVRTC's own functions; their types match NVRTC's header, with numbers instead of enumerations.
 pub(crate) struct Compiler {
     pub(crate) create: Create,
     pub(crate) compile: Compile,
@@ -76,7 +76,7 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 static COMPILED: AtomicU64 = AtomicU64::new(0);
 static COMPILING: AtomicU64 = AtomicU64::new(0);
 
-/// The kernels of a process.
+/// Numbers of kernels that a process has used, by origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of kernels read from the folder.
@@ -104,8 +104,8 @@ enum Program {
     Compiled(Vec<u8>),
 }
 
-/// Returns the functions that replace those of `library`, which is NVRTC and loaded. None after the first
-/// call.
+/// Returns the functions that replace those of `library`, the loaded NVRTC. Returns no functions after the
+/// first call.
 pub(crate) fn instead_of(library: &str) -> Vec<Instead> {
     // SAFETY: `library` is NVRTC.
     let Ok((compiler, name)) = (unsafe { Compiler::of(library) }) else { return Vec::new() };
@@ -123,7 +123,7 @@ pub(crate) fn instead_of(library: &str) -> Vec<Instead> {
     ]
 }
 
-/// NVRTC's own functions, once it is loaded.
+/// Returns NVRTC's own functions, once NVRTC is loaded.
 pub(crate) fn compiler() -> Option<&'static Compiler> {
     CACHE.get().map(|cache| &cache.compiler)
 }
@@ -133,18 +133,21 @@ pub fn folder(lookup: &Lookup) -> Option<PathBuf> {
     Some(cache_folder(lookup)?.join("kernels"))
 }
 
-/// Returns [`folder`], for writing.
+/// Returns [`folder`], for callers that write to it.
 ///
 /// # Errors
 ///
-/// If there is none.
+/// If there is no cache folder.
 pub fn folder_to_keep() -> std::io::Result<PathBuf> {
     folder(&environment).ok_or_else(|| {
-        std::io::Error::new(std::io::ErrorKind::NotFound, "no folder for kernels: set XDG_CACHE_HOME or HOME")
+        std::io::Error::new(
+            std::io::ErrorKind::NotFound,
+            "there is no folder for kernels, since neither XDG_CACHE_HOME nor HOME is an absolute path",
+        )
     })
 }
 
-/// Returns the kernels of this process so far.
+/// Returns the numbers of kernels that this process has used so far.
 pub fn counts() -> Counts {
     Counts {
         taken: TAKEN.load(Ordering::Relaxed),
@@ -153,10 +156,10 @@ pub fn counts() -> Counts {
     }
 }
 
-/// Describes in one line the folder of kernels and their number.
+/// Describes in one line where kernels are kept, and how many there are.
 pub fn describe() -> String {
     let Some(folder) = folder(&environment) else {
-        return "compiled by every process anew, since neither XDG_CACHE_HOME nor HOME says where to keep them"
+        return "compiled anew by every process, since neither XDG_CACHE_HOME nor HOME is an absolute path"
             .to_owned();
     };
     let (mut count, mut bytes) = (0, 0);
@@ -200,7 +203,7 @@ impl Compiler {
         Ok((compiler, format!("NVRTC {major}.{minor}")))
     }
 
-    /// Returns NVRTC's log of compiling `program`.
+    /// Returns the log that NVRTC wrote when it compiled `program`.
     ///
     /// # Safety
     ///
@@ -277,7 +280,7 @@ impl Cache {
         match result {
             // SAFETY: the module was loaded just now.
             CUresult::CUDA_SUCCESS => drop(unsafe { sys::cuModuleUnload(module) }),
-            // Without a context, the driver reveals nothing about cubins.
+            // Without a context, the test shows nothing about cubins.
             CUresult::CUDA_ERROR_NOT_INITIALIZED | CUresult::CUDA_ERROR_INVALID_CONTEXT => return false,
             refused => tracing::debug!("the driver loads no cubins ({refused:?}); it gets PTX"),
         }
@@ -339,7 +342,7 @@ unsafe extern "C" fn compile_program(
     }
 }
 
-/// Compiles with NVRTC, and counts it.
+/// Compiles with NVRTC, and adds to the counts.
 ///
 /// # Safety
 ///

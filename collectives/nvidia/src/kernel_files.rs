@@ -1,11 +1,11 @@
 //! Files of compiled kernels.
 //!
-//! A file name is derived from everything that determines its content: the source, the options, and the
-//! versions of NVRTC and of CUDA's headers, wherever these are. Versions instead of files, so that kernels
-//! also serve a machine whose NVRTC came from another package. CubeCL numbers some variables of a source in
-//! the order of a hash table, which differs between processes; so variables are renumbered here in the order
-//! of their appearance. A file is written under a temporary name and renamed, and contains its own checksum.
-//! So processes may read and write concurrently, a stale file is never requested, and a damaged one counts as
+//! A file name is derived from everything that determines the kernel: the source, the options, and the
+//! versions of NVRTC and of CUDA's headers. The paths of NVRTC and the headers are not part of it, so kernels
+//! also serve a machine where they came from a different package. CubeCL numbers some variables of a source
+//! in the order of a hash table, which differs between processes; so variables are renumbered here in order
+//! of appearance. A file is written under a temporary name and renamed, and contains its own checksum. So
+//! processes may read and write concurrently, a stale file is never requested, and a damaged one counts as
 //! missing.
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use tempfile::NamedTempFile;
 /// Part of every name: the version of the naming scheme and the file format.
 const FORMAT: &str = "3";
 
-/// Bytes of the checksum at the start of a file.
+/// Number of checksum bytes at the start of a file.
 const CHECKSUM: usize = 32;
 
 /// The form of a compiled kernel.
@@ -45,7 +45,7 @@ impl Form {
     }
 }
 
-/// The option that sets a folder of headers.
+/// The option that adds a folder of headers.
 const INCLUDE: &[u8] = b"--include-path=";
 
 /// Returns the kernel in a file's `content`, or `None` if the file is damaged.
@@ -72,7 +72,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Uses `folder`, which need not exist, for kernels of the compiler `compiler`.
+    /// Uses `folder`, which need not exist, for kernels compiled by `compiler`.
     pub fn new(folder: PathBuf, compiler: String) -> Self {
         Kept { folder, compiler, is_writable: AtomicBool::new(true) }
     }
@@ -89,7 +89,7 @@ impl Kept {
         for option in options {
             match option.strip_prefix(INCLUDE) {
                 None => add(option),
-                // Headers may be in another place on another machine.
+                // On another machine, the headers may be in a different folder.
                 Some(folder) => {
                     add(INCLUDE);
                     add(version_of_headers(Path::new(&*String::from_utf8_lossy(folder))).as_bytes());

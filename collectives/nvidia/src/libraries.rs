@@ -1,9 +1,10 @@
 //! Loads NVIDIA's libraries so that cudarc and CubeCL find them.
 //!
-//! cudarc and CubeCL ask the loader by name. The loader knows `LD_LIBRARY_PATH` and the system's folders, but
-//! not the folders of the CUDA toolkit or of Python packages. So a library is first requested by the same
-//! names; failing that, it is searched for in the other folders and loaded from there by its path. From then
-//! on the loader knows it by its soname, which is one of the names that they ask for.
+//! cudarc and CubeCL ask the loader for a library by name. The loader knows `LD_LIBRARY_PATH` and the
+//! system's folders, but not the folders of the CUDA toolkit or of Python packages. So this module first
+//! requests a library by the names that cudarc and CubeCL use; failing that, it searches the other folders
+//! and loads the library by its path. From then on the loader knows the library by its soname, which is one
+//! of those names.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,7 +15,8 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use crate::alias::{self, Instead};
 use crate::places::{Places, reason};
 
-/// Headers that CubeCL's kernels include, in `include`; the last also in `include/cccl`.
+/// Headers that CubeCL's kernels include, relative to the folder `include`; the last may also be in
+/// `include/cccl`.
 pub const HEADERS: [&str; 5] =
     ["cuda_runtime.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda/barrier"];
 
@@ -24,14 +26,14 @@ pub struct Wanted {
     pub stem: &'static str,
     /// File names, best first.
     pub files: Vec<&'static str>,
-    /// Returns the functions that cudarc and CubeCL find instead of the library's own, once it is loaded by
-    /// the given name.
+    /// Returns the functions that cudarc and CubeCL find instead of the library's own. Called with the
+    /// library's soname, once it is loaded.
     pub instead: Option<fn(&str) -> Vec<Instead>>,
 }
 
 /// A library that was not found.
 pub struct Missing {
-    /// Names of its file.
+    /// Names that its file may have.
     pub names: String,
     /// Places that were searched.
     pub places: String,
@@ -44,8 +46,8 @@ pub struct Missing {
 pub fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     let asked = cudarc::get_lib_name_candidates(wanted.stem);
     let mut failures = Vec::new();
-    // First by the names that cudarc will request, and then by other names that the loader may know. A name by which
-    // a library has been requested is taken: if functions are to be replaced, cudarc's names come last.
+    // First cudarc's names, then the other names that the loader may know. If functions are to be replaced,
+    // cudarc's names come last, because a name that was requested once cannot be given to another library.
     let (files, names) = (wanted.files.iter().copied(), asked.iter().map(String::as_str));
     let by_name: Vec<_> = match wanted.instead {
         None => names.chain(files).collect(),
@@ -93,7 +95,7 @@ fn make_known(wanted: &Wanted, asked: &[String]) -> Result<(), String> {
     }
     match is_known() {
         true => Ok(()),
-        false => Err(format!("a library that calls itself none of {}", wanted.files.join(", "))),
+        false => Err(format!("the soname of the library is none of {}", wanted.files.join(", "))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! NVRTC, NVIDIA's compiler of kernels.
+//! NVRTC, NVIDIA's runtime compiler for kernels.
 //!
 //! When NVRTC compiles its first kernel, it opens a second library, `libnvrtc-builtins`, by its bare name,
 //! and has no run path to find it. Loaded from a Python package or from a toolkit that the loader does not
@@ -24,12 +24,12 @@ pub struct Nvrtc {
     pub version: Option<(u32, u32)>,
 }
 
-/// Loads NVRTC under one of the names `files`, best first, with the library that it needs to compile. From
-/// then on cudarc and CubeCL compile through [`kernel_cache`].
+/// Loads NVRTC under one of the names `files`, best first, together with the library that NVRTC needs to
+/// compile. From then on cudarc and CubeCL compile through [`kernel_cache`].
 ///
 /// # Errors
 ///
-/// The places that were searched, or the reason why the NVRTC that was found cannot compile.
+/// The places that were searched, or the reason why the installed NVRTC cannot compile.
 pub fn load(files: Vec<&'static str>) -> Result<Nvrtc, Missing> {
     let places = Places::for_libraries(&environment);
     let wanted = Wanted { stem: "nvrtc", files, instead: Some(kernel_cache::instead_of) };
@@ -69,7 +69,7 @@ fn load_builtins(builtins: &str, nvrtc: &Path) -> bool {
 ///
 /// # Errors
 ///
-/// NVRTC's log, or the fact that NVRTC is not loaded.
+/// NVRTC's log, or a message that NVRTC is not loaded.
 pub fn try_compiling(headers: Option<&Path>) -> Result<(), String> {
     let Some(compiler) = kernel_cache::compiler() else {
         return Err("NVRTC is not loaded".to_owned());
@@ -81,7 +81,8 @@ pub fn try_compiling(headers: Option<&Path>) -> Result<(), String> {
     let source = format!("{includes}extern \"C\" __global__ void nothing() {{}}\n\0");
     let folders = headers.into_iter().flat_map(|root| [root.to_owned(), root.join("cccl")]);
     let folders = folders.map(|folder| format!("--include-path={}\0", folder.display()));
-    // The lowest architecture with all instructions of these headers; a real one, as CubeCL requests.
+    // The lowest architecture that has all instructions of these headers. It is a real one, as CubeCL
+    // requests.
     let options: Vec<_> = ["--gpu-architecture=sm_80\0".to_owned()].into_iter().chain(folders).collect();
     let options: Vec<_> = options.iter().map(|option| option.as_ptr().cast::<c_char>()).collect();
     compile(compiler, &source, &options)

@@ -1,4 +1,4 @@
-//! Finds folders with NVIDIA's libraries and headers, in addition to those that the system's loader knows.
+//! Finds folders with NVIDIA's libraries and headers beyond those that the system's loader knows.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,8 +10,8 @@ pub struct Places {
     places: Vec<(String, Vec<PathBuf>)>,
 }
 
-/// Folders of the driver's libraries on WSL, and in containers that mount them, if the loader does not know
-/// them.
+/// Folders of the driver's libraries on WSL and in containers that mount them, for loaders that do not search
+/// there.
 const DRIVER_FOLDERS: [&str; 2] = ["/usr/lib/wsl/lib", MOUNTED];
 
 /// The folder where Google's containers and others mount NVIDIA's libraries.
@@ -97,13 +97,13 @@ impl Places {
         files.filter(|path| path.exists())
     }
 
-    /// Returns the names of the places, for messages.
+    /// Returns the display names of the places, for messages.
     pub fn names(&self) -> String {
         let names: Vec<_> = self.places.iter().map(|(name, _)| name.as_str()).collect();
         names.join(", ")
     }
 
-    /// Returns [`Places::names`], after the folders of the system's loader.
+    /// Returns the folders of the system's loader, followed by [`Places::names`].
     pub fn names_with_loader(&self) -> String {
         let loader = match environment("LD_LIBRARY_PATH") {
             Some(path) => format!("the loader's folders (LD_LIBRARY_PATH={})", path.display()),
@@ -113,9 +113,10 @@ impl Places {
     }
 }
 
-/// Returns the place of the installation with the first `program` on PATH: `folders` of the folder above its
-/// `bin`, and of those above the `bin` of each link target. The `python3` of a virtual environment is a link
-/// in the environment's `bin`, and may itself be the target of a link, so each step counts.
+/// Returns the place of the installation whose `program` is first on PATH. Its folders are `folders(root)`
+/// for the folder `root` above the program's `bin`, and likewise for each link target. The `python3` of a
+/// virtual environment is a link in the environment's `bin` whose target may itself be a link, so each step
+/// counts.
 fn on_path(
     lookup: &Lookup,
     program: &str,
@@ -130,7 +131,7 @@ fn on_path(
     let mut file = Some(found.clone());
     while let Some(at) = file.filter(|_| roots.len() < LINKS) {
         roots.extend(at.parent().and_then(Path::parent).map(Path::to_owned));
-        // A relative link starts from the folder that contains it.
+        // A relative link is resolved from the folder that contains it.
         file = fs::read_link(&at).ok().and_then(|link| Some(at.parent()?.join(link)));
     }
     roots.dedup();

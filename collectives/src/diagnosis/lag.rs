@@ -1,10 +1,10 @@
-//! Finds a rank that the others keep waiting for.
+//! Finds a rank that the other ranks keep waiting for.
 
 use super::witness::{Witness, flight};
 use crate::flight::{Flight, Record};
 use std::collections::BTreeMap;
 
-/// A rank that comes last to most operations, so that the others spend their time waiting for it.
+/// A rank that arrives last at most operations, so that the other ranks spend their time waiting for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lag {
     /// The rank in the world.
@@ -15,29 +15,32 @@ pub struct Lag {
     pub operations: usize,
     /// Seconds that all operations together would have saved if this rank had arrived with the others.
     pub seconds: f64,
-    /// `seconds` as a share of the time that the operations and the work between them took.
+    /// `seconds` as a fraction of the time spent in the operations and between them.
     pub share: f64,
 }
 
-/// Minimum share of the time that a reported rank costs.
+/// Minimum of [`Lag::share`] for a rank to be reported.
 const LEAST_SHARE: f64 = 0.25;
 
-/// Minimum ratio of its cost to that of any other rank. If all ranks are late alternately, the machine is busy.
+/// Minimum ratio of the rank's cost to that of any other rank. If all ranks are late in turn, the machine is
+/// busy.
 const LEAST_RATIO: f64 = 4.0;
 
-/// Minimum time of the operations in seconds. In less time, a busy machine may delay any rank.
+/// Minimum time, in seconds, that the operations must span. In a shorter time, a busy machine may delay any
+/// rank.
 const LEAST_TIME: f64 = 1.0;
 
-/// Minimum number of late arrivals. One alone may be due to a save or a file read.
+/// Minimum number of late arrivals. A single late arrival may be due to a save or a file read.
 const LEAST_OFTEN: usize = 3;
 
-/// Minimum lateness that counts, as a share of the time.
+/// Minimum delay that counts as late, as a fraction of the time.
 const LEAST_LATE: f64 = 0.005;
 
-/// Identifies an operation: name and world ranks of its group, and its number there.
+/// Identifies an operation: its group's name, the group's world ranks, and the operation's number in the
+/// group.
 type Operation<'a> = (&'a str, &'a [usize], u64);
 
-/// Returns the time that an operation took after a rank was ready for it.
+/// Returns the seconds between the rank's arrival at an operation and the operation's end.
 fn seconds(record: &Record) -> Option<f64> {
     Some(record.finished?.checked_sub(record.started?)?.as_secs_f64())
 }
@@ -50,7 +53,8 @@ fn span(flight: &Flight) -> Option<f64> {
 }
 
 impl Lag {
-    /// Returns the rank that the others keep waiting for, if there is one; witness `i` is world rank `i`.
+    /// Returns the rank that the other ranks keep waiting for, if there is one; witness `i` is world rank
+    /// `i`.
     ///
     /// An operation ends on all ranks at about the same time, so the rank that spent the least time in it
     /// arrived last.

@@ -1,4 +1,4 @@
-//! Finds the operation that ranks are stuck in, from the ranks' flights.
+//! Finds the operation in which the ranks are stuck, from the ranks' flights.
 
 use super::witness::{GroupKey, Witness, flight, view};
 use crate::call::Call;
@@ -13,7 +13,7 @@ pub(super) struct Stuck<'a> {
 }
 
 impl<'a> Stuck<'a> {
-    /// Returns the pending call of each rank, by rank in the group.
+    /// Returns each rank's pending call of the operation, by rank in the group.
     pub(super) fn calls(&self, witnesses: &'a [Witness]) -> Vec<Option<&'a Call>> {
         self.group
             .1
@@ -33,7 +33,7 @@ impl<'a> Stuck<'a> {
         ranks.filter(|(_, call)| call.is_some()).map(|(rank, _)| *rank).collect()
     }
 
-    /// Returns the world ranks that answered and have not issued the operation.
+    /// Returns the world ranks that answered but have not issued the operation.
     pub(super) fn missing(&self, witnesses: &[Witness]) -> Vec<usize> {
         let has_not = |rank: &&usize| {
             flight(witnesses, **rank).is_some()
@@ -48,7 +48,7 @@ impl<'a> Stuck<'a> {
         records.rev().find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
     }
 
-    /// Returns the seconds since each rank entered the operation, or `None` unless they are known of all ranks.
+    /// Returns the seconds since each rank entered the operation, or `None` if any rank's is unknown.
     fn ages(&self, witnesses: &[Witness]) -> Option<Vec<(usize, f64)>> {
         self.group.1.iter().map(|rank| Some((*rank, self.age(witnesses, *rank)?))).collect()
     }
@@ -65,8 +65,8 @@ impl<'a> Stuck<'a> {
         pending.map(|pending| pending.seconds).or_else(recorded)
     }
 
-    /// Returns the world ranks that the first rank had waited for during more than half of its time, and the
-    /// seconds between the first and the last arrival.
+    /// Returns the late world ranks, and the seconds between the first and the last arrival. A rank is late
+    /// if it has been in the operation for less than half as long as the first rank.
     pub(super) fn late(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
         let ages = self.ages(witnesses)?;
         let age = |(_, age): &(usize, f64)| *age;
@@ -91,7 +91,8 @@ impl<'a> Stuck<'a> {
         (!ranks.is_empty()).then(|| (ranks, seconds.into_iter().fold(0.0, f64::max)))
     }
 
-    /// Names the operation, such as `#1085 all_gather(block 7)`, with its group unless that is the world.
+    /// Returns the operation's name, such as `#1085 all_gather(block 7)`, followed by its group unless that
+    /// is the world.
     pub(super) fn name(&self, witnesses: &[Witness]) -> String {
         let pending = self.calls(witnesses).into_iter().flatten().next();
         let recorded = || self.group.1.iter().find_map(|rank| self.record(witnesses, *rank));
@@ -110,13 +111,13 @@ impl<'a> Stuck<'a> {
     }
 }
 
-/// Finds the operation at the end of the chain that begins with the oldest wait.
+/// Finds the operation at the end of the chain of waits that begins with the oldest wait.
 pub(super) fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
     let heads = (0..witnesses.len()).flat_map(|rank| heads_of(witnesses, rank));
     Some(follow(witnesses, oldest_first(heads).next()?))
 }
 
-/// Follows the waits from `current` to an operation whose missing ranks wait nowhere else.
+/// Follows the chain of waits from `current` to an operation whose missing ranks wait in no other operation.
 pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> Stuck<'a> {
     // Later operations of a group wait for its first unfinished operation.
     let mut visited: BTreeSet<(String, Vec<usize>, u64)> = BTreeSet::new();
@@ -136,7 +137,7 @@ pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> St
     }
 }
 
-/// Returns the first pending operation of each group of a rank, with the seconds it has been waiting.
+/// Returns the first pending operation of each of the rank's groups, with the seconds since it was issued.
 pub(super) fn heads_of(witnesses: &[Witness], rank: usize) -> impl Iterator<Item = (f64, Stuck<'_>)> {
     let groups = flight(witnesses, rank).map_or(&[][..], |flight| &flight.groups);
     groups.iter().filter_map(|group| {

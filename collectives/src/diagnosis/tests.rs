@@ -1,4 +1,4 @@
-//! Verdicts on made-up worlds.
+//! Verdicts on invented worlds.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ fn gather(scope: &str) -> Call {
     payload.call(Label::new(scope, Phase::Forward), 4)
 }
 
-/// Returns a rank that is in `doing`. `groups` lists name, ranks, number of issued operations, and the call
-/// that waits as the last of them, if any.
+/// Returns a rank that is in the activity `doing`. For each group, `groups` has the name, the ranks, the
+/// number of issued operations, and the last issued call if the rank is waiting for it.
 fn rank(rank: usize, doing: &str, groups: &[(&str, &[usize], u64, Option<Call>)]) -> Witness {
     let group = |(name, ranks, issued, waits): &(&str, &[usize], u64, Option<Call>)| {
         let pending = waits.iter().map(|call| Pending {
@@ -46,7 +46,7 @@ fn rank(rank: usize, doing: &str, groups: &[(&str, &[usize], u64, Option<Call>)]
     }))
 }
 
-/// Returns a rank that entered operation 1085 of the world `age` seconds ago and is still in it, or has
+/// Returns a rank that entered operation 1085 of the world `age` seconds ago. The rank is still in it, or has
 /// finished it and waits in `next`.
 fn entered(index: usize, age: f64, next: Option<Call>) -> Witness {
     let issued = if next.is_some() { 1087 } else { 1086 };
@@ -59,7 +59,7 @@ fn entered(index: usize, age: f64, next: Option<Call>) -> Witness {
     Witness::Answered(flight)
 }
 
-/// Returns a rank's record of an operation of the world for which it was ready at `ready`.
+/// Returns a record of an operation of the world, which the rank was ready for at `ready`.
 fn record(sequence: u64, ready: Duration, finished: Option<Duration>) -> Record {
     Record {
         sequence,
@@ -338,8 +338,8 @@ fn a_wait_is_told_before_it_times_out() {
     assert_eq!(Wait::longest(&[0, 1, 2, 3].map(backward)).seconds, 0.0);
 }
 
-/// Returns a rank that was ready for each of 20 operations, which end every 100 ms, `milliseconds` before its
-/// end.
+/// Returns a rank that took part in 20 operations, which end every 100 ms. The rank was ready for each one
+/// `milliseconds` before the operation's end.
 fn ready_before(index: usize, milliseconds: impl Fn(u64) -> u64) -> Witness {
     let Witness::Answered(mut flight) = waiting(index) else { unreachable!() };
     flight.records = (0..20)

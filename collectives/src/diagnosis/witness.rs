@@ -1,4 +1,4 @@
-//! Information about each rank when something goes wrong.
+//! The information about each rank from which a verdict is made.
 
 use crate::flight::{Flight, GroupFlight};
 
@@ -18,16 +18,16 @@ pub(super) enum Moment {
 pub enum Witness {
     /// The rank answered.
     Answered(Box<Flight>),
-    /// The rank has been silent, though its connection is open.
+    /// The rank has sent nothing for a while, though its connection is open.
     Silent {
-        /// Seconds since its last message.
+        /// Seconds since the rank's last message.
         seconds: f64,
     },
     /// The rank's machine reports that its process is stopped.
     Halted,
     /// The rank is gone.
     Gone {
-        /// Reason, such as `"died: its connection closed without a goodbye"`.
+        /// The reason, such as `"died: its connection closed without a goodbye"`.
         reason: String,
     },
 }
@@ -43,7 +43,7 @@ pub(super) fn flight(witnesses: &[Witness], rank: usize) -> Option<&Flight> {
     }
 }
 
-/// Returns a rank's view of a group, if the rank answered and is in the group.
+/// Returns the rank's view of a group, if the rank answered and belongs to the group.
 pub(super) fn view<'a>(
     witnesses: &'a [Witness],
     rank: usize,

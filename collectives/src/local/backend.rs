@@ -24,15 +24,15 @@ use std::time::Duration;
 /// Settings of a [`LocalGroup`].
 #[derive(Clone, Debug)]
 pub struct LocalOptions {
-    /// Seed of random delays before and during each operation, for tests that results do not depend on
-    /// timing. Default none: no delays.
+    /// Seed of random delays before and during each operation, for tests that check that results do not
+    /// depend on timing. Default: none, so no delays.
     pub random_delay_seed: Option<u64>,
-    /// Upper limit of one random delay. Default 1 ms.
+    /// Upper limit of each random delay. Default 1 ms.
     pub max_delay: Duration,
     /// Number of records that each rank keeps. Default [`DEFAULT_CAPACITY`].
     pub recorder_capacity: usize,
-    /// Callback that every worker thread runs first, with its world rank, including the workers of groups
-    /// split off later. Lets memory accounting bind threads to ranks. Default none.
+    /// Callback that every worker thread runs first, with the world rank as its argument. Workers of groups
+    /// split off later call it too. Lets memory accounting bind threads to ranks. Default none.
     pub on_worker_start: Option<WorkerStart>,
 }
 
@@ -52,7 +52,8 @@ impl Default for LocalOptions {
 pub struct LocalGroup;
 
 impl LocalGroup {
-    /// Creates a world of `world_size` ranks named `"world"`, one communicator each, in rank order.
+    /// Creates a world of `world_size` ranks named `"world"`; returns one communicator per rank, in rank
+    /// order.
     #[allow(clippy::new_ret_no_self)] // A group is its ranks.
     pub fn new(world_size: usize) -> Vec<LocalCommunicator> {
         LocalGroup::with_options(world_size, LocalOptions::default())

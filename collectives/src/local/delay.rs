@@ -1,4 +1,4 @@
-//! Random delays, with which tests reveal dependencies on timing.
+//! Random delays that expose dependencies on timing in tests.
 
 use crate::call::CallSite;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -2,8 +2,8 @@
 //! peers.
 //!
 //! Each rank has its own queue on the GPU, and the host orders the queues. Before a rank deposits a buffer,
-//! it waits until its queue has written it. Before a rank reports that it has read the buffers of its peers,
-//! it waits until its queue has read them.
+//! it waits until its own queue has written that buffer. Before a rank reports that it has read its peers'
+//! buffers, it waits until its own queue has read them.
 
 use crate::buffer::Buffer;
 use crate::call::ArgumentError;
@@ -15,7 +15,7 @@ use cubecl::server::Handle;
 use half::{bf16, f16};
 use std::sync::Arc;
 
-/// Returns whether the GPU of `memory` has arithmetic for sums of `dtype`.
+/// Returns whether the GPU of `memory` has arithmetic for summing `dtype`.
 pub(super) fn has_sum(memory: &DeviceMemory, dtype: DType) -> bool {
     let properties = memory.client().properties();
     let knows = |element: ElemType| properties.supports_type(element);
@@ -33,7 +33,7 @@ pub(super) fn synchronize(memory: &DeviceMemory) -> Result<(), String> {
     cubecl::future::block_on(memory.client().sync()).map_err(|error| error.to_string())
 }
 
-/// Concatenates `inputs` in `output`. Returns when the copy is complete.
+/// Copies `inputs` one after another into `output`. Returns when the copy is complete.
 pub(super) fn copy_chunks(output: &DeviceMemory, inputs: &[Arc<Buffer>]) -> Result<(), String> {
     let mut at = 0;
     for (input, handle) in inputs.iter().zip(handles(output, inputs)?) {
@@ -44,8 +44,8 @@ pub(super) fn copy_chunks(output: &DeviceMemory, inputs: &[Arc<Buffer>]) -> Resu
     synchronize(output)
 }
 
-/// Sets `output` to the sum over `inputs`, in order, of their elements from `start` on. Returns when the sum
-/// is complete. The bits are the same as on the host.
+/// Sums the elements of `inputs` from `start` on, in the order of `inputs`, into `output`. Returns when the
+/// sum is complete. The result has the same bits as a sum on the host.
 pub(super) fn sum(
     output: &Buffer,
     memory: &DeviceMemory,
@@ -64,7 +64,7 @@ pub(super) fn sum(
     synchronize(memory)
 }
 
-/// Returns the peers' memory, if it is entirely on the GPU of `own`.
+/// Returns the handles of `inputs`; fails unless all are on the GPU of `own`.
 fn handles<'a>(own: &DeviceMemory, inputs: &'a [Arc<Buffer>]) -> Result<Vec<&'a Handle>, String> {
     let here = own.client().service_id();
     let handle = |input: &'a Arc<Buffer>| match input.device() {

@@ -17,7 +17,7 @@ pub(super) struct Group {
     pub(super) world_ranks: Vec<usize>,
     pub(super) world: Arc<World>,
     state: Arc<GroupState>,
-    /// Each rank's membership in its new group, until the rank takes it, by the number of the split.
+    /// By the number of the split: each rank's membership in its new group, until the rank takes it.
     memberships: Mutex<BTreeMap<u64, Vec<Option<Membership>>>>,
 }
 
@@ -33,21 +33,21 @@ impl Group {
         self.world_ranks.len()
     }
 
-    /// An abort caused by `rank`.
+    /// Returns an abort caused by `rank`.
     pub(super) fn abort_by(&self, rank: usize, reason: &str) -> Abort {
         let (group, reason) = (Arc::clone(&self.name), Arc::from(reason));
         Abort { group, rank, world_rank: self.world_ranks[rank], reason }
     }
 
     /// Fails operations that not all ranks have entered. The first cause wins, except that an abort of the
-    /// world takes precedence over its consequences: ranks that know of it leave their groups before it has
-    /// reached the others.
+    /// world takes precedence over its consequences: a rank that learns of the abort leaves its groups,
+    /// perhaps before the abort has reached the other ranks.
     pub(super) fn fail(&self, abort: Abort) {
         let abort = self.world.aborted().unwrap_or(abort);
         self.state.update(|state| state.fail(abort));
     }
 
-    /// Returns why no further operation can start, if none can.
+    /// Returns the reason why no further operation can start, or `None` if operations can start.
     pub(super) fn cause(&self, site: &CallSite) -> Option<CommError> {
         self.state.lock().failure.as_ref().map(|failure| failure.error(site, None))
     }
@@ -123,7 +123,8 @@ impl Group {
         }
     }
 
-    /// Compares the calls of all ranks. Only called on a group that has not failed.
+    /// Compares the calls of all ranks; the operation runs if they agree, and the group fails otherwise. Only
+    /// called on a group that has not failed.
     fn decide(&self, state: &mut State, sequence: u64) {
         let Some(operation) = state.operations.get_mut(&sequence) else { return };
         let calls: Vec<Call> = operation.calls.iter().flatten().cloned().collect();
@@ -147,9 +148,9 @@ impl Group {
         lock(&self.memberships).insert(sequence, memberships);
     }
 
-    /// Later rounds: posts a buffer and waits until all ranks have arrived at `round`.
+    /// Runs a later round: posts a buffer and waits until all ranks have arrived at `round`.
     ///
-    /// Ignores a failure of the group: the operation is running on all ranks, and each of them is still
+    /// Ignores a failure of the group: the operation is already running on all ranks, and each rank is still
     /// working or has crashed.
     pub(super) fn arrive(
         &self,
@@ -187,20 +188,21 @@ impl Group {
         deposits.iter().flatten().cloned().collect()
     }
 
-    /// Takes back this rank's deposit of `round`. It is unique once a later round is complete.
+    /// Takes back this rank's deposit of `round`. Once a later round is complete, no other rank holds the
+    /// deposit.
     pub(super) fn take_back(&self, site: &CallSite, round: usize) -> Option<Arc<Buffer>> {
         let mut state = self.state.lock();
         let deposits: &mut Deposits = &mut state.operations.get_mut(&site.sequence)?.deposits[round];
         deposits[site.rank].take()
     }
 
-    /// Takes this rank's membership in its new group of a split.
+    /// Takes this rank's membership in the group that a split created for it.
     pub(super) fn take_membership(&self, site: &CallSite) -> Option<Membership> {
         lock(&self.memberships).get_mut(&site.sequence)?[site.rank].take()
     }
 
-    /// Leaves the operation; the last rank removes it. Drops the input that this rank deposited; a result
-    /// that it made for all ranks stays until all have left.
+    /// Leaves the operation; the last rank to leave removes it. Drops the input that this rank deposited; a
+    /// result that this rank made for all ranks stays until all have left.
     pub(super) fn close(&self, site: &CallSite) {
         let mut state = self.state.lock();
         if let Some(operation) = state.operations.get_mut(&site.sequence) {

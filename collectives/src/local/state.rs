@@ -29,21 +29,21 @@ impl State {
     }
 }
 
-/// Buffers that ranks let each other read in one round of an operation, by rank.
+/// The buffers that ranks let each other read in one round of an operation, by rank.
 pub(super) type Deposits = Vec<Option<Arc<Buffer>>>;
 
-/// One operation of a group, while its ranks take part in it.
+/// A running operation of a group.
 ///
-/// It runs in rounds. In each round, every rank may deposit a buffer for the others to read, and no rank
-/// continues before all have arrived. A rank that arrives at a round has stopped reading the deposits of the
-/// previous round, so their owners may take them back.
+/// An operation runs in rounds. In each round, every rank may deposit a buffer for the others to read, and no
+/// rank continues before all have arrived. A rank that arrives at a round has stopped reading the deposits of
+/// the previous round, so their owners may take them back.
 pub(super) struct Operation {
-    /// The call of each rank, once it has entered.
+    /// The call of each rank; `None` until the rank has entered.
     pub(super) calls: Vec<Option<Call>>,
-    /// Deposits of the first round (inputs) and of the second (partial results).
+    /// Deposits of the first round (inputs) and of the second round (partial results).
     pub(super) deposits: [Deposits; 2],
-    /// True once all ranks have entered and their calls agree. It stays true, so that all ranks act alike
-    /// whatever happens meanwhile.
+    /// True once all ranks have entered and their calls agree. Never reset, so that all ranks continue even
+    /// if the group fails in the meantime.
     pub(super) runs: bool,
     /// Arrivals so far, over all ranks and rounds. No rank is ever a round ahead, so round `k` is complete
     /// when the number reaches `(k + 1) * world size`.

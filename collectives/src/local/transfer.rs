@@ -45,14 +45,14 @@ impl Exchange<'_> {
         delay.map(|delay| delay.draw(self.group.world_ranks[self.site.rank], self.site, point))
     }
 
-    /// Delays the entry into the operation, for as long as the group has not failed.
+    /// Sleeps for the random delay before the operation, or until the group fails.
     pub(super) fn delay_entry(&self) {
         if let Some(time) = self.delay(0) {
             self.group.sleep(time);
         }
     }
 
-    /// Delays the transfer.
+    /// Sleeps for the random delay at one `point` of the transfer.
     fn delay_transfer(&self, point: u64) {
         if let Some(time) = self.delay(point) {
             thread::sleep(time);
@@ -75,8 +75,8 @@ impl Exchange<'_> {
         self.group.arrive(self.site, round, deposit)
     }
 
-    /// Moves the data once this rank's buffer is deposited; `target` is the buffer to fill. All other ranks
-    /// of the group do the same concurrently.
+    /// Moves the data, after this rank has deposited its buffer; `target` is the buffer to fill. All other
+    /// ranks of the group do the same concurrently.
     pub(super) fn run(&self, target: Option<Buffer>) -> Result<Buffer, CommError> {
         self.delay_transfer(1);
         match (self.site.operation, target) {
@@ -102,7 +102,8 @@ impl Exchange<'_> {
         }
     }
 
-    /// All-gather into memory that all ranks read. One rank writes it; the ranks take turns at that.
+    /// Runs an all-gather into memory that all ranks read. One rank writes the memory; ranks take turns from
+    /// operation to operation.
     fn share(&self, output: &Buffer) -> Result<Buffer, CommError> {
         let leads = self.site.sequence % self.group.world_size() as u64 == self.site.rank as u64;
         let whole = leads.then(|| Arc::new(Buffer::concatenated(output.dtype(), &self.deposits(0))));
@@ -111,7 +112,7 @@ impl Exchange<'_> {
         whole.ok_or_else(|| self.failed("the rank that writes for all ranks passed an output with memory"))
     }
 
-    /// Reduce-scatter into a chunk per rank, then all-gather of the chunks.
+    /// Runs a reduce-scatter into one chunk per rank, then an all-gather of the chunks.
     fn all_reduce(&self) -> Result<Buffer, CommError> {
         let world_size = self.group.world_size();
         if world_size == 1 {
@@ -133,7 +134,7 @@ impl Exchange<'_> {
         Ok(buffer)
     }
 
-    /// Concatenates the deposits of `round` in `output`.
+    /// Copies the deposits of `round` one after another into `output`.
     fn copy_chunks(&self, output: &mut Buffer, round: usize) -> Result<(), CommError> {
         let inputs = self.deposits(round);
         #[cfg(feature = "cube")]
@@ -149,7 +150,7 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Sets `output` to the sum of `inputs` from `start` on.
+    /// Sums the elements of `inputs` from `start` on into `output`.
     fn sum(&self, output: &mut Buffer, inputs: &[Arc<Buffer>], start: usize) -> Result<(), CommError> {
         #[cfg(feature = "cube")]
         if let Some(memory) = output.device() {

@@ -1,4 +1,4 @@
-//! The world that the groups of threads descend from. An abort affects all its groups.
+//! The world from which groups of threads are split. An abort affects all groups of the world.
 
 use super::delay::Delay;
 use super::state;
@@ -18,9 +18,9 @@ pub(super) type GroupState = Monitor<state::State>;
 /// The state that all groups of one world share.
 #[derive(Default)]
 pub(super) struct World {
-    /// All ranks of the world. Their recorders show which rank delays which.
+    /// All ranks of the world. Diagnosis compares their recorders.
     pub(super) ranks: Vec<Arc<RankShared>>,
-    /// Random delays of every operation, if any.
+    /// Random delays of every operation; `None` for no delays.
     pub(super) delay: Option<Delay>,
     state: Mutex<State>,
 }
@@ -38,7 +38,7 @@ impl World {
     }
 
     /// Compares the recorders of all ranks after a wait for operation `sequence` of the group `name` of
-    /// `world_ranks` has timed out. The first verdict stays.
+    /// `world_ranks` has timed out. The first verdict is kept.
     pub(super) fn diagnose(&self, name: &str, world_ranks: &[usize], sequence: u64) -> Verdict {
         let witness = |rank: &Arc<RankShared>| Witness::Answered(Box::new(rank.flight(BACKEND, usize::MAX)));
         let witnesses: Vec<Witness> = self.ranks.iter().map(witness).collect();
@@ -46,7 +46,7 @@ impl World {
         lock(&self.state).verdict.get_or_insert(verdict).clone()
     }
 
-    /// The verdict of the first time-out.
+    /// Returns the verdict of the first time-out.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         lock(&self.state).verdict.clone()
     }
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// Returns why the world was aborted, if it was.
+    /// Returns the abort of the world, or `None` if it was not aborted.
     pub(super) fn aborted(&self) -> Option<Abort> {
         lock(&self.state).abort.clone()
     }

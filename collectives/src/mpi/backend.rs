@@ -66,13 +66,14 @@ impl MpiBackend {
         }
     }
 
-    /// Returns the other ranks, beginning after `rank`, so that not all ranks send to the same peer first.
+    /// Returns the other ranks, starting after `rank`, so that the ranks do not all send to the same peer
+    /// first.
     fn peers(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let size = self.group.world_size();
         (1..size).map(move |step| (rank + step) % size)
     }
 
-    /// Fills `output` with the chunks of all ranks, whose `lengths` are in bytes.
+    /// Fills `output` with the chunks of all ranks; `lengths` has the length of each chunk in bytes.
     fn gather(&self, own: &[u8], mut output: &mut [u8], lengths: &[usize]) {
         let rank = self.group.identity.rank;
         let mut receives = Vec::new();

@@ -3,13 +3,13 @@
 use std::thread;
 use std::time::Duration;
 
-/// Polls that only yield to other threads, before the first sleep.
+/// Number of polls that only yield to other threads, before the first sleep.
 const EAGER: u32 = 64;
 
-/// First sleep; doubles with each poll.
+/// Duration of the first sleep; doubles with each poll.
 const SHORTEST: Duration = Duration::from_micros(20);
 
-/// Waits that grow from zero to a limit.
+/// A sequence of waits that grow from zero to a limit.
 pub(super) struct Backoff {
     looks: u32,
     limit: Duration,
@@ -20,7 +20,7 @@ impl Backoff {
         Backoff { looks: 0, limit }
     }
 
-    /// Starts over, because something has happened.
+    /// Restarts with the shortest wait, because something has happened.
     pub(super) fn reset(&mut self) {
         self.looks = 0;
     }
@@ -30,7 +30,7 @@ impl Backoff {
         match self.looks.checked_sub(EAGER) {
             None => thread::yield_now(),
             Some(sleeps) => {
-                // More than 16 doublings make no difference to any limit.
+                // Every limit is reached before 16 doublings.
                 let sleep = SHORTEST.saturating_mul(1 << sleeps.min(16));
                 thread::park_timeout(sleep.min(self.limit));
             }

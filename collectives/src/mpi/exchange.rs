@@ -1,4 +1,4 @@
-//! Moves bytes between the ranks of a group that have all entered an operation.
+//! Moves bytes between ranks that have all entered an operation.
 
 use super::backoff::Backoff;
 use super::group::Group;
@@ -8,20 +8,20 @@ use ::mpi::traits::{Communicator, Destination, Source};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Maximum bytes of one message: MPI counts with a C int.
+/// Maximum number of bytes in one message: MPI counts with a C int.
 const LIMIT: usize = 1 << 30;
 
 /// Longest pause between polls of a transfer.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// Time that a transfer may continue after its group has failed. It normally ends by itself, because all
-/// ranks take part in it.
+/// How long a transfer may go on after its group has failed. It normally completes, because all ranks take
+/// part in it.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// Sends and receives concurrently, and returns when all messages have arrived. Ranks are ranks of the group.
 ///
-/// MPI cannot return a buffer that it is sending from. So if the group fails and the transfer still does not
-/// end, for example because a process is stopped, this function ends the job.
+/// MPI cannot return a buffer that it is sending from. So if the group fails and the transfer does not
+/// finish, for example because a process is stopped, this function ends the job.
 pub(super) fn exchange(group: &Group, sends: &[(usize, &[u8])], receives: Vec<(usize, &mut [u8])>) {
     let world = SimpleCommunicator::world();
     // World ranks come from MPI, so they fit.

@@ -1,4 +1,4 @@
-//! One rank's view of a group. On the group's first rank, it also decides for all ranks.
+//! One rank's view of a group. The group's first rank also decides for all ranks whether operations run.
 
 use super::message::{Failure, Message, NewGroup, Notice, Number};
 use super::outbox::Outbox;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that a rank whose wait has timed out gives the first rank to inform all ranks.
+/// How long a rank whose wait has timed out waits for the first rank's answer.
 const ANSWER: Duration = Duration::from_secs(3);
 
 /// A group of processes, seen from one of them.
@@ -26,7 +26,7 @@ pub(super) struct Group {
 
 #[derive(Default)]
 struct State {
-    /// Operations that may run and have not begun, with the groups that they create.
+    /// Operations that may run and have not begun, with the groups that each creates.
     decided: BTreeMap<u64, Vec<NewGroup>>,
     failure: Option<Failure>,
     /// On the first rank: calls of operations that not all ranks have issued, by rank.
@@ -76,7 +76,7 @@ impl Group {
         });
     }
 
-    /// On the first rank: records a call, and decides once every rank has called.
+    /// On the first rank: records a call, and decides whether the operation runs once every rank has called.
     fn called(&self, state: &mut State, sequence: u64, rank: usize, call: Call) {
         if state.failure.is_some() {
             return;
@@ -104,7 +104,7 @@ impl Group {
     }
 
     /// On the first rank: fails the group for all ranks. The first cause wins, except that an abort of the
-    /// world takes precedence over its consequences.
+    /// world takes precedence over the failures that it causes.
     fn fail(&self, state: &mut State, failure: Failure) {
         if state.failure.is_some() {
             return;
@@ -123,8 +123,8 @@ impl Group {
         state.failure = Some(failure);
     }
 
-    /// Sends `notice` to the other ranks. Called with the state locked, so that all ranks learn of events in
-    /// the same order.
+    /// Sends `notice` to the other ranks. Call this with the state locked, so that all ranks learn of events
+    /// in the same order.
     fn tell_others(&self, notice: &Notice) {
         let message = Message::Group { number: self.number, notice: notice.clone() };
         for rank in self.identity.world_ranks.iter().filter(|rank| **rank != self.outbox.rank) {
@@ -151,7 +151,7 @@ impl Group {
         }
     }
 
-    /// Returns why the group has failed, if it has.
+    /// Returns the group's failure, or `None` if the group has not failed.
     pub(super) fn failure(&self) -> Option<Failure> {
         self.state.lock().failure.clone()
     }
@@ -181,8 +181,8 @@ impl Group {
         error
     }
 
-    /// Fails the group with this rank's `cause`, unless this rank knows of an abort of the world. Returns the
-    /// cause that applies.
+    /// Fails the group with this rank's `cause`, or with the abort of the world if this rank knows of one.
+    /// Returns the cause that applies.
     pub(super) fn give_up(&self, cause: Cause) -> Cause {
         let failure = self.world.aborted().unwrap_or(Failure { cause, everywhere: false });
         self.tell_first(Notice::Trouble(failure.clone()));

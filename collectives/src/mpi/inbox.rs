@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Time that a question waits for answers.
+/// How long a question waits for answers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The groups of one process, and messages about groups that it has not created yet.
 ///
-/// A group may be locked while the inbox is locked, never the other way round: messages are handed to groups
-/// with the inbox locked, so that they arrive in order.
+/// Lock order: a thread that holds the inbox's lock may lock a group, never the reverse. Messages are handed
+/// to groups with the inbox locked, so that they arrive in order.
 pub(super) struct Inbox {
     pub(super) outbox: Arc<Outbox>,
     requests_made: AtomicU64,
@@ -36,12 +36,12 @@ struct State {
     goodbyes: usize,
 }
 
-/// The state of a group's number.
+/// The state of a group number in this process.
 enum Entry {
-    /// Other ranks have created the group already; their messages wait until this rank has, too.
+    /// Other ranks have already created the group; messages for it are kept until this rank creates it too.
     Early(Vec<Notice>),
     Open(Weak<Group>),
-    /// This process has left it.
+    /// This process has left the group.
     Closed,
 }
 
@@ -57,7 +57,7 @@ impl Inbox {
         if let Some(abort) = state.early_aborts.remove(&group.world.number) {
             group.world.learn(&abort);
         }
-        // Checked under the lock, and before the early messages: an abort from now on reaches the group.
+        // Checked under the lock, and before the early messages, so that any later abort reaches the group.
         if let (0, Some(abort)) = (group.identity.rank, group.world.aborted()) {
             group.receive(Notice::Trouble(abort));
         }
@@ -129,7 +129,7 @@ impl Inbox {
     }
 
     /// Asks all processes for their flight recorders after a wait for operation `sequence` of `group` has
-    /// timed out, and compares the answers.
+    /// timed out. Returns the verdict from their answers.
     pub(super) fn diagnose(&self, group: &Group, sequence: u64) -> Verdict {
         let (world, own, size) = (&group.world, self.outbox.rank, self.outbox.size());
         let request = self.requests_made.fetch_add(1, Ordering::Relaxed);
@@ -147,7 +147,8 @@ impl Inbox {
         Verdict::for_wait(&witnesses, &group.identity.name, &group.identity.world_ranks, sequence)
     }
 
-    /// Says goodbye and waits until all other processes have done so: until then they may need this process.
+    /// Says goodbye and waits until all other processes have done so, because they may need this process
+    /// until then.
     pub(super) fn part(&self) {
         self.outbox.post_to_others(&Message::Goodbye);
         let mut state = self.state.lock();
@@ -159,8 +160,8 @@ impl Inbox {
     }
 }
 
-/// Fails the groups of a world whose first rank is this process. Other groups learn of it from their own
-/// first rank.
+/// Fails the groups of a world whose first rank is this process. Other groups learn of the failure from their
+/// own first ranks.
 fn fail_led_groups(state: &State, world: Number, notice: &Notice) {
     for entry in state.groups.values() {
         let Entry::Open(group) = entry else { continue };

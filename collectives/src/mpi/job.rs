@@ -17,12 +17,12 @@ use std::sync::Arc;
 /// [`CommError::Aborted`](crate::CommError::Aborted) on all ranks.
 pub type MpiCommunicator = ProcessGroup<MpiBackend>;
 
-/// Settings of a world of MPI processes; the same on all ranks.
+/// Settings of a world of MPI processes; must be the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct MpiOptions {
     /// Number of records that each rank keeps. Default [`DEFAULT_CAPACITY`].
     pub recorder_capacity: usize,
-    /// Callback that every worker thread runs first, with its world rank. Default none.
+    /// Callback that every worker thread runs first, with the world rank as its argument. Default none.
     pub on_worker_start: Option<WorkerStart>,
 }
 
@@ -32,7 +32,7 @@ impl Default for MpiOptions {
     }
 }
 
-/// A process's membership in an MPI job. MPI is shut down when the last clone and the last communicator are
+/// A process's membership in an MPI job. MPI shuts down once all clones and all communicators have been
 /// dropped. Shutting down waits until all other processes do the same, unless [`Mpi::give_up`] was called.
 #[derive(Clone)]
 pub struct Mpi(Arc<Runtime>);
@@ -58,13 +58,13 @@ impl Mpi {
     }
 
     /// Leaves the job after a failure without waiting for the other processes, which may never arrive. Posted
-    /// messages are still sent, and MPI is not shut down. The communicators are unusable afterwards. This
-    /// process must end with an error, upon which `mpirun` ends the others.
+    /// messages are still sent, and MPI is not shut down. Afterwards the communicators are unusable, and this
+    /// process must exit with an error, so that `mpirun` ends the others.
     pub fn give_up(&self) {
         self.0.give_up();
     }
 
-    /// Joins a world of all processes. The n-th world of one process is the n-th of every other.
+    /// Joins a world of all processes. The n-th call on each process joins the same world.
     pub fn world(&self, options: MpiOptions) -> MpiCommunicator {
         let (outbox, MpiOptions { recorder_capacity, on_worker_start }) = (&self.0.inbox.outbox, options);
         let (rank, size, number) = (outbox.rank, outbox.size(), outbox.next_world());

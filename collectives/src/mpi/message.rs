@@ -1,12 +1,12 @@
-//! The messages between processes, other than data.
+//! The messages between processes, other than buffers.
 
 use crate::call::Call;
 use crate::error::Cause;
 use crate::flight::Flight;
 use serde::{Deserialize, Serialize};
 
-/// Number of a group: the same on all its ranks, and unique to the group. It is also the MPI tag of the
-/// group's data; 0 is the tag of messages.
+/// Number of a group: unique, and the same on all ranks of the group. It is also the MPI tag of the group's
+/// data; tag 0 is for messages.
 pub(super) type Number = i32;
 
 /// A group that a split creates.
@@ -19,13 +19,13 @@ pub(super) struct NewGroup {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// Concerns one group: from one of its ranks to the first one, or back.
+    /// About one group: from a rank to the group's first rank, or from the first rank.
     Group { number: Number, notice: Notice },
-    /// All groups of a world fail.
+    /// Fails all groups of a world.
     Abort { world: Number, failure: Failure },
-    /// Asks for the receiver's flight recorder of this world.
+    /// Asks for the receiver's flight recorder of `world`.
     Question { request: u64, world: Number, from: usize },
-    /// Answers a question; `None` from a process that is not in the world.
+    /// Answers a question; `flight` is `None` if the answering process is not in the world.
     Answer { request: u64, rank: usize, flight: Option<Box<Flight>> },
     /// The sender's last message.
     Goodbye,

@@ -1,4 +1,4 @@
-//! The messages that this process sends to others.
+//! The messages that this process sends to other processes.
 
 use super::message::{Message, Number};
 use crate::sync::lock;
@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::thread::Thread;
 
-/// A receiver's rank and an encoded message.
+/// The receiver's rank, and an encoded message.
 pub(super) type Letter = (usize, Vec<u8>);
 
 /// Posts messages to the thread that sends them, and numbers worlds and groups.
 pub(super) struct Outbox {
     /// Rank of this process.
     pub(super) rank: usize,
-    /// Machine of each process.
+    /// Name of each process's machine.
     pub(super) node_names: Vec<String>,
     /// Channel to the sending thread; `None` once the outbox is closed.
     letters: Mutex<Option<mpsc::Sender<Letter>>>,
-    /// The listening thread, which is woken when answers are expected.
+    /// The listening thread, which is woken after every post, because answers may follow.
     listener: OnceLock<Thread>,
     worlds_made: AtomicI32,
     groups_made: AtomicI32,
@@ -46,13 +46,13 @@ impl Outbox {
         self.node_names.len()
     }
 
-    /// Returns the number of the next world. It is even, and the same on all processes, which create worlds
-    /// in the same order.
+    /// Returns the number of the next world. The number is even. It is the same on all processes, because
+    /// they create worlds in the same order.
     pub(super) fn next_world(&self) -> Number {
         2 * (self.worlds_made.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Returns the number of the next group whose first rank is this process. It is odd and unique.
+    /// Returns the number of the next group whose first rank is this process. The number is odd and unique.
     pub(super) fn next_group(&self) -> Number {
         // Process numbers are C ints in MPI.
         let (rank, size) = (self.rank as i32, self.size() as i32);
@@ -64,7 +64,7 @@ impl Outbox {
         match message.encode() {
             Ok(bytes) => {
                 if let Some(letters) = &*lock(&self.letters) {
-                    // The sending thread only ends with the process.
+                    // The sending thread ends only with the process.
                     let _ = letters.send((to, bytes));
                 }
             }

@@ -1,4 +1,4 @@
-//! MPI's start and shutdown, and the two message threads.
+//! Starts MPI, shuts it down, and runs the two message threads.
 
 use super::backoff::Backoff;
 use super::inbox::Inbox;
@@ -16,16 +16,16 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Tag of messages; the tag of data is the number of its group.
+/// Tag of messages; the tag of data is its group's number.
 const MESSAGES: i32 = 0;
 
 /// Longest pause between polls while no message is expected.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Maximum bytes of a machine's name sent to the other processes.
+/// Maximum length, in bytes, of a machine name sent to the other processes.
 const NAME: usize = 256;
 
-/// Maximum wait for threads that may be stuck in MPI, when a process ends after a failure.
+/// How long a process that ends after a failure waits for threads that may be stuck in MPI.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The reason why MPI could not be started.
@@ -34,7 +34,7 @@ pub enum MpiError {
     /// MPI can be started only once per process.
     #[error("MPI has been started in this process before; keep the first `Mpi` and clone it")]
     Started,
-    /// The library does not let several threads communicate concurrently.
+    /// The MPI library does not allow several threads to communicate concurrently.
     #[error(
         "this MPI library grants thread level {granted}, Kiln needs Multiple; use one that is built \
          with support for threads"
@@ -85,8 +85,8 @@ impl Runtime {
         Ok(Runtime { inbox, running: Mutex::new(Some(running)) })
     }
 
-    /// Sends the posted messages and stops without waiting for other processes. MPI is not shut down, because
-    /// that would wait for them.
+    /// Sends the posted messages and stops. Does not shut MPI down, because that would wait for other
+    /// processes.
     pub(super) fn give_up(&self) {
         let Some(running) = lock(&self.running).take() else { return };
         self.inbox.outbox.close();
@@ -133,8 +133,7 @@ fn exchange_names(world: &SimpleCommunicator, size: usize) -> Vec<String> {
     all.chunks(NAME).map(|name| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned()).collect()
 }
 
-/// Sends messages one after another. None of them waits for long, because every process has a listening
-/// thread.
+/// Sends messages one after another. No send waits for long, because every process has a listening thread.
 fn send(letters: &mpsc::Receiver<Letter>) {
     let world = SimpleCommunicator::world();
     for (to, bytes) in letters {

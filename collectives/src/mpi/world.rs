@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, Weak};
 /// Name of the backend.
 pub(super) const BACKEND: &str = "mpi";
 
-/// A world, seen from one of its ranks.
+/// A world as seen from one of its ranks.
 pub(super) struct World {
     pub(super) number: Number,
     shared: Weak<RankShared>,
@@ -35,7 +35,8 @@ impl World {
         Some(self.shared.upgrade()?.short_flight(BACKEND))
     }
 
-    /// Records an abort of the world, or the verdict of a time-out. The first of each stays.
+    /// Records an abort of the world, or the verdict of a time-out. The first abort and the first verdict are
+    /// kept.
     pub(super) fn learn(&self, failure: &Failure) {
         let mut state = lock(&self.state);
         if failure.everywhere {
@@ -46,7 +47,7 @@ impl World {
         }
     }
 
-    /// Returns why the world was aborted, if it was.
+    /// Returns the abort of the world, or `None` if it was not aborted.
     pub(super) fn aborted(&self) -> Option<Failure> {
         lock(&self.state).abort.clone()
     }

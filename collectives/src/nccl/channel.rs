@@ -1,4 +1,4 @@
-//! A rank's NCCL communicator: queueing operations on the GPU, and the queued operations.
+//! A rank's NCCL communicator, and the operations queued on it.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// An operation of NCCL, and the memory that it reads and writes.
+/// An NCCL operation, and the memory that it reads and writes.
 pub(crate) struct Plan {
     pub(crate) launch: Launch,
     pub(crate) input: BufferBinding,
@@ -27,10 +27,11 @@ pub(crate) struct Plan {
 /// One communicator, shared by the callers, CubeCL's thread and the watcher thread.
 pub(crate) struct Channel {
     pub(crate) gpu: Arc<Gpu>,
-    /// `None` once it is aborted. Locked for each use, because NCCL's handles are not thread-safe.
+    /// `None` once the communicator is aborted. Locked for each use, because NCCL's handles are not
+    /// thread-safe.
     pub(crate) comm: Mutex<Option<Comm>>,
     pub(crate) stream: Stream,
-    /// Events of completed operations, for reuse.
+    /// Events of completed operations, kept for reuse.
     pub(crate) spare: Arc<Mutex<Vec<Events>>>,
     pub(crate) in_flight: Monitor<InFlight>,
     pub(crate) control: Arc<dyn GroupControl>,
@@ -48,8 +49,8 @@ impl Channel {
         Ok(state)
     }
 
-    /// Frees the communicator of a rank that leaves while no operation is running. Finalizes it first, for as
-    /// long as `is_sound` returns true (the group has not failed), and for `timeout` at most.
+    /// Frees the communicator of a rank that leaves the group. No operation may be running. Finalizes the
+    /// communicator first, unless `is_sound` returns false (the group has failed) or `timeout` passes.
     pub(crate) fn finish(&self, timeout: Duration, is_sound: impl Fn() -> bool) -> Result<(), NcclError> {
         let library = &self.gpu.library;
         match &*lock(&self.comm) {
@@ -65,7 +66,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Ends running operations. Later uses fail.
+    /// Ends running operations. Later uses of the channel fail.
     pub(crate) fn abort(&self) {
         let comm = lock(&self.comm).take();
         if let Some(comm) = comm {
@@ -73,7 +74,7 @@ impl Channel {
         }
     }
 
-    /// Queues an operation behind the work that stream `caller` has so far. Runs on CubeCL's thread.
+    /// Queues an operation behind all earlier work of stream `caller`. Runs on CubeCL's thread.
     pub(crate) fn launch(
         &self,
         server: &mut Server,
@@ -111,7 +112,7 @@ impl Channel {
             None => return Err(NcclError::aborted()),
         }
         // The first operations connect ranks in the background, and are queued only afterwards.
-        wait_for_nccl(gpu.limit, "an operation of NCCL", || self.state())?;
+        wait_for_nccl(gpu.limit, "an NCCL operation", || self.state())?;
         // SAFETY: as above.
         unsafe { events.done.record(stream) }.map_err(driver("cuEventRecord"))?;
         drop(resolved);
@@ -120,7 +121,7 @@ impl Channel {
     }
 
     /// Makes later work of stream `caller`, and of the streams that own the operation's memory, wait for the
-    /// operation. Then releases the memory. Runs on CubeCL's thread, which has launched the operation by now.
+    /// operation. Then releases the memory. Runs on CubeCL's thread, after the launch of the operation.
     pub(crate) fn make_wait(
         &self,
         server: &mut Server,
@@ -171,13 +172,13 @@ pub(crate) struct QueuedOperation {
     pub(crate) site: CallSite,
     pub(crate) record: RecordId,
     pub(crate) issued: Instant,
-    /// Total time for which ranks had been held at that moment.
+    /// Total time for which ranks had been held when the operation was issued.
     pub(crate) held_before: Duration,
     pub(crate) progress: Arc<Progress>,
 }
 
 /// The stage and the memory of an operation, shared by the threads that work on it. Dropping it returns the
-/// operation's events for reuse.
+/// operation's events to `spare`.
 pub(crate) struct Progress {
     pub(crate) stage: Mutex<Stage>,
     /// The operation's input and output. Holding them keeps their memory from being freed, reused or moved.
@@ -211,6 +212,6 @@ pub(crate) enum Stage {
     Queued,
     /// Queued on the GPU.
     Running(Events),
-    /// It could not be queued on the GPU, for the reason given.
+    /// Queuing the operation on the GPU failed, for the reason given.
     Failed(String),
 }

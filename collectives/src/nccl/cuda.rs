@@ -1,4 +1,4 @@
-//! Parts of CUDA's driver that NCCL needs and CubeCL does not provide: a separate stream, and events.
+//! The parts of CUDA's driver that NCCL needs and CubeCL does not provide: a separate stream, and events.
 
 #![allow(unsafe_code)]
 
@@ -7,7 +7,7 @@ use cudarc::driver::result::{DriverError, ctx, device, event, primary_ctx, strea
 use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUevent_flags, CUevent_wait_flags};
 use cudarc::driver::sys::{CUresult, CUstream};
 
-/// The primary context of a GPU, which this whole process shares.
+/// The primary context of a GPU, which the whole process shares.
 pub(crate) struct Context {
     device: CUdevice,
     context: CUcontext,
@@ -19,7 +19,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Retains the context of GPU `index`. The driver must exist.
+    /// Retains the primary context of GPU `index`. The driver must be loaded.
     pub(crate) fn of(index: usize) -> Result<Context, NcclError> {
         let driver = |call| move |error| NcclError::driver(call, error);
         cudarc::driver::result::init().map_err(driver("cuInit"))?;
@@ -31,7 +31,7 @@ impl Context {
         Ok(Context { device, context })
     }
 
-    /// Makes it the current context of this thread.
+    /// Makes the context current on this thread.
     pub(crate) fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context is retained as long as `self` lives.
         unsafe { ctx::set_current(self.context) }
@@ -54,8 +54,8 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// Creates a stream of the highest priority, so that transfers get their few cores of the GPU alongside
-    /// compute. It does not synchronize with the default stream. Needs a current context.
+    /// Creates a stream of the highest priority, so that transfers get the few GPU cores they need while
+    /// compute runs. The stream does not synchronize with the default stream. Needs a current context.
     pub(crate) fn new() -> Result<Stream, DriverError> {
         let (_, greatest) = stream::get_priority_range()?;
         stream::create_with_priority(stream::StreamKind::NonBlocking, greatest).map(Stream)
@@ -85,7 +85,7 @@ impl Event {
         event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Event)
     }
 
-    /// Records the event behind all work that `stream` has so far.
+    /// Records the event behind all work queued on `stream` so far.
     ///
     /// # Safety
     ///
@@ -95,7 +95,7 @@ impl Event {
         unsafe { event::record(self.0, stream) }
     }
 
-    /// Like [`Event::record`], for a stream that is alive because it is borrowed.
+    /// Like [`Event::record`], but safe: the stream is alive because it is borrowed.
     pub(crate) fn record_on(&self, stream: &Stream) -> Result<(), DriverError> {
         // SAFETY: the stream is alive while it is borrowed.
         unsafe { self.record(stream.raw()) }
@@ -112,7 +112,7 @@ impl Event {
         unsafe { stream::wait_event(stream, self.0, flags) }
     }
 
-    /// Returns whether the stream has reached the event.
+    /// Returns whether the GPU has reached the event.
     pub(crate) fn has_passed(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive.
         match unsafe { event::query(self.0) } {

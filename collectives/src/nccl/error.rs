@@ -14,8 +14,8 @@ pub enum NcclError {
          GPUs; install NVIDIA's driver, or choose another backend"
     )]
     NoDriver,
-    /// The GPU's number is out of range.
-    #[error("there is no GPU {index}: the driver reports {count}, counted from 0")]
+    /// The GPU number is out of range.
+    #[error("there is no GPU {index}: the driver names {count}, counted from 0")]
     NoDevice {
         /// Requested number.
         index: usize,
@@ -24,8 +24,8 @@ pub enum NcclError {
     },
     /// NCCL's library was not found.
     #[error(
-        "NCCL is not found; looked for {names} in {places} ({tried}). `pip install nvidia-nccl-cu13` \
-         brings it"
+        "NCCL was not found; looked for {names} in {places} ({tried}). Install it with `pip install \
+         nvidia-nccl-cu13`"
     )]
     NoLibrary {
         /// File names that were searched for.
@@ -38,25 +38,25 @@ pub enum NcclError {
     /// The library that was found is not NCCL, or is too old.
     #[error("{place} has no function {name}: Kiln needs NCCL 2.14 or later")]
     NoSymbol {
-        /// The file.
+        /// Path of the library.
         place: String,
-        /// The function.
+        /// The missing function.
         name: &'static str,
     },
     /// A call of the driver or of CubeCL failed.
     #[error("{call} failed: {reason}")]
     Driver {
-        /// The function.
+        /// The function that failed.
         call: &'static str,
-        /// Its error message.
+        /// The function's error message.
         reason: String,
     },
     /// A call of NCCL failed.
     #[error("{call} of NCCL {version} returned {code}: {text}")]
     Call {
-        /// The function.
+        /// The function that failed.
         call: &'static str,
-        /// NCCL's code.
+        /// The error code that NCCL returned.
         code: i32,
         /// NCCL's version.
         version: String,
@@ -66,31 +66,31 @@ pub enum NcclError {
     /// Background work of NCCL did not finish in time.
     #[error("{what} took longer than {waited:?}")]
     TimedOut {
-        /// The work.
+        /// Description of the work.
         what: &'static str,
-        /// Time that was waited.
+        /// How long the caller waited.
         waited: Duration,
     },
     /// Other ranks cannot use NCCL.
-    #[error("NCCL cannot be used on {}: see their errors", list_ranks(.ranks))]
+    #[error("NCCL cannot be used on {}: see the errors of those ranks", list_ranks(.ranks))]
     Peers {
-        /// Ranks of the group.
+        /// Ranks of the group that cannot use NCCL.
         ranks: Vec<usize>,
     },
     /// Several threads of one process share a GPU, which NCCL does not support.
     #[error(
-        "{} are threads of one process and share GPU {index}: give each a separate GPU, or do not \
-         attach NCCL",
+        "{} are threads of one process and share GPU {index}: give each its own GPU, or do not \
+         use NCCL",
         list_ranks(.ranks)
     )]
     SharedDevice {
-        /// Ranks of the group.
+        /// Ranks of the group that share the GPU.
         ranks: Vec<usize>,
-        /// The GPU.
+        /// Number of the GPU.
         index: usize,
     },
     /// NCCL is already attached to the group.
-    #[error("NCCL has been added to this group before: call `attach` only once")]
+    #[error("NCCL is already attached to this group: call `attach` only once")]
     Attached,
     /// The ranks could not agree, through the group, to attach NCCL to it.
     #[error(transparent)]

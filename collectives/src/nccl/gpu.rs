@@ -1,4 +1,4 @@
-//! A rank's GPU, which CubeCL runs, and how ranks connect their GPUs through NCCL.
+//! A rank's GPU, which CubeCL runs, and the connection of the ranks' GPUs through NCCL.
 
 use super::cuda::Context;
 use super::error::NcclError;
@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 /// CubeCL's server of a GPU. One thread runs it, and work is submitted to that thread.
 pub(crate) type Server = <CudaRuntime as Runtime>::Server;
 
-/// Number of polls of NCCL without a pause between them. NCCL takes some tens of microseconds to queue an
-/// operation, and the one thread that launches everything waits for that.
+/// Number of polls of NCCL without a pause in between. NCCL takes some tens of microseconds to queue an
+/// operation, while the one thread that launches all GPU work waits.
 const SPINS: usize = 200;
 
-/// Time during which a poll only yields to other threads, such as NCCL's own.
+/// How long polls only yield to other threads, such as NCCL's own, before they pause.
 const YIELDING: Duration = Duration::from_micros(100);
 
 /// Pause between polls of slower work, such as connecting.
@@ -38,7 +38,7 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Runs `task` on CubeCL's thread, after everything submitted before, and waits for it.
+    /// Runs `task` on CubeCL's thread, after all tasks submitted earlier, and waits for its result.
     pub(crate) fn on_thread<R: Send>(
         &self,
         task: impl FnOnce() -> Result<R, NcclError> + Send,
@@ -58,10 +58,10 @@ impl Gpu {
         self.context.enter().map_err(|error| NcclError::driver("cuCtxSetCurrent", error))
     }
 
-    /// Connects all ranks of `group` with an id that its first rank creates.
+    /// Connects all ranks of `group` through an id that the first rank creates.
     pub(crate) fn connect(&self, group: &dyn Communicator, timeout: Duration) -> Result<Comm, NcclError> {
         let made = if group.rank() == 0 { self.library.unique_id() } else { Ok([0; 128]) };
-        // An id of zeros means that the first rank has none, so that the others do not wait for it.
+        // If the first rank could not create an id, it sends zeros, so that the others do not wait for it.
         let buffer = Buffer::from_slice(&made.clone().unwrap_or([0; 128]));
         let work = group.broadcast(Label::new("NCCL id", Phase::Init), buffer, 0);
         let sent = work.wait(timeout)?;

@@ -1,8 +1,8 @@
 //! Finds NCCL's library and calls it.
 //!
 //! The types are declared by cudarc. Its loader is not used: it accepts no path, and it asks the system for
-//! names that NCCL's library does not have. The library is called `libnccl.so.2`, and Python wheels contain
-//! no link to it under another name.
+//! names other than `libnccl.so.2`, the name of NCCL's library; Python wheels contain no link under those
+//! names.
 
 #![allow(unsafe_code)]
 
@@ -27,12 +27,12 @@ pub struct Installation {
     pub version: String,
 }
 
-/// Finds NCCL as [`attach`](super::attach) does, and lets it create an id with which ranks connect. That
-/// needs neither a GPU nor a driver.
+/// Finds NCCL as [`attach`](super::attach) does, and checks it by creating an id, which needs neither a GPU
+/// nor a driver.
 ///
 /// # Errors
 ///
-/// [`NcclError`], with all places that were tried.
+/// [`NcclError`], with all places that were searched.
 pub fn installation() -> Result<Installation, NcclError> {
     let library = Library::find()?;
     library.unique_id()?;
@@ -50,7 +50,7 @@ pub(crate) const SUCCESS: Code = 0;
 /// The call continues in the background.
 pub(crate) const IN_PROGRESS: Code = 7;
 
-/// A function of NCCL that sums.
+/// An NCCL function that sums.
 type Reduce = unsafe extern "C" fn(
     *const c_void,
     *mut c_void,
@@ -69,7 +69,7 @@ pub(crate) struct Library {
     get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Code,
     init_rank_config:
         unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> Code,
-    /// Absent before NCCL 2.18.
+    /// `None` before NCCL 2.18.
     split: Option<unsafe extern "C" fn(ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> Code>,
     get_async_error: unsafe extern "C" fn(ncclComm_t, *mut Code) -> Code,
     finalize: unsafe extern "C" fn(ncclComm_t) -> Code,
@@ -97,7 +97,7 @@ pub(crate) struct Library {
 pub(crate) struct Launch {
     pub(crate) kind: Kind,
     pub(crate) dtype: ncclDataType_t,
-    /// Number of elements of the shard, or of the buffer.
+    /// Number of elements of the shard, or of the buffer if there are no shards.
     pub(crate) count: usize,
 }
 
@@ -109,7 +109,7 @@ pub(crate) enum Kind {
 }
 
 impl Library {
-    /// Loads NCCL from where the system's loader finds it, or else from the usual folders.
+    /// Loads NCCL from the system loader's folders, or else from the usual folders.
     pub(crate) fn find() -> Result<Library, NcclError> {
         let (mut tried, places) = (Vec::new(), Places::for_nccl(&environment));
         for path in NAMES.iter().map(PathBuf::from).chain(places.files(&NAMES)) {
@@ -170,12 +170,12 @@ impl Library {
         Ok(id.internal.map(|byte| byte as u8))
     }
 
-    /// Returns whether communicators can be split. Otherwise the ranks of a new group must connect anew.
+    /// Returns whether communicators can be split. If not, the ranks of a new group must connect anew.
     pub(crate) fn can_split(&self) -> bool {
         self.split.is_some()
     }
 
-    /// Starts to connect `size` ranks on the GPU whose context is current.
+    /// Starts to connect `size` ranks, as `rank`, on the GPU whose context is current.
     pub(crate) fn init(&self, size: usize, id: &[u8; 128], rank: usize) -> Result<Comm, NcclError> {
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let (promise, mut config) = (Promise::new(), config());
@@ -216,7 +216,8 @@ impl Library {
         if code == SUCCESS { state } else { code }
     }
 
-    /// Starts to flush a communicator's operations. It is finished once [`Library::state`] is [`SUCCESS`].
+    /// Starts to flush a communicator's operations. The flush is finished once [`Library::state`] is
+    /// [`SUCCESS`].
     pub(crate) fn finalize(&self, comm: &Comm) -> Result<(), NcclError> {
         // SAFETY: the communicator is alive.
         let code = unsafe { (self.finalize)(comm.0) };
@@ -293,8 +294,8 @@ pub(crate) struct Comm(ncclComm_t);
 // SAFETY: NCCL's communicators may be used from any thread, one at a time.
 unsafe impl Send for Comm {}
 
-/// The place where NCCL will write the handle of a communicator. Never freed, because NCCL may write at any
-/// time.
+/// A memory cell to which NCCL will write the handle of a communicator. Never freed, because NCCL may write
+/// at any time.
 pub(crate) struct Promise(&'static AtomicPtr<ncclComm>);
 
 impl Promise {
@@ -309,18 +310,18 @@ impl Promise {
     }
 }
 
-/// Converts a number of ranks or a color to C's `int`, in which NCCL counts them. They always fit.
+/// Converts a number of ranks or a color to C's `int`, which NCCL uses for both. They always fit.
 fn int(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// The NCCL version whose `ncclConfig_t` is declared here. NCCL 2.30.5 has one more field, where earlier
-/// versions have padding: the library reads it unless the caller declares an older version.
+/// The NCCL version whose `ncclConfig_t` is declared here. NCCL 2.30.5 has one more field, in place of
+/// earlier versions' padding: the library reads that field unless the caller declares an older version.
 const CONFIG_VERSION: u32 = 23_000;
 
-/// Returns a non-blocking configuration that leaves everything else to NCCL. Older libraries read fewer of
-/// the fields. Every field is named, so that this does not compile once cudarc declares another one: then
-/// [`CONFIG_VERSION`] has to follow.
+/// Returns a non-blocking configuration that leaves all other settings to NCCL. Older libraries read fewer of
+/// the fields. Every field is named, so that a new field in cudarc's declaration is a compile error: then
+/// update [`CONFIG_VERSION`] too.
 fn config() -> ncclConfig_t {
     const UNSET: c_int = c_int::MIN;
     ncclConfig_t {
@@ -351,8 +352,8 @@ fn config() -> ncclConfig_t {
 mod tests {
     use super::*;
 
-    /// NCCL 2.30.5 and later have a field in the padding after the last field here, and read it unless the
-    /// version is older.
+    /// NCCL 2.30.5 and later have a field in the padding after the last field declared here, and read that
+    /// field unless the declared version is older.
     #[test]
     fn padding_is_no_field() {
         let end = std::mem::offset_of!(ncclConfig_t, maxP2pPeers) + size_of::<c_int>();

@@ -24,21 +24,21 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// NCCL on one rank of a group; it moves buffers on GPUs. The group stays in charge: it numbers and records
-/// the calls, and after a failure it finds the cause together with the other ranks. NCCL runs the operations.
+/// NCCL on one rank of a group. It runs the operations whose buffers are on GPUs. The group numbers and
+/// records the calls, and finds the cause of a failure together with the other ranks.
 pub(crate) struct Nccl {
     channel: Arc<Channel>,
     watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// This rank's new group after a split.
+/// A rank's new group after a split: the backend's side, and its communicator.
 pub(crate) type SplitGroup<'a> = (Arc<dyn GroupControl>, &'a dyn Communicator);
 
 impl Nccl {
     /// Name of the backend of a group with NCCL.
     pub(crate) const NAME: &'static str = "nccl";
 
-    /// Takes over a connected communicator.
+    /// Takes ownership of a connected communicator and starts the thread that watches it.
     pub(crate) fn start(
         gpu: Arc<Gpu>,
         comm: Comm,
@@ -87,7 +87,7 @@ impl Nccl {
             Some(comm) => gpu.library.split(comm, color, key),
             None => Err(NcclError::aborted()),
         })?;
-        wait_for_nccl(timeout, "dividing a communicator of NCCL", || channel.state())?;
+        wait_for_nccl(timeout, "splitting an NCCL communicator", || channel.state())?;
         match (new_group, promise.take()) {
             (None, _) => Ok(None),
             (Some(_), Some(comm)) => gpu.complete(comm, timeout).map(Some),
@@ -98,15 +98,16 @@ impl Nccl {
         }
     }
 
-    /// Returns why NCCL cannot process `output`, which is on the same GPU as the input, if it cannot.
+    /// Returns the reason why NCCL cannot process `output`, or `None` if it is on this rank's GPU, as the
+    /// input is.
     pub(crate) fn refuse(&self, output: &Buffer) -> Option<ArgumentError> {
         let here = ServiceId::of::<Server>(self.channel.gpu.id);
         let is_here = output.device().is_some_and(|memory| memory.client().service_id() == here);
         (!is_here).then_some(ArgumentError::OtherDevice)
     }
 
-    /// Queues an operation, whose buffers are on one GPU, and returns at once. Operations run in the order of
-    /// the calls.
+    /// Queues an operation whose buffers are on one GPU, and returns immediately. Operations run in the order
+    /// of the calls.
     pub(crate) fn enqueue(&self, site: CallSite, record: RecordId, payload: Payload) -> Work {
         let channel = &self.channel;
         if let Some(error) = channel.control.cause(&site) {
@@ -151,8 +152,8 @@ impl Nccl {
         })
     }
 
-    /// Splits the communicator like the group, and returns the transport of this rank's new group. Every rank
-    /// of the group calls it, even a rank without a new group.
+    /// Splits the communicator in the same way as the group, and returns the transport of this rank's new
+    /// group. Every rank of the group must call it, even a rank without a new group.
     pub(crate) fn split(
         &self,
         site: &CallSite,
@@ -187,7 +188,7 @@ impl Drop for Nccl {
     }
 }
 
-/// Records the outcome of a launch, even if it panics.
+/// Records the outcome of a launch, even if the launch panics.
 struct Report(Option<Arc<Progress>>);
 
 impl Report {

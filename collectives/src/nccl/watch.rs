@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 /// Pause between polls while operations are in flight.
 const BUSY: Duration = Duration::from_millis(2);
 
-/// Pause between polls while none are.
+/// Pause between polls while no operation is in flight.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// Time that a leaving rank waits for operations in flight.
+/// How long a leaving rank waits for operations in flight.
 const PARTING: Duration = Duration::from_secs(5);
 
 /// Time limit for the GPU to stop aborted operations.
 const STOPPING: Duration = Duration::from_secs(10);
 
-/// Watches until the group fails or the rank leaves. Then it finalizes the communicator if the rank leaves
-/// and all operations are done, and aborts it otherwise.
+/// Watches until the group fails or the rank leaves. If the rank leaves and all operations are done,
+/// finalizes the communicator; otherwise aborts it.
 pub(crate) fn run(channel: &Channel) {
     if let Err(error) = channel.gpu.enter() {
         channel.control.abort(&error.to_string());
@@ -75,7 +75,7 @@ fn look(channel: &Channel) -> bool {
         return false;
     }
     if let Err(reason) = trouble {
-        channel.control.abort(&format!("NCCL cannot go on: {reason}"));
+        channel.control.abort(&format!("NCCL cannot continue: {reason}"));
         return false;
     }
     if let Some((site, waited)) = oldest
@@ -110,8 +110,8 @@ fn retire(channel: &Channel) -> Result<(), String> {
     }
 }
 
-/// Releases the memory that aborted operations still hold once the GPU has stopped. If the GPU does not stop,
-/// the memory is leaked, because an operation may still write to it.
+/// Waits until the GPU has stopped, then releases the memory that aborted operations still hold. If the GPU
+/// does not stop, the memory is leaked, because an operation may still write to it.
 fn release(channel: &Channel) {
     let in_flight = std::mem::take(&mut channel.in_flight.lock().queue);
     let is_safe = in_flight.is_empty() || has_stopped(channel);

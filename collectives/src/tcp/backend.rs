@@ -19,7 +19,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A rank that is a separate process, connected to the others by TCP.
+/// A rank that is a separate process, connected to the other ranks by TCP.
 pub type TcpCommunicator = ProcessGroup<TcpBackend>;
 
 /// The backend of one rank of a group of processes.
@@ -50,7 +50,7 @@ impl TcpBackend {
         TcpBackend { world, group, identity, wire: Mutex::new(wire), ring }
     }
 
-    /// Asks the rendezvous for the reason why the call at `site` cannot continue.
+    /// Reports to the rendezvous that the call at `site` cannot continue; returns the cause that it finds.
     fn report(&self, site: &CallSite, kind: TroubleKind) -> Cause {
         self.world.control.report(Trouble { group: self.group.clone(), site: site.clone(), kind })
     }
@@ -59,7 +59,7 @@ impl TcpBackend {
         self.world.control.cause(self.group.number)
     }
 
-    /// Finds out why an operation was stopped.
+    /// Finds out why an operation was stopped, and returns the error.
     fn investigate(&self, site: &CallSite, stop: Stop) -> CommError {
         let cause = match stop {
             Stop::Mismatch => self.report(site, TroubleKind::Mismatch),
@@ -106,7 +106,8 @@ impl TcpBackend {
         }
     }
 
-    /// Fails a call before it enters the operation, if the group has failed or the arguments are invalid.
+    /// Returns an error if the group has failed or the arguments are invalid, before this rank enters the
+    /// operation.
     fn check(&self, site: &CallSite, call: &Call) -> Result<(), CommError> {
         // This rank has not entered the operation, so it cannot have completed on any rank.
         if let Some(cause) = self.failure() {
@@ -117,7 +118,7 @@ impl TcpBackend {
         Err(CommError::Invalid { site: site.clone(), problem })
     }
 
-    /// Exchanges colors and keys, and connects with the ranks of the same color.
+    /// Exchanges colors and keys, and connects to the ranks of the same color.
     fn run_split(&self, site: &CallSite, call: &Call) -> Result<Option<TcpBackend>, Stop> {
         let mut wire = lock(&self.wire);
         wire.begin(site.sequence, digest(call, self.ring));
@@ -227,14 +228,14 @@ fn nodes(world: &World, group: &GroupName) -> Vec<usize> {
     number_nodes(group.ranks.iter().map(|rank| world.ranks[*rank].node.as_str()))
 }
 
-/// Returns whether direct transfers would send the same bytes more than once over a link between machines.
-/// That is so if there are several machines, and several ranks on one of them.
+/// Returns whether direct transfers would send the same bytes more than once over a link between machines,
+/// which happens if there are several machines and one of them has several ranks.
 fn has_busy_links(nodes: &[usize]) -> bool {
     let machines = nodes.iter().max().map_or(0, |last| last + 1);
     machines > 1 && nodes.len() > machines
 }
 
-/// Bytes that a rank contributes to a split: color, key and a hash of the name.
+/// Number of bytes that a rank contributes to a split: color, key and a hash of the name.
 const REQUEST: usize = 24;
 
 /// Hashes everything that ranks must agree on before data moves.
@@ -244,7 +245,7 @@ fn digest(call: &Call, ring: bool) -> u64 {
     hash(&(call.operation, call.dtype, call.count, call.location, call.root, scope, ring))
 }
 
-/// Hashes `value`, with the same result in every process of a job.
+/// Hashes `value`; the result is the same in every process of a job.
 fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);

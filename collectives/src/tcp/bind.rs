@@ -1,17 +1,17 @@
-//! Opens the port of the rendezvous: the port that all ranks are given, or one near it.
+//! Opens the port of the rendezvous: the port given to all ranks, or a port near it.
 
 use super::options::{JoinError, JoinOptions, PAUSE};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// Number of ports tried after a port that belongs to another program.
+/// Number of ports tried after the given port, if that belongs to another program.
 const SHARED_PORT_TRIES: u16 = 16;
 
-/// Time for which a rank retries a port that an earlier run may be about to release.
+/// How long a rank retries a port that an earlier run may be about to release.
 pub(super) const BIND_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Opens the first free port of those that the other ranks try.
+/// Opens the first free port of those at which the other ranks look for the rendezvous.
 pub(super) fn bind_rendezvous(options: &JoinOptions) -> Result<TcpListener, JoinError> {
     let host = resolve(&options.host, options.port)
         .map_err(|source| JoinError::Resolve { host: options.host.clone(), source })?;
@@ -22,7 +22,7 @@ pub(super) fn bind_rendezvous(options: &JoinOptions) -> Result<TcpListener, Join
     })
 }
 
-/// Makes an `attempt` to listen, and repeats it while its ports are taken and there is `patience` left.
+/// Makes an `attempt` to listen, and repeats it until `patience` has passed, while the ports are taken.
 pub(super) fn bind_patiently(
     options: &JoinOptions,
     patience: Duration,
@@ -43,7 +43,7 @@ fn listen(hosts: &[IpAddr], options: &JoinOptions) -> io::Result<TcpListener> {
     let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
     for port in ports_of_rendezvous(options) {
         for host in hosts {
-            // A name may resolve to an address of this machine that only other machines can use.
+            // The name may resolve to an address that only other machines can use to reach this one.
             let bound = TcpListener::bind((*host, port)).or_else(|error| match error.kind() {
                 io::ErrorKind::AddrNotAvailable => {
                     TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))
@@ -83,7 +83,7 @@ pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
 mod tests {
     use super::*;
 
-    /// As in a restart, when the previous process of the run has not ended yet.
+    /// As in a restart, when the previous process of the run has not exited yet.
     #[test]
     fn ports_that_are_given_back_are_waited_for() {
         let options = JoinOptions::new(1, 2, "127.0.0.1", 1);

@@ -1,4 +1,4 @@
-//! A connection whose two sides have authenticated each other: plain, or sealed record by record.
+//! A connection whose two sides have authenticated each other. Its traffic is plain, or sealed in records.
 
 use super::options::Seal;
 use super::seal::{Key, Opener, Sealer};
@@ -6,14 +6,14 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-/// A connection after its handshake. Different threads may use its two halves.
+/// A connection after its handshake. Two threads may use its halves concurrently.
 pub(super) struct Channel {
     pub(super) reader: Reader,
     pub(super) writer: Writer,
 }
 
 impl Channel {
-    /// Creates a channel. `keys` are this side's sending key and receiving key.
+    /// Creates a channel. `keys` are this side's key for sending and its key for receiving.
     pub(super) fn new(stream: Arc<TcpStream>, seal: Seal, keys: [&Key; 2]) -> Channel {
         let [sending, receiving] = keys;
         Channel {
@@ -26,7 +26,7 @@ impl Channel {
         }
     }
 
-    /// Returns the underlying connection, for its settings.
+    /// Returns the underlying connection, for changing its settings.
     pub(super) fn stream(&self) -> &Arc<TcpStream> {
         &self.reader.stream
     }
@@ -63,8 +63,8 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Sends a whole message, or gives up after the socket's time limit. A sealed connection accepts no
-    /// messages after that, because part of a record may have been sent.
+    /// Sends a whole message, or gives up after the socket's time limit. If that happens on a sealed
+    /// connection, it accepts no more messages, because part of a record may have been sent.
     pub(super) fn deliver(&mut self, message: &[u8]) -> io::Result<()> {
         if self.is_broken {
             return Err(io::ErrorKind::BrokenPipe.into());

@@ -1,4 +1,4 @@
-//! A rank's side of the rendezvous: it sends heartbeats, answers questions, and learns when a group or the
+//! A rank's connection to the rendezvous: sends heartbeats, answers questions, and learns when a group or the
 //! world has failed.
 
 use super::channel::{Channel, Reader, Writer};
@@ -21,21 +21,21 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time that a rank waits for the rendezvous to find the cause of a trouble. The rendezvous asks the other
-/// ranks for at most twice [`GRACE`]: once about a lost connection and once about this trouble.
+/// How long a rank waits for the rendezvous to find why a call cannot continue. The rendezvous asks the other
+/// ranks for at most twice [`GRACE`]: once about a lost connection and once about this call.
 const ANSWER: Duration = Duration::from_secs(3 * GRACE.as_secs());
 
-/// Time without messages after which the rendezvous counts as gone. It sends one per [`HEARTBEAT`].
+/// How long the rendezvous may be silent before it counts as gone. It sends a message once per [`HEARTBEAT`].
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Time that a rank, asked about an operation, waits for its own caller to issue it.
+/// How long a rank, asked about an operation, waits for its own caller to issue that operation.
 const ISSUE_WAIT: Duration = Duration::from_secs(1);
 
 /// One rank's connection to the rendezvous, shared by all its groups.
 pub(super) struct Control {
     inner: Arc<Inner>,
     threads: Vec<JoinHandle<()>>,
-    /// The rendezvous, on rank 0. Dropped last: the other ranks may still need it.
+    /// The rendezvous, on rank 0. Dropped last, because the other ranks may still need it.
     rendezvous: Option<Rendezvous>,
 }
 
@@ -63,7 +63,7 @@ struct State {
 }
 
 impl Control {
-    /// Takes over a connection on which this rank has just received the session.
+    /// Takes over the connection on which the rank joined.
     pub(super) fn start(
         channel: Channel,
         shared: Arc<RankShared>,
@@ -105,13 +105,13 @@ impl Control {
         }
     }
 
-    /// Returns why `group` can no longer be used, if it cannot.
+    /// Returns the reason why `group` can no longer be used, or `None` if it can.
     pub(super) fn cause(&self, group: GroupNumber) -> Option<Cause> {
         let state = self.inner.state.lock();
         state.groups.get(&group).or(state.world.as_ref()).cloned()
     }
 
-    /// Returns the verdict of all ranks together, if there is one.
+    /// Returns the verdict that the ranks reached, if there is one.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         let state = self.inner.state.lock();
         let causes = state.world.iter().chain(state.groups.values());
@@ -127,19 +127,19 @@ impl Control {
         self.inner.fail(Some(group), Cause::Abort(abort));
     }
 
-    /// Fails the world on this rank and informs the others.
+    /// Fails the world on this rank and informs the other ranks.
     pub(super) fn abort(&self, abort: Abort) {
         self.inner.fail(None, Cause::Abort(abort.clone()));
         self.inner.send(&ToRendezvous::Abort(abort));
     }
 
-    /// Records whether this rank is held, and informs the others.
+    /// Records whether this rank is held, and informs the other ranks.
     pub(super) fn hold(&self, is_held: bool) {
         self.inner.shared.holds.set(self.inner.shared.world_rank, is_held);
         self.inner.send(&ToRendezvous::Hold(is_held));
     }
 
-    /// Reports a trouble and returns the cause found by the rendezvous.
+    /// Reports a call that cannot continue; returns the cause found by the rendezvous.
     pub(super) fn report(&self, trouble: Trouble) -> Cause {
         let (group, asked) = (trouble.group.number, Instant::now());
         if let Some(cause) = self.cause(group) {
@@ -165,7 +165,7 @@ impl Control {
         cause
     }
 
-    /// Returns the cause of failure when the rendezvous itself is silent.
+    /// Returns the cause of failure for when the rendezvous itself is silent.
     fn no_answer(&self, trouble: &Trouble, waited: Duration, silent: Duration) -> Cause {
         let CallSite { sequence, operation, label, .. } = &trouble.site;
         let text = format!(
@@ -180,12 +180,12 @@ impl Control {
         Cause::Error(CommError::TimedOut { site: trouble.site.clone(), waited, missing, verdict })
     }
 
-    /// On rank 0, returns a function that asks all ranks what they are doing.
+    /// Returns a function that asks all ranks what they are doing; `None` unless this is rank 0.
     pub(super) fn ask_all(&self) -> Option<AskAll> {
         self.rendezvous.as_ref().map(Rendezvous::ask_all)
     }
 
-    /// Records that the caller has issued another operation, for questions that wait for it.
+    /// Records that the caller has issued another operation, and wakes answers that wait for it.
     pub(super) fn issued(&self) {
         self.inner.issued.notify_all();
     }
@@ -225,7 +225,7 @@ impl Inner {
         match group {
             None => _ = state.world.get_or_insert(cause),
             Some(number) => {
-                // An abort of the world takes precedence over its consequences in single groups.
+                // An abort of the world takes precedence over the failures that it causes in single groups.
                 let cause = state.world.clone().unwrap_or(cause);
                 state.groups.entry(number).or_insert(cause);
             }
@@ -301,7 +301,8 @@ impl Inner {
                 return;
             }
             let state = self.state.lock();
-            // Notified when an operation is issued. The short limit covers one that was issued just before.
+            // An issued operation sends a notification. The short limit covers one that was issued just
+            // before the wait.
             drop(self.issued.wait_timeout(state, left.min(Duration::from_millis(20))));
         }
     }

@@ -1,7 +1,7 @@
-//! Messages as frames: four bytes of length, then bincode.
+//! Encodes messages as frames: four bytes of length, then bincode.
 //!
 //! A frame may come from anyone. Therefore its length is checked before memory is allocated, and the decoder
-//! counts the lengths inside it against the same limit.
+//! counts the lengths inside the frame against the same limit.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -38,11 +38,11 @@ pub enum FrameError {
     Io(#[from] io::Error),
 }
 
-/// Describes the end of a connection as a sentence about the other side.
+/// Describes why a connection ended, as a sentence whose subject is the other side.
 fn in_words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it hung up".to_owned(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it said nothing in time".to_owned(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it did not answer in time".to_owned(),
         _ => error.to_string(),
     }
 }
@@ -160,7 +160,7 @@ mod tests {
         assert!(matches!(decode::<u8>(&trailing[4..]), Err(FrameError::Garbage(_))));
     }
 
-    /// Decodes `bytes` as every expected type.
+    /// Decodes `bytes` as each expected type.
     fn decode_all(bytes: &[u8]) {
         let _ = read::<ToRank>(bytes, MESSAGE_LIMIT);
         let _ = read::<ToRendezvous>(bytes, MESSAGE_LIMIT);

@@ -1,10 +1,10 @@
-//! Authentication: both sides of a connection prove that they know the job's secret before they send anything
-//! else.
+//! Authentication: both sides of a connection prove that they know the job's secret before they send any
+//! other data.
 //!
 //! The accepting side sends a nonce. The calling side answers with its claim, its own nonce and a keyed hash
-//! (HMAC-SHA-256) over all three. The accepting side answers with a hash over the same. Nonces are fresh, so
-//! a recorded handshake proves nothing. Later traffic is sealed as the claim says, with keys that are derived
-//! from the same messages (see `seal`).
+//! (HMAC-SHA-256) over all three. The accepting side answers with its decision and a hash over everything.
+//! Nonces are fresh, so a recorded handshake proves nothing. The claim says whether later traffic is sealed;
+//! the keys for that are derived from the same messages (see `seal`).
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, HANDSHAKE_LIMIT};
@@ -17,12 +17,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Version of the protocol. It changes whenever messages do.
+/// Version of the protocol. Increment it whenever the messages change.
 const VERSION: u32 = 7;
 
-/// Time limit for a caller to authenticate itself, however slowly its bytes arrive. It is long, because a
-/// genuine caller may be on a very busy machine. When too many callers wait, unauthenticated ones are closed
-/// earlier.
+/// Time limit for a caller to authenticate itself, however slowly its bytes arrive. The limit is long because
+/// a genuine caller may be on a very busy machine. When too many callers wait, unauthenticated ones are
+/// closed earlier.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Maximum length of the name of a job or a machine, in bytes.
@@ -37,10 +37,10 @@ pub(super) enum Purpose {
     Control {
         /// The number of ranks that the caller expects.
         world_size: usize,
-        /// Machine of the caller.
+        /// Name of the caller's machine.
         node: String,
-        /// The port that the caller was given, if another program owns it and the ranks meet near it, where
-        /// ranks of other jobs may meet as well.
+        /// The port that the caller was given, if another program owns it and the ranks meet at a port near
+        /// it. Ranks of other jobs may meet there as well.
         near: Option<u16>,
         /// The port on which the caller listens for other ranks.
         port: u16,
@@ -60,7 +60,7 @@ pub(super) struct Claim {
     pub(super) job: String,
     /// World rank.
     pub(super) rank: usize,
-    /// Protection of the connection after the handshake.
+    /// Protection of the connection's traffic after the handshake.
     pub(super) seal: Seal,
     pub(super) purpose: Purpose,
 }
@@ -100,15 +100,15 @@ pub(super) enum HandshakeError {
     /// The other side sent an unexpected message.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The other side uses another protocol version.
-    #[error("it uses version {0} of the protocol, but this program uses version {VERSION}")]
+    /// The other side uses a different protocol version.
+    #[error("it speaks version {0} of the protocol, this program version {VERSION}")]
     Version(u32),
     /// The other side sent a wrong hash, or closed the connection after this side's hash, so it does not know
     /// the secret.
     #[error("it does not know this job's secret")]
     Secret,
-    /// A caller that claims to be this rank does not know the secret.
-    #[error("it does not know this job's secret (and claims to be rank {0})")]
+    /// The caller claims to be the given rank, but does not know the secret.
+    #[error("it does not know this job's secret (and says that it is rank {0})")]
     UnprovenRank(usize),
     /// A name is too long to be sent.
     #[error("\"{0}\" is longer than {NAME_LIMIT} bytes")]
@@ -124,7 +124,7 @@ impl From<io::Error> for HandshakeError {
     }
 }
 
-/// An incoming connection that has been authenticated and waits for its answer.
+/// An incoming connection that is authenticated and awaits this side's decision.
 pub(super) struct Caller {
     pub(super) claim: Claim,
     stream: Arc<TcpStream>,
@@ -132,7 +132,7 @@ pub(super) struct Caller {
     transcript: Vec<u8>,
 }
 
-/// Accepting side, first half: authenticates the caller.
+/// On the accepting side, first half: authenticates the caller.
 pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller, HandshakeError> {
     let mut patient = TimedStream::for_at_most(&stream, PATIENCE);
     let hello = Hello { version: VERSION, nonce: random()? };
@@ -150,7 +150,7 @@ impl Caller {
         self.stream.peer_addr()
     }
 
-    /// Accepting side, second half: accepts the caller.
+    /// On the accepting side, second half: accepts the caller.
     pub(super) fn welcome(self) -> Result<Channel, HandshakeError> {
         self.answer(None)?;
         set_patience(&self.stream, None)?;
@@ -158,9 +158,9 @@ impl Caller {
         Ok(Channel::new(self.stream, self.claim.seal, [&accepting, &calling]))
     }
 
-    /// Accepting side, second half: refuses the caller.
+    /// On the accepting side, second half: refuses the caller.
     pub(super) fn refuse(self, reason: &str, retry: bool) {
-        // An error means that the caller is gone, which is as good as refused.
+        // If sending fails, the caller is gone, so it need not be refused.
         let _ = self.answer(Some(Refusal { reason: reason.to_owned(), retry }));
     }
 
@@ -175,14 +175,14 @@ impl Caller {
 /// Time limits of the calling side.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Limit for the first message of the other side, which may be another program that sends nothing.
+    /// Limit for the first message of the other side. That may be another program, which sends nothing.
     pub(super) hello: Duration,
-    /// Limit for the answer to the proof. A caller that gives up here leaves the other side with a connection
-    /// that it considers accepted, so too long a limit is better than too short a one.
+    /// Limit for the answer to the proof. If a caller gives up at this point, the other side considers the
+    /// connection accepted, so choose a limit that is too long rather than too short.
     pub(super) answer: Duration,
 }
 
-/// Calling side: proves `claim` and checks that the other side knows the secret as well.
+/// On the calling side: proves `claim` and checks that the other side knows the secret as well.
 pub(super) fn call(
     stream: TcpStream,
     claim: Claim,
@@ -222,18 +222,18 @@ pub(super) fn call(
     Ok(Channel::new(Arc::new(stream), seal, [&calling, &accepting]))
 }
 
-/// Derives the keys of the calling side's traffic and of the accepting side's traffic.
+/// Derives two keys: one for the calling side's traffic, and one for the accepting side's.
 fn keys(secret: &Secret, transcript: &[u8]) -> [Key; 2] {
     let labels: [&[u8]; 2] = [b"seal of the calling side", b"seal of the accepting side"];
     labels.map(|label| seal::derive(secret.as_bytes(), label, transcript))
 }
 
-/// Returns the messages of both sides.
+/// Encodes the version, both nonces and the claim, which the hashes cover.
 fn transcript(accepting: &Nonce, claim: &Claim, calling: &Nonce) -> Result<Vec<u8>, FrameError> {
     frame::encode(&(VERSION, accepting, claim, calling), HANDSHAKE_LIMIT)
 }
 
-/// Returns the transcript of a finished handshake.
+/// Appends the accepting side's decision to `transcript`.
 fn with_refusal(transcript: &[u8], refusal: &Option<Refusal>) -> Result<Vec<u8>, FrameError> {
     Ok([transcript, &frame::encode(refusal, HANDSHAKE_LIMIT)?].concat())
 }
@@ -242,13 +242,13 @@ fn hash(secret: &Secret, role: &[u8], transcript: &[u8]) -> [u8; 32] {
     keyed(secret.as_bytes(), role, transcript).finalize().into_bytes().into()
 }
 
-/// Compares in constant time.
+/// Checks `hash` in constant time.
 fn verify(secret: &Secret, role: &[u8], transcript: &[u8], hash: &[u8; 32]) -> Result<(), HandshakeError> {
     let mac = keyed(secret.as_bytes(), role, transcript);
     mac.verify_slice(hash).map_err(|_| HandshakeError::Secret)
 }
 
-/// A connection whose reads and writes have a common time limit.
+/// A connection with one time limit for all its reads and writes together.
 struct TimedStream<'a> {
     stream: &'a TcpStream,
     until: Instant,
@@ -291,7 +291,7 @@ fn set_patience(stream: &TcpStream, patience: Option<Duration>) -> io::Result<()
     stream.set_write_timeout(patience)
 }
 
-/// Decodes `bytes` as every message of a handshake.
+/// Decodes `bytes` as each kind of handshake message.
 #[cfg(test)]
 pub(super) fn decode_all(bytes: &[u8]) {
     let _ = frame::read::<Hello>(bytes, HANDSHAKE_LIMIT);

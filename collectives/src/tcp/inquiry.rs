@@ -1,5 +1,4 @@
-//! The rendezvous's investigation of why a rank cannot continue: it asks all ranks and compares their
-//! answers.
+//! Finds out, on the rendezvous, why a rank cannot continue: asks all ranks and compares their answers.
 
 use super::message::{GroupName, GroupNumber, ToRank, Trouble, TroubleKind};
 use super::registry::{DIED, Presence, Registry, State};
@@ -12,19 +11,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time limit for ranks to answer.
+/// Time limit for ranks to answer a question.
 pub(super) const GRACE: Duration = Duration::from_secs(3);
 
-/// Time limit for a rank that has left a group to give its reason.
+/// Time limit for a rank that has left a group to report its reason.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
-/// Returns the cause of failure when a rank has died.
+/// Returns the cause of failure if `rank` has died.
 pub(super) fn death(rank: usize) -> Cause {
     let reason = format!("it {DIED}").into();
     Cause::Abort(Abort { group: "world".into(), rank, world_rank: rank, reason })
 }
 
-/// Finds the cause of `trouble`, and the group that it ends (`None` for all groups).
+/// Finds the cause of `trouble`. Returns the group that the cause fails (`None` for all groups), and the
+/// cause.
 pub(super) fn find_cause(registry: &Registry, trouble: Trouble) -> (Option<GroupNumber>, Cause) {
     let Trouble { group, site, kind } = &trouble;
     let error = match kind {
@@ -44,7 +44,7 @@ pub(super) fn find_cause(registry: &Registry, trouble: Trouble) -> (Option<Group
     (Some(group.number), Cause::Error(error))
 }
 
-/// Finds the cause of a lost connection between two ranks: one of them died, left, or lost its network.
+/// Finds the cause of a lost connection between two ranks: the peer died, left, or lost its network.
 fn lost(
     registry: &Registry,
     group: &GroupName,
@@ -73,19 +73,19 @@ fn lost(
     (ended, Cause::Abort(group.abort_by(peer, reason)))
 }
 
-/// Returns the current state of every rank. Ranks may take up to `patience` to answer.
+/// Returns the current state of every rank. Ranks have `patience` to answer.
 pub(super) fn ask_all(registry: &Registry, patience: Duration) -> Vec<Witness> {
     let flights = collect(registry, None, patience);
     witnesses(registry, flights)
 }
 
-/// Returns the operation that a trouble concerns: every rank should have issued it by now.
+/// Returns the operation in which the trouble occurred; every rank should have issued it by now.
 fn at(trouble: &Trouble) -> Option<(GroupName, u64)> {
     Some((trouble.group.clone(), trouble.site.sequence))
 }
 
-/// Asks all ranks for their flight recorders; returns the answers that arrive within `patience`, all advanced
-/// to the present.
+/// Asks all ranks for their flight recorders. Returns the answers that arrive within `patience`, each
+/// advanced to the present.
 fn collect(registry: &Registry, at: Option<(GroupName, u64)>, patience: Duration) -> BTreeMap<usize, Flight> {
     let mut state = registry.lock();
     let request = state.next_request;
@@ -103,9 +103,9 @@ fn collect(registry: &Registry, at: Option<(GroupName, u64)>, patience: Duration
     as_of(Instant::now(), answers)
 }
 
-/// Advances flights that were taken at different times to `now`. A rank that answers at the end of a pause
-/// reports the time that it has spent in an operation by then, and the other ranks have spent more time in it
-/// than they reported earlier.
+/// Advances flights that were taken at different times to `now`. Without this, a rank that answers late, at
+/// the end of a pause, would seem to have spent more time in an operation than ranks that entered it earlier
+/// but answered sooner.
 fn as_of(now: Instant, answers: BTreeMap<usize, (Instant, Flight)>) -> BTreeMap<usize, Flight> {
     let age = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
     answers.into_iter().map(|(rank, (at, flight))| (rank, flight.later(age(at)))).collect()
@@ -127,7 +127,7 @@ fn witnesses(registry: &Registry, mut flights: BTreeMap<usize, Flight>) -> Vec<W
         .collect()
 }
 
-/// Returns the view that `flight` has of `group`.
+/// Returns the state of `group` according to `flight`.
 fn view<'a>(flight: &'a Flight, group: &GroupName) -> Option<&'a GroupFlight> {
     flight.groups.iter().find(|view| view.name == group.name && view.ranks == group.ranks)
 }

@@ -1,4 +1,4 @@
-//! Joining a world: a rank finds the rendezvous, registers there, waits for the other ranks and connects to
+//! Joins a world: the rank finds the rendezvous, registers there, waits for the other ranks and connects to
 //! them.
 
 use super::backend::TcpBackend;
@@ -25,21 +25,21 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time limit of one attempt to connect.
+/// Time limit of a single attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Time limits for the rendezvous to send its first message: of the first attempt, and the maximum. The
+/// Time limits for the first message of the rendezvous: for the first attempt, and the maximum. The
 /// rendezvous may be busy, or it may be another program that never sends anything.
 const HELLO: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(40)];
 
 /// Time limit for the rendezvous to answer a proof.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Time for which a rank keeps trying a rendezvous that closes the connection on its proof.
+/// How long a rank keeps trying a rendezvous that closes the connection when it receives the rank's proof.
 const DISTRUST: Duration = Duration::from_secs(10);
 
 impl ProcessGroup<TcpBackend> {
-    /// Joins a world of processes, one for each rank. Blocks until all ranks have arrived and are connected.
+    /// Joins a world of processes, one per rank. Blocks until all ranks have arrived and are connected.
     ///
     /// # Errors
     ///
@@ -60,11 +60,11 @@ impl ProcessGroup<TcpBackend> {
 }
 
 /// Joins a world whose ranks are all in this process and communicate over the loopback interface, on a port
-/// chosen by the system: for tests and benchmarks. `configure` changes each rank's options.
+/// chosen by the system. Meant for tests and benchmarks. `configure` changes each rank's options.
 ///
 /// # Errors
 ///
-/// As for [`TcpCommunicator::join`](super::TcpCommunicator); rank 0 does not linger.
+/// As for [`TcpCommunicator::join`](super::TcpCommunicator). Rank 0 does not linger.
 pub fn loopback(
     world_size: usize,
     configure: impl Fn(&mut JoinOptions),
@@ -90,8 +90,8 @@ pub fn loopback(
     })
 }
 
-/// Refuses a secret that anyone can derive if other machines can reach the ranks, or if traffic is to be
-/// sealed with it.
+/// Returns an error if anyone can derive the secret, and either other machines can reach the ranks or the
+/// secret is needed to seal traffic.
 fn check_secret(options: &JoinOptions) -> Result<(), JoinError> {
     let (rank, seal) = (options.rank, options.seal);
     if !options.secret.is_open() {
@@ -229,7 +229,7 @@ impl Joining<'_> {
         }
     }
 
-    /// Opens a port where other ranks can reach this one, at the local address of the connection to the
+    /// Opens a port where other ranks can reach this one, at the local address of its connection to the
     /// rendezvous.
     fn listen_beside(&self, stream: &TcpStream) -> Result<TcpListener, JoinError> {
         let rank = self.options.rank;
@@ -246,8 +246,8 @@ impl Joining<'_> {
         })
     }
 
-    /// Proves this rank's identity to the rendezvous, and sends it the address of `listener`, where other
-    /// ranks can reach this rank.
+    /// Proves this rank's identity to the rendezvous and sends it the port of `listener`, where other ranks
+    /// can reach this rank.
     fn introduce(
         &self,
         stream: TcpStream,
@@ -275,8 +275,8 @@ impl Joining<'_> {
         Ok((channel, pending, listener))
     }
 
-    /// Waits until all ranks have arrived. If this process receives a stop request meanwhile, it informs the
-    /// rendezvous, which informs all ranks.
+    /// Waits until all ranks have arrived. If this process receives a stop request in the meantime, informs
+    /// the rendezvous, which informs all ranks.
     fn wait_for_all(&self, channel: &mut Channel) -> Result<(u64, Vec<RankInfo>), JoinError> {
         let options = self.options;
         let Channel { reader, writer } = channel;
@@ -294,7 +294,7 @@ impl Joining<'_> {
         })
     }
 
-    /// Reads messages of the rendezvous until one reports the result of the join.
+    /// Reads messages from the rendezvous until one reports the result of joining.
     fn listen(&self, reader: &mut Reader) -> Result<(u64, Vec<RankInfo>), JoinError> {
         loop {
             // The rendezvous reports in time which ranks are missing. This limit is reached only if it is
@@ -361,7 +361,7 @@ fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
     }
 }
 
-/// Names the ranks that did not arrive, and the callers that were refused in their place.
+/// Lists the ranks that did not arrive, and the refused callers that claimed to be those ranks.
 fn absence(missing: &[usize], refused: &[Refused]) -> String {
     let has_come = |rank: &usize| refused.iter().any(|one| one.is_proven() && one.rank == *rank);
     let silent: Vec<usize> = missing.iter().filter(|rank| !has_come(rank)).copied().collect();
@@ -372,15 +372,15 @@ fn absence(missing: &[usize], refused: &[Refused]) -> String {
     parts.join("; ")
 }
 
-/// Descriptors that a process needs for purposes other than its connections to ranks.
+/// Number of file descriptors that a process needs for purposes other than connections to ranks.
 const SPARE: u64 = 512;
 
-/// Connections from one rank to another: one in the world, some in groups split from it, and one being
-/// accepted.
+/// Maximum number of connections from one rank to another: one in the world, some in groups split from the
+/// world, and one being accepted.
 const PER_RANK: u64 = 6;
 
-/// Raises the soft limit on open files and sockets to what a world of this size needs, as far as the hard
-/// limit allows. Many systems start with 1,024.
+/// Raises the soft limit on open files and sockets to what a world of `world_size` ranks needs, as far as the
+/// hard limit allows. Many systems start with 1,024.
 fn allow_descriptors(world_size: usize) {
     let needed = SPARE + PER_RANK * world_size as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

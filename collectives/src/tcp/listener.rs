@@ -14,16 +14,16 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Maximum connections that the system queues until this thread accepts them.
+/// Maximum number of connections that the system queues until this thread accepts them.
 const BACKLOG: i32 = 4096;
 
-/// Receives a caller that knows the secret and names the right job.
+/// Callback for a caller that knows the secret and names the right job.
 pub(super) type Admit = Arc<dyn Fn(Caller) + Send + Sync>;
 
-/// Receives a caller that claimed to be a rank and was refused.
+/// Callback for a caller that claimed to be a rank and was refused.
 pub(super) type Note = Arc<dyn Fn(Refused) + Send + Sync>;
 
-/// A listening socket whose callers must authenticate themselves. It logs refused callers and stays open.
+/// A listening socket whose callers must authenticate themselves. Refused callers are logged.
 pub(super) struct Listener {
     address: SocketAddr,
     stop: Arc<Waker>,
@@ -31,12 +31,12 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Accepts callers that know the job and the secret of `options`, and hands them to `admit`.
+    /// Accepts callers that know the job and the secret of `options`, and passes them to `admit`.
     pub(super) fn open(listener: TcpListener, options: &JoinOptions, admit: Admit) -> io::Result<Listener> {
         Listener::open_with_note(listener, options, admit, Arc::new(|_| {}))
     }
 
-    /// Like [`Listener::open`], and reports refused callers to `note`.
+    /// Like [`Listener::open`], and also passes refused callers to `note`.
     pub(super) fn open_with_note(
         listener: TcpListener,
         options: &JoinOptions,
@@ -84,7 +84,8 @@ impl Guard {
         self.warnings.warn(format!("refused a connection from {from}: {why}"));
     }
 
-    /// Returns why a caller that knows the secret must be refused, if it must.
+    /// Returns the reason why a caller that knows the secret must be refused, or `None` if it may be
+    /// accepted.
     fn objection(&self, caller: &Caller) -> Option<Why> {
         let (claim, JoinOptions { rank, job, seal, .. }) = (&caller.claim, &self.options);
         if claim.job != *job {
@@ -110,7 +111,7 @@ fn accept(listener: &TcpListener, stop: &Waker, guard: &Arc<Guard>) {
     let period = Timespec::try_from(PERIOD).ok();
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        // Warnings may have to be logged later, now or when running handshakes end.
+        // Poll with a timeout while warnings are waiting, or while running handshakes may cause more.
         let is_quiet = guard.unauthenticated.is_empty() && !guard.warnings.is_waiting();
         let timeout = if is_quiet { None } else { period.as_ref() };
         if poll(&mut ready, timeout).is_err() {
@@ -151,7 +152,7 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
             handshake::examine(stream, &inside.options.secret)
         });
         match outcome {
-            // The connection was closed meanwhile. If the caller is a rank, it will call again.
+            // The connection has been closed to make room. If the caller is a rank, it will call again.
             Ok(_) if !inside.unauthenticated.prove(number) => {}
             Ok(caller) => match inside.objection(&caller) {
                 None => (inside.admit)(caller),

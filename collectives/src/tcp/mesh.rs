@@ -1,4 +1,4 @@
-//! The connections between every two ranks of a group.
+//! Connects every rank of a group to every other.
 
 use super::channel::Channel;
 use super::control::Control;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A world as seen by one of its ranks, shared by its groups.
+/// A world as seen by one of its ranks; all groups of the rank share it.
 pub(super) struct World {
     pub(super) control: Control,
     /// Address of each rank.
@@ -24,13 +24,13 @@ pub(super) struct World {
     /// Random number of this run, drawn by the rendezvous.
     pub(super) session: u64,
     pub(super) pending: Arc<PendingConnections>,
-    /// Options with which this rank joined. The timeout also applies to new groups.
+    /// Options with which this rank joined. The timeout in them also applies to new groups.
     pub(super) options: JoinOptions,
-    /// Accepts connections from other ranks. Closed last of all.
+    /// Accepts connections from other ranks. The last field, so that it is closed last.
     pub(super) _listener: Listener,
 }
 
-/// Size of socket buffers in bytes: enough to keep a fast network busy while a rank computes.
+/// Size of socket buffers in bytes: large enough to keep a fast network busy while a rank computes.
 const SOCKET_BUFFER: usize = 4 << 20;
 
 /// Interval at which a rank that waits for a connection checks whether the world has failed.
@@ -54,8 +54,8 @@ pub(super) enum MeshError {
     Socket(#[from] io::Error),
 }
 
-/// Connects `rank` with all other ranks of `group`: it calls the ranks before it, and the ranks after it call
-/// it.
+/// Connects `rank` to all other ranks of `group`: `rank` calls the ranks before it, and the ranks after it
+/// call `rank`.
 pub(super) fn connect(
     world: &World,
     group: &GroupName,
@@ -63,7 +63,7 @@ pub(super) fn connect(
     until: Instant,
 ) -> Result<Wire, MeshError> {
     let mut channels: Vec<Option<Channel>> = group.ranks.iter().map(|_| None).collect();
-    // In descending order, so that not all ranks call rank 0 at the same time.
+    // In descending order, so that the ranks do not all call rank 0 at the same time.
     for peer in (0..rank).rev() {
         channels[peer] = Some(call(world, group, group.ranks[rank], group.ranks[peer], until)?);
     }
@@ -85,8 +85,8 @@ pub(super) fn connect(
     Ok(Wire::new(links.collect())?)
 }
 
-/// Finds the peers whose memory this rank can read and that can read this rank's memory. A rank takes each
-/// step with all peers before the next step, so that no rank waits for a rank that waits for another.
+/// Finds the peers with which memory can be read both ways: by this rank and by the peer. A rank takes each
+/// step of the probe with all peers before the next step, so that ranks cannot block each other in a circle.
 fn probe_memory(
     world: &World,
     group: &GroupName,
@@ -131,7 +131,7 @@ fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
-/// Waits for a call from a rank, unless the world fails meanwhile.
+/// Waits for a call from a rank, unless the world fails in the meantime.
 fn wait_for(world: &World, group: &GroupName, rank: usize, until: Instant) -> Result<Channel, MeshError> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -144,7 +144,7 @@ fn wait_for(world: &World, group: &GroupName, rank: usize, until: Instant) -> Re
     }
 }
 
-/// Calls a rank of the group, unless the world fails meanwhile.
+/// Calls a rank of the group, unless the world fails in the meantime.
 fn call(
     world: &World,
     group: &GroupName,
@@ -159,8 +159,8 @@ fn call(
     persist(to, world.ranks[to].address, &claim, secret, until, has_failed)
 }
 
-/// Calls until a call succeeds. The other rank may be busy, or may have closed this rank's connection along
-/// with other unauthenticated ones.
+/// Calls repeatedly until a call succeeds. The other rank may be busy, or may have closed this rank's
+/// connection along with other unauthenticated ones.
 fn persist(
     rank: usize,
     address: SocketAddr,
@@ -195,7 +195,7 @@ fn persist(
 }
 
 impl MeshError {
-    /// Returns whether another attempt would end the same way.
+    /// Returns whether another attempt would fail in the same way.
     fn is_final(&self) -> bool {
         let MeshError::Handshake { source, .. } = self else { return false };
         matches!(source, HandshakeError::Refused(Refusal { retry: false, .. }) | HandshakeError::Version(_))

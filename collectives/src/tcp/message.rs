@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Number of a group, the same on all its ranks: the world is 0, other numbers follow from the split that
-/// created the group.
+/// Number of a group, the same on all its ranks: 0 for the world; for other groups, derived from the split
+/// that created them.
 pub(super) type GroupNumber = u64;
 
 /// A group's identity in messages.
@@ -17,7 +17,7 @@ pub(super) type GroupNumber = u64;
 pub(super) struct GroupName {
     pub(super) number: GroupNumber,
     pub(super) name: String,
-    /// World rank of each of its ranks.
+    /// World rank of each rank of the group.
     pub(super) ranks: Vec<usize>,
 }
 
@@ -34,7 +34,7 @@ impl GroupName {
 pub(super) enum ToRendezvous {
     /// The rank is alive.
     Beat,
-    /// The rank aborts.
+    /// The rank aborts its world.
     Abort(Abort),
     /// The rank cannot continue with a call.
     Trouble(Trouble),
@@ -59,11 +59,11 @@ pub(super) struct Trouble {
 /// The reason why a call cannot continue.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum TroubleKind {
-    /// Its wait has timed out.
+    /// The call's wait has timed out.
     TimedOut { waited: Duration },
-    /// Another rank of the group is in another operation, or this rank passed invalid arguments.
+    /// Another rank of the group is in a different operation, or this rank passed invalid arguments.
     Mismatch,
-    /// The connection to a rank of the group has ended. `left` says that the peer announced it.
+    /// The connection to a rank of the group has ended. `left` is true if the peer announced that.
     Lost { peer: usize, left: bool, reason: String },
 }
 
@@ -74,15 +74,15 @@ pub(super) enum ToRank {
     Beat,
     /// All ranks have arrived.
     Joined { session: u64, ranks: Vec<RankInfo> },
-    /// Time ran out before all ranks had arrived; `refused` lists some callers that were refused in the place
-    /// of a missing rank.
+    /// Time ran out before all ranks had arrived; `refused` lists some refused callers that claimed to be a
+    /// missing rank.
     Incomplete { missing: Vec<usize>, refused: Vec<Refused> },
-    /// Asks what the rank is doing. `at` is an operation that this rank should have issued by now; if it has
-    /// not, it waits briefly before it answers.
+    /// Asks what the rank is doing. `at` is an operation that the rank should have issued by now; a rank that
+    /// has not issued it waits briefly before it answers.
     Collect { request: u64, at: Option<(GroupName, u64)> },
     /// A rank is held for inspection, or released.
     Held { rank: usize, is_held: bool },
-    /// A group, or with `None` the world, has failed.
+    /// A group has failed, or the world if `group` is `None`.
     Failed { group: Option<GroupNumber>, cause: Cause },
     /// The ranks no longer wait for missing ones.
     CalledOff(CalledOff),
@@ -93,15 +93,15 @@ pub(super) enum ToRank {
 pub(super) enum CalledOff {
     /// Rank `by` received a stop request.
     Stopped { by: usize },
-    /// A rank of this job has settings that do not match those of the others.
+    /// A rank of this job has settings that differ from those of the other ranks.
     Refused(Refused),
 }
 
 /// The address of a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RankInfo {
-    /// Address on which it listens for other ranks.
+    /// Address on which the rank listens for other ranks.
     pub(super) address: SocketAddr,
-    /// Machine it runs on.
+    /// Machine that the rank runs on.
     pub(super) node: String,
 }

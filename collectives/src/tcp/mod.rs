@@ -3,9 +3,8 @@
 //! Read in this order:
 //!
 //! * joining a world: `options`, `join`, `bind`, `ports`;
-//! * proof that a connection must give before it is trusted: `listener`, `unauthenticated`, `frame`,
-//!   `handshake`, `refused`;
-//! * its protection afterwards: `channel`, `seal`;
+//! * authentication of incoming connections: `listener`, `unauthenticated`, `frame`, `handshake`, `refused`;
+//! * protection of authenticated connections: `channel`, `seal`;
 //! * the rendezvous, hosted by rank 0, which knows which ranks have arrived and diagnoses failures:
 //!   `registry`, `rendezvous`, `inquiry`;
 //! * a rank's side of the rendezvous: `control`, `stall`;

@@ -1,4 +1,4 @@
-//! The options with which a process joins a world.
+//! Options for joining a world.
 
 use super::ports::Ports;
 use crate::backend::WorkerStart;
@@ -16,23 +16,23 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Default time for which joining waits for the other ranks.
+/// Default limit of the wait for the other ranks.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Pause between two attempts of a rank: the first pause, and the maximum.
+/// Pause between two attempts of a rank to join: the first pause, and the maximum.
 pub(super) const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
 /// Interval at which a process checks for a stop request.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Default time for which rank 0 keeps the rendezvous open for the others.
+/// How long rank 0 keeps the rendezvous open for other ranks by default.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Selects the ring algorithm for large transfers. Results have the same bits either way.
+/// Selects the algorithm for large transfers. The results have the same bits in all cases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ring {
-    /// Use the ring if that saves traffic between machines: when the group spans several machines and some
-    /// machine has more than one rank.
+    /// Use the ring if that reduces traffic between machines: if the group spans several machines and one of
+    /// them has more than one rank.
     #[default]
     Auto,
     /// Use the ring.
@@ -41,19 +41,20 @@ pub enum Ring {
     Never,
 }
 
-/// Protection of the traffic between ranks over TCP after the handshake, both control and data.
+/// Protection of TCP traffic between ranks after the handshake, both control messages and data.
 ///
-/// Each direction of each connection has a key, derived from the job's secret and from random numbers of both
-/// sides. Anyone who learns the secret can read traffic that was recorded earlier (no forward secrecy). The
-/// seal does not cover data that ranks on one machine read from each other's memory, or traffic of NCCL or
-/// MPI.
+/// Each direction of each connection has its own key, derived from the job's secret and from random numbers
+/// of both sides. There is no forward secrecy: anyone who learns the secret can read traffic that was
+/// recorded earlier. The seal does not cover data that ranks on one machine read from each other's memory,
+/// nor traffic of NCCL or MPI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Seal {
-    /// None: anyone between two ranks can read and change their traffic.
+    /// No protection: anyone between two ranks can read and change their traffic.
     #[default]
     Off,
-    /// AES-128-GCM: contents are unreadable, and changes, repetitions and omissions are detected.
+    /// AES-128-GCM: anyone without the key cannot read the contents, and changes, repetitions and omissions
+    /// are detected.
     Encrypt,
 }
 
@@ -80,7 +81,7 @@ impl fmt::Display for Seal {
     }
 }
 
-/// The secret that only the ranks of a job know: the key of every handshake. Never printed.
+/// The secret that only the ranks of a job know, and the key of every handshake. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     key: Vec<u8>,
@@ -93,8 +94,8 @@ impl Secret {
         Secret { key: secret.into(), is_open: false }
     }
 
-    /// Derives a key from the name of the job, which anyone else can do as well. It separates jobs, but
-    /// does not authenticate anyone. Ranks that do not meet on a loopback address refuse it, unless
+    /// Derives a key from the name of the job. The key separates jobs but authenticates nobody, because
+    /// anyone can derive it. Ranks that do not meet on a loopback address refuse such a key, unless
     /// [`JoinOptions::open`] declares the network closed.
     pub fn open(job: &str) -> Secret {
         Secret { key: [b"open job ", job.as_bytes()].concat(), is_open: true }
@@ -131,12 +132,12 @@ pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// The ranks that have come to a rendezvous. Cheap to clone; clones share it.
+/// The ranks that have arrived at a rendezvous. Cheap to clone; clones share the data.
 #[derive(Clone, Debug, Default)]
 pub struct Arrivals(Arc<Mutex<BTreeMap<usize, IpAddr>>>);
 
 impl Arrivals {
-    /// The ranks that are there, each with the address that it has come from.
+    /// Returns the ranks that are present, each with the address that it connected from.
     pub fn ranks(&self) -> BTreeMap<usize, IpAddr> {
         lock(&self.0).clone()
     }
@@ -159,7 +160,7 @@ pub struct JoinOptions {
     pub world_size: usize,
     /// Name or address of the machine of rank 0, which hosts the rendezvous.
     pub host: String,
-    /// Port of the rendezvous on that machine.
+    /// Port of the rendezvous on `host`.
     pub port: u16,
     /// True if `port` belongs to another program, such as torchrun's store. The rendezvous then uses the
     /// first free port of the 16 ports after it, and the ranks look for it there.
@@ -170,36 +171,36 @@ pub struct JoinOptions {
     pub job: String,
     /// Key of every handshake.
     pub secret: Secret,
-    /// True if the network is closed, so that a [`Secret::open`] suffices although the ranks do not meet on a
-    /// loopback address.
+    /// True if the network is closed, so that a [`Secret::open`] is acceptable even if the ranks do not meet
+    /// on a loopback address.
     pub open: bool,
-    /// Protection of the traffic after the handshake. Must be the same on all ranks, and needs a secret other
+    /// Protection of traffic after the handshake. Must be the same on all ranks, and requires a secret other
     /// than [`Secret::open`].
     pub seal: Seal,
-    /// Machine of this rank. Ranks with the same name share a machine.
+    /// Name of this rank's machine. Ranks with the same name share a machine.
     pub node: String,
     /// Time limit for all ranks to arrive.
     pub timeout: Duration,
-    /// Becomes true when a stop of this process is requested. Until all ranks have arrived, that ends the wait on
-    /// all ranks that have.
+    /// Set to true to request that this process stop. Until all ranks have arrived, a stop ends the wait on
+    /// every rank that has arrived.
     pub stop: Option<Arc<AtomicBool>>,
-    /// Time for which rank 0, once finished, keeps the rendezvous open for unfinished ranks, so that they
-    /// learn how the run ended.
+    /// How long rank 0, once finished, keeps the rendezvous open for unfinished ranks, so that they learn how
+    /// the run ended.
     pub linger: Duration,
-    /// Algorithm of large transfers.
+    /// Algorithm for large transfers.
     pub ring: Ring,
     /// True if ranks on one machine read large data from each other's memory, where the system
     /// allows it. Must be the same on all ranks of a machine.
     pub read_memory: bool,
-    /// Number of records kept.
+    /// Number of records that the flight recorder keeps.
     pub recorder_capacity: usize,
-    /// Callback that every worker thread runs first, with its world rank.
+    /// Callback that every worker thread runs first, with the world rank as its argument.
     pub on_worker_start: Option<WorkerStart>,
-    /// The ranks that have come to the rendezvous; filled on rank 0, which hosts it.
+    /// The ranks that have arrived at the rendezvous; filled only on rank 0, which hosts it.
     pub arrivals: Arrivals,
     /// The listening socket of the rendezvous, on rank 0, if it was opened beforehand.
     pub(super) listener: Option<Arc<TcpListener>>,
-    /// True if all ranks are in this process, which may then read its own memory as a peer's.
+    /// True if all ranks are in this process, so that a peer's memory may be the process's own.
     pub(super) in_one_process: bool,
 }
 
@@ -233,7 +234,7 @@ impl JoinOptions {
         }
     }
 
-    /// Returns the port that the ranks were given, if they meet near it and not at it.
+    /// Returns the port that the ranks were given, if they meet at a port near it instead.
     pub(super) fn near(&self) -> Option<u16> {
         self.shared_port.then_some(self.port)
     }
@@ -243,7 +244,7 @@ impl JoinOptions {
         self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 
-    /// Waits between two attempts, unless a stop is requested.
+    /// Waits for `time` between two attempts; fails if a stop is requested.
     pub(super) fn pause(&self, time: Duration) -> Result<(), JoinError> {
         let until = Instant::now() + time;
         loop {
@@ -262,7 +263,7 @@ impl JoinOptions {
 /// The reason why a process could not join its world.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// The options contradict themselves.
+    /// The rank is not less than the world size.
     #[error("cannot join as rank {rank} of {world_size}: ranks count from 0 to world size - 1")]
     Rank {
         /// Rank given.
@@ -272,8 +273,8 @@ pub enum JoinError {
     },
     /// The ranks have no secret, and meet where other machines can connect.
     #[error(
-        "rank {rank} has no secret, and {host}, where the ranks meet, is not a loopback address: any program \
-         that reaches it could take a rank's place. Set KILN_JOB_SECRET to the same random text for all \
+        "rank {rank} has no secret, and {host}, where the ranks meet, is not a loopback address: anyone who \
+         reaches it could take a rank's place. Set KILN_JOB_SECRET to the same random text for all \
          ranks on all machines (`openssl rand -hex 32` makes one); or, if everyone on this network may \
          join, say so with comm.open = true"
     )]
@@ -283,7 +284,7 @@ pub enum JoinError {
         /// Machine of rank 0.
         host: String,
     },
-    /// Traffic is to be sealed with keys that anyone can derive.
+    /// Traffic would be sealed with keys that anyone can derive.
     #[error(
         "rank {rank} has no secret, so comm.seal = \"{seal}\" would protect nothing: set KILN_JOB_SECRET to \
          the same random text for all ranks on all machines (`openssl rand -hex 32` makes one)"
@@ -305,7 +306,7 @@ pub enum JoinError {
     /// Rank 0 cannot open its port.
     #[error(
         "rank 0 cannot listen on {address}: {source}; choose another port with MASTER_PORT, or \
-         look whether an earlier run is still alive"
+         check whether an earlier run is still alive"
     )]
     Listen {
         /// Address tried.
@@ -313,17 +314,17 @@ pub enum JoinError {
         /// The system's reason.
         source: io::Error,
     },
-    /// No port is left at which other ranks could reach this one.
+    /// No port is free on which other ranks could reach this rank.
     #[error(
         "rank {rank} cannot listen on {address}: ports {ports} (comm.ports) are all taken. Each rank of a \
-         machine needs one: name more of them, or look what uses them, such as an earlier run"
+         machine needs one: list more ports, or find what uses them, such as an earlier run"
     )]
     PortsTaken {
         /// This rank.
         rank: usize,
-        /// Its permitted ports, all of which were tried.
+        /// The permitted ports, all of which were tried.
         ports: Ports,
-        /// The address on which it tried them.
+        /// The address on which the ports were tried.
         address: IpAddr,
     },
     /// Not all ranks arrived in time, or this rank found no rendezvous.
@@ -333,24 +334,24 @@ pub enum JoinError {
         rank: usize,
         /// Address of the rendezvous.
         address: String,
-        /// Time that was waited.
+        /// How long this rank waited.
         waited: Duration,
         /// The missing ranks, or the reason why the rendezvous cannot be reached.
         reason: String,
         /// Missing ranks, if known.
         missing: Vec<usize>,
-        /// True if two callers had different secrets: this rank and the rendezvous, or the rendezvous and a
+        /// True if the secrets differ between this rank and the rendezvous, or between the rendezvous and a
         /// caller that claimed to be a missing rank.
         distrust: bool,
     },
     /// A rank received a stop request before all ranks had arrived.
     #[error("rank {by} received a stop request before all ranks had arrived")]
     Stopped {
-        /// The rank that was asked.
+        /// The rank that received the request.
         by: usize,
     },
-    /// A rank of this job arrived with settings that do not match those of the others, so they no longer wait
-    /// for it.
+    /// A rank of this job arrived with settings that differ from those of the other ranks, so they stopped
+    /// waiting for it.
     #[error("{refused}")]
     OtherSettings {
         /// The rank, its address and the mismatch, as a sentence.
@@ -363,7 +364,7 @@ pub enum JoinError {
         rank: usize,
         /// Address of the rendezvous.
         address: String,
-        /// Its reason.
+        /// The reason that the rendezvous gave.
         reason: String,
     },
     /// A call of the operating system failed.

@@ -1,14 +1,14 @@
 //! Peer reads: a rank reads a large payload from the memory of a peer on the same machine.
 //!
-//! Between two processes of one machine, a socket copies everything twice. A peer read copies once: the
-//! sender sends the address of its data, and the receiver copies it from there (`process_vm_readv`). The
-//! system allows that on Linux between processes of one user, unless its ptrace rule is stricter.
+//! Between two processes on one machine, a socket copies all data twice. A peer read copies once: the sender
+//! sends the address of its data, and the receiver copies the data from that address (`process_vm_readv`).
+//! Linux allows that between processes of one user, unless its ptrace rule is stricter.
 //!
 //! A rank reads from a process only if that process has proved that it is the peer. The reader draws a
-//! challenge. The peer stores a keyed hash of it in its own memory and sends the address. The reader compares
-//! the bytes at that address with the hash that it has computed itself. The hash names both ranks and which
-//! of them reads, so neither an echoed hash nor the hash of another pair is accepted. If one of the two
-//! cannot read the other's memory, their data goes over the socket.
+//! challenge. The peer stores a keyed hash of the challenge in its own memory and sends the address. The
+//! reader compares the bytes at that address with the hash that it computes itself. The hash covers both
+//! ranks and which of them reads, so neither an echoed hash nor the hash of a different pair is accepted. If
+//! either rank cannot read the other's memory, their data goes over the socket.
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, HANDSHAKE_LIMIT};
@@ -24,13 +24,13 @@ use std::io::{self, IoSliceMut};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Bytes read at once.
+/// Maximum number of bytes read in one call.
 const READ_SIZE: usize = 4 << 20;
 
-/// Bytes of a challenge, and of the hash that answers it.
+/// Number of bytes in a challenge, and in the hash that answers it.
 const HASH: usize = 32;
 
-/// The memory of another process, readable by this one.
+/// The memory of another process, which this process may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerMemory(Pid);
 
@@ -46,7 +46,7 @@ pub(super) struct Pair<'a> {
     pub(super) in_one_process: bool,
 }
 
-/// Location of the answer to a challenge.
+/// Location of the answer to a challenge in the peer's memory.
 #[derive(Serialize, Deserialize)]
 struct RemoteAddress {
     process: i32,
@@ -55,13 +55,13 @@ struct RemoteAddress {
 
 /// The protocol by which two ranks find out whether each can read the other's memory. Both sides take the
 /// steps [`start`](Probe::start), [`answer`](Probe::answer), [`check`](Probe::check) and
-/// [`finish`](Probe::finish). Each step only waits for the other side's previous step, so a rank may take a
-/// step with all its peers before the next.
+/// [`finish`](Probe::finish). Each step waits only for the other side's previous step, so a rank may take one
+/// step with all its peers before it takes the next.
 pub(super) struct Probe<'a> {
     channel: &'a mut Channel,
     pair: Pair<'a>,
     challenge: [u8; HASH],
-    /// The hash that the peer reads. It must not move until the end.
+    /// The hash that the peer reads. It must stay at the same address until the probe ends.
     answer: Box<[u8; HASH]>,
     memory: Option<PeerMemory>,
 }
@@ -80,7 +80,7 @@ impl<'a> Probe<'a> {
         Ok(Probe { channel, pair, challenge, answer, memory: None })
     }
 
-    /// Receives the peer's challenge, and sends the address of the answer.
+    /// Receives the peer's challenge, and sends the address of this rank's answer.
     pub(super) fn answer(&mut self) -> Result<(), FrameError> {
         let challenge: [u8; HASH] = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         let Pair { own, peer, .. } = self.pair;
@@ -93,8 +93,8 @@ impl<'a> Probe<'a> {
         frame::write(&mut self.channel.writer, &place, HANDSHAKE_LIMIT)
     }
 
-    /// Reads the answer to this rank's challenge in the peer's memory, and reports to the peer whether it is
-    /// right.
+    /// Reads the answer to this rank's challenge in the peer's memory, and reports to the peer whether the
+    /// answer is right.
     pub(super) fn check(&mut self) -> Result<(), FrameError> {
         let place: RemoteAddress = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         let Pair { own, peer, in_one_process, .. } = self.pair;
@@ -109,14 +109,14 @@ impl<'a> Probe<'a> {
         frame::write(&mut self.channel.writer, &self.memory.is_some(), HANDSHAKE_LIMIT)
     }
 
-    /// Returns the peer's memory if each rank can read the other's, and `None` on both ranks if not.
+    /// Returns the peer's memory if each rank can read the other's; otherwise `None` on both ranks.
     pub(super) fn finish(self) -> Result<Option<PeerMemory>, FrameError> {
         let is_open_to_them: bool = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         self.channel.stream().set_read_timeout(None)?;
         Ok(self.memory.filter(|_| is_open_to_them))
     }
 
-    /// Computes rank `owner`'s answer to `challenge` when rank `reader` is about to read its memory.
+    /// Computes the answer of rank `owner` to `challenge`, for rank `reader` to read.
     fn hash(&self, challenge: &[u8; HASH], owner: usize, reader: usize) -> Result<Hmac<Sha256>, FrameError> {
         let Pair { secret, session, group, .. } = self.pair;
         let text = frame::encode(&(challenge, session, group, owner, reader), HANDSHAKE_LIMIT)?;
@@ -131,19 +131,19 @@ pub(super) fn is_on_this_machine(stream: &TcpStream) -> io::Result<bool> {
     Ok(here == there || (here.is_loopback() && there.is_loopback()))
 }
 
-/// Returns the address of data in this process, for a peer to read.
+/// Returns the address of `data` in this process, for a peer to read.
 pub(super) fn address(data: &[u8]) -> u64 {
     data.as_ptr().addr() as u64
 }
 
 impl PeerMemory {
-    /// Returns this process, whose memory every test can read.
+    /// Returns the memory of the test's own process, which it can always read.
     #[cfg(test)]
     pub(super) fn this_process() -> Self {
         PeerMemory(getpid())
     }
 
-    /// Fills `into` from `address` in the memory of this process.
+    /// Fills `into` from `address` in the other process's memory.
     ///
     /// # Errors
     ///
@@ -245,7 +245,8 @@ mod tests {
         assert_eq!(met.unwrap(), None);
     }
 
-    /// Even if a rank may read its own process, it does not accept its own answer to its own challenge.
+    /// Even if a rank may read its own process's memory, it does not accept its own answer to its own
+    /// challenge.
     #[test]
     fn a_rank_rejects_its_own_answer() {
         let [mut own, mut other] = channels();

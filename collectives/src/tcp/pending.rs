@@ -1,4 +1,4 @@
-//! Connections from other ranks that no group has taken yet.
+//! Keeps connections from other ranks until their groups take them.
 
 use super::channel::Channel;
 use super::handshake::{Caller, Purpose};
@@ -14,7 +14,7 @@ pub(super) struct PendingConnections {
     state: Monitor<State>,
     /// Deadline for this rank to learn the session.
     until: Instant,
-    /// Warnings about callers that know the secret and belong to another run.
+    /// Warnings about callers that know the secret but belong to a different run.
     warnings: Warnings,
 }
 
@@ -30,7 +30,7 @@ impl PendingConnections {
         Arc::new(PendingConnections { state, until, warnings })
     }
 
-    /// Accepts a caller that belongs to this run, and refuses all others.
+    /// Accepts a caller that belongs to this run, and refuses any other.
     pub(super) fn admit(&self, caller: Caller) {
         let rank = caller.claim.rank;
         let Purpose::Data { session, group } = caller.claim.purpose else {
@@ -51,7 +51,8 @@ impl PendingConnections {
         }
     }
 
-    /// Takes the connection that world rank `rank` has made for `group`; waits for it at most `timeout`.
+    /// Takes the connection that world rank `rank` has made for `group`; waits up to `timeout` for the
+    /// connection.
     pub(super) fn take(&self, group: GroupNumber, rank: usize, timeout: Duration) -> Option<Channel> {
         let (key, state) = ((group, rank), self.state.lock());
         let mut state = self.state.wait_until(state, timeout, |state| state.channels.contains_key(&key));

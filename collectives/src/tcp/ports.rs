@@ -8,7 +8,7 @@ use std::net::{IpAddr, TcpListener};
 use std::str::FromStr;
 
 /// Ports on which ranks may listen for each other, such as `29600-29700`, for machines whose firewall opens
-/// only some ports. The port of the rendezvous is not one of them.
+/// only some ports. The rendezvous has a port of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct Ports {
@@ -27,8 +27,8 @@ impl Ports {
         (self.first..=self.last).filter(|port| TcpListener::bind((address, *port)).is_err()).collect()
     }
 
-    /// Listens on the first free port, counted from the port for `rank`, so that ranks rarely try the same
-    /// port. An error of the kind `AddrInUse` means that all ports are taken.
+    /// Listens on the first free port, starting at a position that depends on `rank`, so that ranks rarely
+    /// try the same port. An error of the kind `AddrInUse` means that all ports are taken.
     pub(super) fn listen(&self, address: IpAddr, rank: usize) -> io::Result<TcpListener> {
         let count = self.count();
         let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
@@ -58,7 +58,7 @@ impl FromStr for Ports {
                 Err(format!("\"{text}\" ends before it begins; write \"{last}-{first}\""))
             }
             _ => Err(format!(
-                "\"{text}\" is no range of ports; write the first and the last, from 1 to 65535, as in \
+                "\"{text}\" is not a range of ports; write the first and the last, from 1 to 65535, as in \
                  \"29600-29700\""
             )),
         }

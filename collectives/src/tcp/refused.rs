@@ -8,7 +8,7 @@ use std::net::IpAddr;
 /// A caller that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Refused {
-    /// The rank that it claims to be. Proven unless the caller does not know the secret.
+    /// The rank that the caller claims to be. Proven, unless the caller does not know the secret.
     pub(super) rank: usize,
     /// The caller's address.
     pub(super) from: IpAddr,
@@ -19,12 +19,12 @@ pub(super) struct Refused {
 /// The reason why a caller was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Why {
-    /// It does not know the secret, so it may be any program.
+    /// The caller does not know the secret, so it may be anyone.
     Secret,
-    /// It belongs to another job. Contains a sentence for the message.
+    /// The caller belongs to another job. Contains a sentence for the message.
     Job(String),
-    /// It belongs to this job, but its settings do not match those of the others. Contains a sentence for the
-    /// message.
+    /// The caller belongs to this job, but its settings differ from those of the other ranks. Contains a
+    /// sentence for the message.
     Settings(String),
 }
 
@@ -36,7 +36,8 @@ impl Refused {
 }
 
 impl Why {
-    /// Describes a caller of another job. Takes two ranks and their jobs, the refusing rank first.
+    /// Describes a caller of another job. Takes two ranks and the names of their jobs, the refusing rank
+    /// first.
     pub(super) fn other_job([(own, ours), (rank, theirs)]: [(usize, &str); 2]) -> Why {
         Why::Job(format!(
             "rank {own} is of the job \"{ours}\", and rank {rank} of \"{theirs}\"; give each job its \
@@ -44,7 +45,7 @@ impl Why {
         ))
     }
 
-    /// Describes a caller with another seal. Takes two ranks and their seals, the refusing rank first.
+    /// Describes a caller with a different seal. Takes two ranks and their seals, the refusing rank first.
     pub(super) fn other_seal([(own, ours), (rank, theirs)]: [(usize, Seal); 2]) -> Why {
         Why::Settings(format!(
             "rank {own} has comm.seal = \"{ours}\", and rank {rank} has \"{theirs}\"; give all processes the \
@@ -52,8 +53,8 @@ impl Why {
         ))
     }
 
-    /// Describes a caller with another world size. Takes two ranks and the numbers of ranks that they expect,
-    /// the refusing rank first.
+    /// Describes a caller with a different world size. Takes two ranks and the numbers of ranks that they
+    /// expect, the refusing rank first.
     pub(super) fn other_world([(own, ours), (rank, theirs)]: [(usize, usize); 2]) -> Why {
         Why::Settings(format!(
             "rank {own} expects {ours} ranks, and rank {rank} expects {theirs}; give all processes the same \
@@ -61,7 +62,7 @@ impl Why {
         ))
     }
 
-    /// Returns a sentence for messages and for the caller.
+    /// Returns the reason as a sentence, for messages and for the caller.
     pub(super) fn reason(&self) -> &str {
         match self {
             Why::Secret => "it does not know this job's secret: give all processes the same KILN_JOB_SECRET",

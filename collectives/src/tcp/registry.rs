@@ -1,4 +1,4 @@
-//! The rendezvous's knowledge of the ranks and of failures, and its messages to all ranks.
+//! The rendezvous's records of ranks and failures, and its messages to all ranks.
 
 use super::channel::Writer;
 use super::frame;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Interval at which each side sends a heartbeat.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Description, in messages, of a rank whose connection closed without a goodbye.
+/// The description, in messages, of a rank whose connection closed without a goodbye.
 pub(super) const DIED: &str = "died: its connection closed without a goodbye";
 
 /// The state that all threads of the rendezvous share and wait on.
@@ -25,36 +25,36 @@ pub(super) struct State {
     pub(super) ranks: Vec<Presence>,
     /// Reason why the world has failed.
     pub(super) world: Option<Cause>,
-    /// Reasons why single groups have failed.
+    /// Reasons why individual groups have failed.
     pub(super) groups: HashMap<GroupNumber, Cause>,
-    /// Answers with their times of arrival, by the number of their question.
+    /// Answers and their times of arrival, by the number of the question.
     pub(super) reports: HashMap<u64, BTreeMap<usize, (Instant, Flight)>>,
     pub(super) next_request: u64,
     /// The ranks that gave up, with their own reasons.
     pub(super) aborts: BTreeMap<usize, Abort>,
     /// True once all ranks have arrived and have received each other's addresses.
     pub(super) joined: bool,
-    /// Reason why the ranks no longer wait for missing ones.
+    /// Reason why the ranks stopped waiting for missing ranks.
     pub(super) called_off: Option<CalledOff>,
-    /// Callers that were refused in the place of a missing rank, at most one for each rank.
+    /// Refused callers that claimed to be a missing rank, at most one per rank.
     pub(super) refused: BTreeMap<usize, Refused>,
-    /// True once rank 0 is done, so that the threads end.
+    /// True once rank 0 has finished; ends the rendezvous's threads.
     pub(super) closed: bool,
 }
 
 /// The presence of a rank.
 pub(super) enum Presence {
-    /// It has not arrived yet.
+    /// The rank has not arrived yet.
     Absent,
     Present {
         writer: Mutex<Writer>,
         info: RankInfo,
-        /// Arrival time of its last message.
+        /// Arrival time of the rank's last message.
         heard: Instant,
     },
-    /// It has ended its session.
+    /// The rank has said goodbye.
     Left,
-    /// Its connection ended without a goodbye.
+    /// The rank's connection ended without a goodbye.
     Gone,
 }
 
@@ -69,7 +69,7 @@ impl State {
         State { ranks: (0..world_size).map(|_| Presence::Absent).collect(), ..State::default() }
     }
 
-    /// Returns whether the world or a group of it has failed.
+    /// Returns whether the world or any of its groups has failed.
     pub(super) fn has_failed(&self) -> bool {
         self.world.is_some() || !self.groups.is_empty()
     }
@@ -80,7 +80,7 @@ impl State {
         ranks.filter(|(_, rank)| !rank.is_present()).map(|(rank, _)| rank).collect()
     }
 
-    /// Returns the address of each rank, if all ranks are present.
+    /// Returns the address of each rank if all ranks are present.
     pub(super) fn addresses(&self) -> Option<Vec<RankInfo>> {
         let info = |rank: &Presence| match rank {
             Presence::Present { info, .. } => Some(info.clone()),

@@ -1,5 +1,5 @@
-//! The rendezvous of a run, hosted by rank 0: it sends the ranks each other's addresses, and diagnoses the
-//! cause when one of them cannot continue.
+//! The rendezvous of a run, hosted by rank 0: sends the ranks each other's addresses, and finds the cause
+//! when a rank cannot continue.
 
 use super::channel::{Channel, Reader};
 use super::frame::{self, FrameError, MESSAGE_LIMIT};
@@ -19,12 +19,12 @@ use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// Time limit of a write to a rank, after which the message is given up. A stopped rank reads nothing, and
-/// must not delay the others.
+/// Time limit of a write to a rank; the message is dropped after that. A stopped rank reads nothing, and must
+/// not delay the others.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time that rank 0 waits for the other ranks to end after it has informed them that the run has failed. Some
-/// of them may be stopped, or busy for long.
+/// How long rank 0 waits for the other ranks to end after it has informed them that the run has failed. Some
+/// of them may be stopped, or busy for a long time.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The rendezvous of one run.
@@ -40,7 +40,7 @@ struct Inner {
     registry: Registry,
     troubles: Mutex<mpsc::Sender<Event>>,
     session: u64,
-    /// The port that the ranks were given, if they meet near it.
+    /// The port that the ranks were given, if they meet at a port near it instead.
     near: Option<u16>,
     /// True if anyone can derive the secret, so that ranks of another job may know it.
     is_open: bool,
@@ -49,23 +49,23 @@ struct Inner {
     arrivals: Arrivals,
 }
 
-/// An event for the thread that oversees the run, which handles one at a time.
+/// An event for the thread that oversees the run; that thread handles one event at a time.
 enum Event {
     /// The world has failed.
     Failed(Cause),
     Trouble(Trouble),
 }
 
-/// Advice about a rank that arrives twice, where no secret keeps jobs apart.
+/// Advice for a rank that arrives twice, if no secret separates jobs.
 const OTHER_JOB: &str = "; if one of them is of another job, give each job its own port (MASTER_PORT), name \
                          (TORCHELASTIC_RUN_ID, --rdzv-id) or secret (KILN_JOB_SECRET)";
 
-/// Maximum number of refused callers named when ranks are missing.
+/// Maximum number of refused callers listed when ranks are missing.
 const NAMED: usize = 4;
 
 impl Rendezvous {
-    /// Starts to admit the ranks of `options`. When time runs out, they are informed which ranks are missing.
-    /// Dropping the rendezvous gives ranks that are still connected some time to learn how the run ended.
+    /// Starts to admit the ranks of `options`. When time runs out, informs them which ranks are missing.
+    /// Dropping the rendezvous leaves connected ranks some time to learn how the run ended.
     pub(super) fn open(listener: TcpListener, options: &JoinOptions) -> io::Result<Rendezvous> {
         let JoinOptions { world_size, timeout, linger, .. } = *options;
         let session = u64::from_ne_bytes(random()?);
@@ -96,7 +96,7 @@ impl Rendezvous {
         Arc::new(move |patience| inquiry::ask_all(&inner.registry, patience))
     }
 
-    /// Returns the address on which it listens.
+    /// Returns the address on which the rendezvous listens.
     pub(super) fn address(&self) -> SocketAddr {
         self.listener.address()
     }
@@ -124,7 +124,8 @@ impl Drop for Rendezvous {
 }
 
 impl Inner {
-    /// Registers a caller as the rank that it claims to be and starts to listen to it, or refuses it.
+    /// Registers a caller as the rank that it claims to be and starts to read its messages, or refuses the
+    /// caller.
     fn admit(self: &Arc<Inner>, caller: Caller) {
         let rank = caller.claim.rank;
         let Purpose::Control { world_size, node, near, port } = caller.claim.purpose.clone() else {
@@ -181,7 +182,8 @@ impl Inner {
         }
     }
 
-    /// If all ranks have arrived, sends them each other's addresses; if the wait was called off, says so.
+    /// Sends the ranks each other's addresses once all have arrived. If the wait was called off, informs them
+    /// of that instead.
     fn announce(&self, state: &mut State) {
         if let Some(why) = state.called_off.clone() {
             return state.send_all(&ToRank::CalledOff(why));
@@ -197,7 +199,7 @@ impl Inner {
         loop {
             let message: ToRendezvous = match frame::read(&mut reader, MESSAGE_LIMIT) {
                 Ok(message) => message,
-                // Except for a sealed record that does not open.
+                // A sealed record that cannot be opened is handled below.
                 Err(FrameError::Io(error)) if error.kind() != io::ErrorKind::InvalidData => break,
                 Err(error) => {
                     let text = format!("rank {rank} sent {error}; its connection is closed");
@@ -236,7 +238,7 @@ impl Inner {
         }
         let mut state = self.registry.lock();
         self.arrivals.leave(rank);
-        // Until all ranks have come, a rank may go and come again.
+        // Until all ranks have arrived, a rank may leave and arrive again.
         state.ranks[rank] = match (said_goodbye, state.joined) {
             (true, _) => Presence::Left,
             (false, false) => Presence::Absent,
@@ -250,7 +252,7 @@ impl Inner {
         }
     }
 
-    /// Ends the wait for missing ranks on all ranks, unless all have arrived.
+    /// Ends the wait for missing ranks on all ranks, unless all ranks have arrived.
     fn call_off(&self, state: &mut State, why: CalledOff) {
         if !state.joined && state.called_off.is_none() {
             state.called_off = Some(why.clone());
@@ -258,9 +260,9 @@ impl Inner {
         }
     }
 
-    /// Records that a caller was refused. A rank of this job that was started with other settings will not
-    /// return, so the ranks stop waiting for it. If anyone can derive the secret, the caller may be a rank of
-    /// another job, which ends nothing.
+    /// Records that a caller was refused. A rank of this job that was started with different settings will
+    /// not return, so the ranks stop waiting for it. But if anyone can derive the secret, the caller may
+    /// belong to another job, so the wait continues.
     fn note(&self, refused: Refused) {
         let mut state = self.registry.lock();
         let rank = refused.rank;
@@ -285,7 +287,7 @@ impl Inner {
         let _ = lock(&self.troubles).send(event);
     }
 
-    /// Waits until all ranks have arrived, then investigates one trouble after another.
+    /// Waits until all ranks have arrived, then handles events one after another.
     fn oversee(&self, events: &mpsc::Receiver<Event>, timeout: Duration) {
         let over = |state: &State| state.joined || state.closed || state.called_off.is_some();
         let state = self.registry.wait_until(self.registry.lock(), timeout, over);
@@ -321,7 +323,7 @@ impl Inner {
         self.fail(group, cause);
     }
 
-    /// Informs all ranks, unless they know of an earlier cause.
+    /// Records the cause of a failure and informs all ranks, unless the world has already failed.
     fn fail(&self, group: Option<GroupNumber>, cause: Cause) {
         self.registry.update(|state| {
             match group {

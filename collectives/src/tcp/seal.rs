@@ -1,8 +1,9 @@
-//! Sealed traffic: the records that a connection consists of after its handshake.
+//! Sealed traffic: the records that a connection carries after its handshake.
 //!
 //! A record is four bytes of length, a body and an AES-128-GCM tag. The nonce is the number of the record,
 //! and each direction of each connection has its own key. So a record that was changed, omitted, repeated or
-//! moved does not open. A key is replaced by its hash before it has sealed more records than GCM allows.
+//! moved cannot be decrypted. A key is replaced by its hash before it has sealed more records than GCM
+//! allows.
 
 use super::options::Seal;
 use aes_gcm::aead::{AeadInOut, KeyInit};
@@ -11,23 +12,23 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
-/// Maximum bytes of a body.
+/// Maximum number of bytes in a body.
 const BODY: usize = 128 << 10;
 
-/// Bytes of the length before a body.
+/// Number of bytes in the length before a body.
 const LENGTH: usize = 4;
 
-/// Bytes of the tag after the body.
+/// Number of bytes in the tag after a body.
 const TAG: usize = 16;
 
-/// Records sealed with one key: at most 512 GiB, about what TLS 1.3 allows (RFC 8446, section 5.5).
+/// Number of records sealed with one key: at most 512 GiB, about what TLS 1.3 allows (RFC 8446, section 5.5).
 const RECORDS_PER_KEY: u64 = 1 << 22;
 
 /// Key of one direction of a connection.
 pub(super) type Key = [u8; 16];
 
-/// Computes a keyed hash (HMAC-SHA-256) of `text`, which proves that its author knows the key; `role` keeps
-/// it apart from hashes for other uses. No role may be a prefix of another.
+/// Computes a keyed hash (HMAC-SHA-256) of `text`, which proves that its author knows the key. `role`
+/// separates it from hashes for other uses; no role may be a prefix of another.
 pub(super) fn keyed(key: &[u8], role: &[u8], text: &[u8]) -> Hmac<Sha256> {
     // `new_from_slice` cannot fail for HMAC.
     let mac = <Hmac<Sha256> as Mac>::new_from_slice(key);
@@ -41,10 +42,10 @@ pub(super) fn derive(from: &[u8], role: &[u8], text: &[u8]) -> Key {
     std::array::from_fn(|index| hash[index])
 }
 
-/// The reason why a record does not open.
+/// The reason why a record cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
-    /// The record is not the one that the other side sent at this position, or the other side has another
+    /// The record is not the one that the other side sent at this position, or the other side has a different
     /// key.
     #[error("record {record} is not genuine: it was changed, repeated or moved on its way")]
     Forged {
@@ -81,7 +82,7 @@ struct Direction {
 }
 
 impl Direction {
-    /// Creates a direction, or `None` if nothing is sealed.
+    /// Creates a direction, or returns `None` if the connection is not sealed.
     fn new(seal: Seal, key: &Key) -> Option<Direction> {
         match seal {
             Seal::Off => None,
@@ -108,9 +109,9 @@ impl Direction {
 /// The sending half of a sealed connection.
 pub(super) struct Sealer {
     direction: Direction,
-    /// The record being sent; empty between two records.
+    /// The record being sent; empty between records.
     record: Vec<u8>,
-    /// Bytes of the record that have been sent.
+    /// Number of bytes of the record that have been sent.
     sent: usize,
 }
 
@@ -120,9 +121,9 @@ impl Sealer {
         Some(Box::new(Sealer { direction, record: Vec::new(), sent: 0 }))
     }
 
-    /// Writes the start of `parts` as one record. Once the whole record has been sent, returns the number of
-    /// bytes in it. After a temporary error, it must be called again with the same bytes, which may be
-    /// followed by more.
+    /// Writes the start of `parts` as one record. Returns the number of bytes in the record once all of it
+    /// has been sent. After a temporary error, call this again with the same bytes, which may be followed by
+    /// more.
     pub(super) fn write(&mut self, mut to: impl Write, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         if self.record.is_empty() {
             self.record.resize(LENGTH, 0);
@@ -161,13 +162,13 @@ impl Sealer {
 /// The receiving half of a sealed connection.
 pub(super) struct Opener {
     direction: Direction,
-    /// Starts with the record that is arriving or being read; the rest is room for longer records.
+    /// Starts with the record that is arriving or being read; the rest is spare room for longer records.
     record: Vec<u8>,
-    /// Length of the record, as far as known.
+    /// Length of the whole record; until the length field has arrived, the length of that field.
     whole: usize,
-    /// Bytes of the record that have arrived.
+    /// Number of bytes of the record that have arrived.
     filled: usize,
-    /// Bytes of its body that have been read; `None` while it is arriving.
+    /// Number of bytes of the body that have been read; `None` while the record is arriving.
     read: Option<usize>,
     failed: Option<SealError>,
 }
@@ -203,7 +204,7 @@ impl Opener {
                 if count > 0 {
                     return Ok(count);
                 }
-                // `parts` or the record is empty.
+                // Nothing was copied, because `parts` or the record is empty.
                 if self.read.is_some() {
                     return Ok(0);
                 }
@@ -250,7 +251,7 @@ impl Opener {
         Ok(())
     }
 
-    /// Records an error, which every later read returns as well.
+    /// Records an error. Every later read returns the same error.
     fn fail(&mut self, error: impl FnOnce(u64) -> SealError) -> io::Error {
         let error = error(self.direction.next);
         self.failed = Some(error);
@@ -274,7 +275,7 @@ mod tests {
         texts.iter().map(record).collect()
     }
 
-    /// Returns the bytes of `bytes` that open, and the error at their end.
+    /// Opens the records in `bytes`; returns the content, and the error at the end.
     fn opened(bytes: &[u8]) -> (Vec<u8>, Option<SealError>) {
         let mut opener = Opener::new(Seal::Encrypt, &KEY).unwrap();
         let (mut from, mut all) = (bytes, Vec::new());

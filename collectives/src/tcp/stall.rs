@@ -1,19 +1,19 @@
-//! Detects that this process did not run for some time.
+//! Detects periods in which this process was not running.
 
 use crate::flight::Stall;
 use std::time::{Duration, Instant};
 
-/// Minimum excess of a sleep that shows that the process did not run. On a busy machine, sleeps are slightly
-/// too long as well.
+/// Minimum oversleep that shows that the process was not running. On a busy machine, sleeps are also slightly
+/// too long.
 const LEAST: Duration = Duration::from_secs(3);
 
 /// Observes a thread that sleeps repeatedly for a fixed time. A sleep that lasts much longer shows that the
-/// process did not run: it was stopped, or frozen with its machine.
+/// process was not running: it was stopped, or frozen with its machine.
 pub(super) struct StallDetector {
     length: Duration,
     /// Start of the thread's current sleep.
     rests_since: Option<Instant>,
-    /// The end of the last sleep that was too long, and its excess.
+    /// The end of the last sleep that was much too long, and by how much it was too long.
     stalled: Option<(Instant, Duration)>,
 }
 
@@ -31,8 +31,8 @@ impl StallDetector {
         self.rests_since = None;
     }
 
-    /// Returns the last period in which this process did not run. May be called before the sleeping thread
-    /// has woken up.
+    /// Returns the last period in which this process was not running. May be called before the sleeping
+    /// thread has woken up.
     pub(super) fn stall(&self, now: Instant) -> Option<Stall> {
         let (end, length) = self.at(now)?;
         let ago = now.saturating_duration_since(end).as_secs_f64();

@@ -1,10 +1,10 @@
-//! Transfers between processes.
+//! Collective operations between processes.
 //!
 //! There are two algorithms, with bitwise identical results. *Direct*: every rank sends every other rank the
 //! data that it needs. Each byte crosses one connection, and every rank computes its own sums. *Ring*: data
 //! passes from rank to rank in order, so that each byte crosses the network between two machines once,
-//! however many ranks they have (Patarasuk and Yuan, 2009). A sum starts at rank 0 and is complete at the
-//! last rank, which sends each rank its chunk, so that additions are in rank order.
+//! regardless of how many ranks they have (Patarasuk and Yuan, 2009). A sum starts at rank 0 and is complete
+//! at the last rank, which sends each rank its chunk; so additions are in rank order.
 
 use super::wire::{Stop, Wire};
 use crate::buffer::Buffer;
@@ -13,15 +13,15 @@ use crate::reduce::{self, chunk_range, sum_bytes};
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Bytes received from one rank before they are summed. The blocks of four ranks fill half of a second-level
-/// cache.
+/// Number of bytes received from one rank before they are summed. The blocks of four ranks fill half of a
+/// second-level cache.
 const BLOCK: usize = 256 << 10;
 
-/// Maximum total bytes for which an all-reduce sends every buffer to every rank, which takes one exchange
+/// Maximum total bytes for which an all-reduce sends every buffer to every rank. That takes one exchange
 /// instead of two.
 const SMALL: usize = 64 << 10;
 
-/// One operation on the connections of one group.
+/// One operation on a group's connections.
 pub(super) struct Transfer<'a> {
     pub(super) wire: &'a mut Wire,
     pub(super) rank: usize,
@@ -39,7 +39,7 @@ impl Transfer<'_> {
         (0..self.world_size()).filter(move |peer| *peer != rank)
     }
 
-    /// Repeats `step` until it returns true. Between two steps, waits until bytes can move.
+    /// Repeats `step` until it returns true. Between two calls, waits until bytes can be sent or received.
     fn repeat(&mut self, mut step: impl FnMut(&mut Self) -> Result<bool, Stop>) -> Result<(), Stop> {
         while !step(self)? {
             self.wire.wait()?;
@@ -69,7 +69,7 @@ impl Transfer<'_> {
                 done &= this.wire.receive(peer, chunk)? == Some(expected);
             }
             if !copied {
-                // Copied after the first sends, so that the other ranks receive meanwhile.
+                // Copied after the first sends, so that the other ranks can already receive.
                 output[chunks[this.rank].clone()].copy_from_slice(input);
                 copied = true;
             }
@@ -78,7 +78,7 @@ impl Transfer<'_> {
         self.finish_peer_reads()
     }
 
-    /// Ends an exchange in which peers may have read each other's memory.
+    /// Waits until no rank reads another's memory any more, which ends the exchange.
     fn finish_peer_reads(&mut self) -> Result<(), Stop> {
         self.repeat(|this| {
             let mut finished = true;
@@ -89,7 +89,8 @@ impl Transfer<'_> {
         })
     }
 
-    /// Passes every chunk on to the next rank while it arrives.
+    /// Runs an all-gather on the ring: each rank passes every chunk on to the next rank while the chunk
+    /// arrives.
     fn all_gather_ring(&mut self, output: &mut [u8], chunks: &[Range<usize>]) -> Result<(), Stop> {
         let (world_size, rank) = (self.world_size(), self.rank);
         let (next, previous) = self.ring_neighbours();
@@ -191,8 +192,8 @@ impl Transfer<'_> {
         self.finish_peer_reads()
     }
 
-    /// Rank 0 sends its input to the next rank, every rank adds its own input, and the last rank sends each
-    /// rank its chunk.
+    /// Runs a reduce-scatter on the ring: rank 0 sends its input to the next rank, every rank adds its own
+    /// input, and the last rank sends each rank its chunk.
     fn reduce_ring(
         &mut self,
         dtype: DType,
@@ -280,8 +281,8 @@ impl Transfer<'_> {
         })
     }
 
-    /// Overwrites `buffer` with the root's buffer, down a binomial tree, after all ranks have agreed on the
-    /// operation.
+    /// Overwrites `buffer` with the root's buffer, which travels down a binomial tree once all ranks have
+    /// agreed on the operation.
     pub(super) fn broadcast(&mut self, buffer: &mut [u8], root: usize) -> Result<(), Stop> {
         self.meet()?;
         let (parent, children) = self.tree(root);
@@ -299,7 +300,7 @@ impl Transfer<'_> {
     }
 
     /// Returns this rank's parent and children in the binomial tree below `root`. Ranks are numbered from the
-    /// root; the parent of a number is that number without its lowest bit.
+    /// root; a parent's number is the child's number without its lowest set bit.
     fn tree(&self, root: usize) -> (Option<usize>, Vec<usize>) {
         let world_size = self.world_size();
         let place = (self.rank + world_size - root) % world_size;
@@ -325,12 +326,13 @@ impl Transfer<'_> {
     }
 }
 
-/// The byte ranges of the chunks of `world_size` ranks, of `size` bytes each.
+/// Returns the byte ranges of `world_size` chunks of `size` bytes each.
 pub(super) fn equal_chunks(size: usize, world_size: usize) -> Vec<Range<usize>> {
     (0..world_size).map(|rank| rank * size..(rank + 1) * size).collect()
 }
 
-/// Returns byte ranges that cover a chunk; one empty range for an empty chunk, so that its header is read.
+/// Divides a chunk into byte ranges of [`BLOCK`]. An empty chunk has one empty range, so that its header is
+/// read.
 fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.max(1)).step_by(BLOCK).map(move |start| start..(start + BLOCK).min(len))
 }
@@ -340,7 +342,7 @@ fn sum(dtype: DType, output: &mut [u8], addends: &[&[u8]]) {
     let _ = sum_bytes(dtype, output, addends);
 }
 
-/// Computes `sums += values` for wide types.
+/// Adds `values` to `sums`, for types that need no wider type.
 fn add(dtype: DType, sums: &mut [u8], values: &[u8]) {
     match dtype {
         DType::F64 => reduce::add::<f64>(bytemuck::cast_slice_mut(sums), bytemuck::cast_slice(values)),

@@ -1,9 +1,9 @@
 //! Connections whose other side has not yet proved that it knows the secret.
 //!
 //! Anyone can open such connections, so their number is limited. When there are too many, one is closed: the
-//! oldest connection of the address that has the most. Addresses from which no rank has come are preferred.
-//! So a client that opens many connections and sends nothing loses its own, and a rank, which answers
-//! immediately, rarely has one of the oldest.
+//! oldest connection of the address that has the most connections. Addresses from which no rank has come are
+//! chosen first. So a client that opens many connections and sends nothing loses its own connections, while a
+//! rank, which authenticates itself immediately, is rarely affected.
 
 use crate::sync::lock;
 use rustix::net::SendFlags;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// Limit of open connections, in addition to two for each rank.
+/// Maximum number of open connections, in addition to two per rank.
 const SPARE: usize = 256;
 
 /// The unauthenticated connections of one listener.
@@ -34,7 +34,7 @@ struct Open {
     stream: Arc<TcpStream>,
 }
 
-/// A connection's number at its listener.
+/// A connection's number at the listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Number(u64);
 
@@ -47,8 +47,8 @@ impl Unauthenticated {
         Unauthenticated { capacity, state: Mutex::default() }
     }
 
-    /// Adds a new connection. Returns the address of a connection that was closed to make room, which may be
-    /// the new one.
+    /// Adds a new connection. Returns the address of a connection that was closed to make room; that may be
+    /// the new connection itself.
     pub(super) fn enter(&self, stream: &Arc<TcpStream>, from: IpAddr) -> (Number, Option<IpAddr>) {
         let mut state = lock(&self.state);
         let number = state.next;
@@ -63,8 +63,8 @@ impl Unauthenticated {
         lock(&self.state).turn_away()
     }
 
-    /// Records that the other side has authenticated itself. Returns false if the connection was closed
-    /// meanwhile.
+    /// Records that the other side has authenticated itself. Returns false if the connection has already been
+    /// closed.
     pub(super) fn prove(&self, number: Number) -> bool {
         let mut state = lock(&self.state);
         let removed = state.open.remove(&number.0);
@@ -74,8 +74,8 @@ impl Unauthenticated {
         removed.is_some()
     }
 
-    /// Records that the other side failed to authenticate itself. Returns false if the connection was closed
-    /// meanwhile.
+    /// Records that the other side failed to authenticate itself. Returns false if the connection has already
+    /// been closed.
     pub(super) fn leave(&self, number: Number) -> bool {
         lock(&self.state).open.remove(&number.0).is_some()
     }
@@ -107,7 +107,7 @@ impl State {
         let open = self.open.remove(&number)?;
         // An empty message informs a rank that the connection was not closed because of its secret.
         let _ = rustix::net::send(&*open.stream, &[0; 4], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        // Makes the handshake on this connection fail at once.
+        // Makes the handshake on this connection fail immediately.
         let _ = open.stream.shutdown(Shutdown::Both);
         Some(open.from)
     }
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use std::net::{Ipv4Addr, TcpListener};
 
-    /// Connections for which a test pretends an address.
+    /// Connections to which a test assigns invented addresses.
     struct Street {
         listener: TcpListener,
         theirs: Vec<TcpStream>,

@@ -1,10 +1,10 @@
-//! Wakes a thread that waits for sockets.
+//! Wakes a thread that is waiting for sockets.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Wakes a thread that polls it. It stays readable once it is woken, because it signals an end.
+/// Wakes a thread that polls this descriptor. Once woken, the descriptor stays readable: a wake means the end.
 #[derive(Debug)]
 pub(super) struct Waker(OwnedFd);
 

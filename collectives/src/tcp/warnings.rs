@@ -1,10 +1,10 @@
-//! Warnings about callers, of which there may be very many.
+//! Limits the rate of warnings about callers, of which there may be very many.
 
 use crate::sync::lock;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Minimum time between two logged warnings. The others are counted.
+/// Minimum time between two logged warnings. Warnings in between are only counted.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);
 
 /// Logs warnings about callers at a limited rate.
@@ -17,7 +17,7 @@ pub(super) struct Warnings {
 #[derive(Default)]
 struct State {
     said: Option<Instant>,
-    /// Number of warnings that were not logged, and the last of them.
+    /// Number of warnings that were not logged, and the text of the last one.
     unsaid: Option<(u64, String)>,
 }
 
@@ -43,7 +43,7 @@ impl Warnings {
         lock(&self.state).unsaid.is_some()
     }
 
-    /// Logs the withheld warnings, unless it is too early.
+    /// Logs the withheld warnings, unless the last logged warning is too recent.
     pub(super) fn catch_up(&self) {
         let mut state = lock(&self.state);
         if state.said.is_none_or(|said| said.elapsed() >= self.period) {

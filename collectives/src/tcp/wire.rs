@@ -1,4 +1,4 @@
-//! Non-blocking transfers to and from the other ranks of a group.
+//! Non-blocking transfers between this rank and the other ranks of a group.
 
 use super::channel::Channel;
 use super::peer_memory::{PeerMemory, address};
@@ -12,34 +12,34 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of the header that starts each rank's part of an operation.
+/// Number of bytes in the header that starts each rank's part of an operation.
 pub(super) const HEADER: usize = 24;
 
-/// Minimum size in bytes of payloads that a peer reads from this rank's memory, if it can, instead of
-/// receiving them.
+/// Minimum size in bytes of payloads that a peer, if it can, reads from this rank's memory instead of
+/// receiving.
 const PEER_READ: usize = 256 << 10;
 
-/// Bytes of the address of a payload in this rank's memory.
+/// Number of bytes in a descriptor, the address of a payload in a rank's memory.
 const DESCRIPTOR: usize = 8;
 
-/// The byte that a rank sends when it has read everything from a peer's memory, and the byte with which the
-/// peer answers.
+/// The byte that a rank sends when it has finished reading a peer's memory, and the byte with which the peer
+/// answers.
 const READ: u8 = b'r';
 const CONFIRMED: u8 = b'l';
 
-/// Error for a connection whose peer sends neither byte.
+/// Error for a peer that sends neither of these two bytes.
 const NO_END: &str = "it sent something else than the end of an exchange";
 
-/// Time that an operation may continue after its group has failed without a byte moving. If all ranks had
-/// entered the operation, bytes move until it completes.
+/// How long an operation may go on without a byte moving after its group has failed. If all ranks had entered
+/// the operation, bytes move until it completes.
 const DRAIN: Duration = Duration::from_millis(250);
 
 /// The header that a rank sends before its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
-    /// The rank is in this operation. The digest covers everything that ranks must agree on.
+    /// The rank is in this operation. The digest covers everything that the ranks must agree on.
     Operation { sequence: u64, digest: u64 },
-    /// The rank leaves the group.
+    /// The rank is leaving the group.
     Leave,
 }
 
@@ -70,7 +70,7 @@ impl Header {
 pub(super) enum Stop {
     /// The group has failed; [`Control`](super::control::Control) knows the cause.
     Failed,
-    /// Another rank is in another operation.
+    /// Another rank is in a different operation.
     Mismatch,
     /// The connection to a rank has ended.
     Lost { peer: usize, left: bool, reason: String },
@@ -79,41 +79,41 @@ pub(super) enum Stop {
 /// A connection to another rank of a group.
 pub(super) struct Link {
     pub(super) channel: Channel,
-    /// The peer's memory, if this rank and the peer can read each other's.
+    /// The peer's memory, if this rank and the peer can read each other's memory.
     pub(super) memory: Option<PeerMemory>,
 }
 
 /// The connections of a rank to the other ranks of its group, and the state of their transfers.
 ///
-/// An operation consists of one or more *exchanges*. In each, a rank may send one payload to every other rank
-/// and receive one from it; [`Wire::finish_peer_reads`] ends the exchange.
+/// An operation consists of one or more *exchanges*. In an exchange, a rank may send one payload to every
+/// other rank and receive one payload from each; [`Wire::finish_peer_reads`] ends the exchange.
 pub(super) struct Wire {
     links: Vec<Option<Link>>,
     lanes: Vec<Lane>,
     header: [u8; HEADER],
     waker: Arc<Waker>,
-    /// True if peers that can read this rank's memory read large payloads of this exchange from there.
+    /// True if large payloads of this exchange are read by peers that can read this rank's memory.
     peer_reads: bool,
-    /// Memory for data that cannot be received in its final place; kept from one operation to the next.
+    /// Memory for data that cannot be received in its final place; kept between operations.
     staging: Buffer,
 }
 
 /// The traffic of one exchange with one peer.
 #[derive(Clone, Copy, Default)]
 struct Lane {
-    /// Bytes sent: the header, once per operation, and the payload or descriptor.
+    /// Number of bytes sent: the header, once per operation, and the payload or descriptor.
     sent: usize,
-    /// Bytes received, counted likewise.
+    /// Number of bytes received, counted in the same way.
     received: usize,
     incoming: [u8; HEADER],
-    /// Location of the payload that this rank reads from the peer's memory.
+    /// Address of the payload that this rank reads from the peer's memory.
     descriptor: [u8; DESCRIPTOR],
     /// True if the peer reads this rank's payload from its memory, and vice versa.
     is_read: bool,
     reads: bool,
-    /// Bytes copied from the peer's memory.
+    /// Number of bytes copied from the peer's memory.
     copied: usize,
-    /// Bytes sent and received that end a peer read: [`READ`] and [`CONFIRMED`].
+    /// Number of bytes sent and received to end a peer read: [`READ`] and [`CONFIRMED`].
     closing: [usize; 2],
     /// The events that the caller waits for.
     wants_send: bool,
@@ -158,8 +158,8 @@ impl Wire {
         self.peer_reads = peer_reads;
     }
 
-    /// Returns the memory of `peer` if a payload of `len` bytes to or from it is read from memory instead of
-    /// being sent.
+    /// Returns the memory of `peer` if payloads of `len` bytes between this rank and `peer` are read from
+    /// memory instead of being sent.
     fn peer_memory(&self, peer: usize, len: usize) -> Option<PeerMemory> {
         let link = self.links[peer].as_ref()?;
         link.memory.filter(|_| self.peer_reads && len >= PEER_READ)
@@ -185,8 +185,8 @@ impl Wire {
         self.lanes[peer].sent = self.lanes[peer].sent.min(HEADER);
     }
 
-    /// Sends as much as possible of the header and then of `payload` to `peer`. Returns the number of bytes
-    /// of the payload sent so far, over all calls with the same payload; `None` while the header is
+    /// Sends as much as possible of the header and then of `payload` to `peer`. Returns the total number of
+    /// bytes of the payload sent by all calls with the same payload so far; `None` while the header is
     /// incomplete. A payload that the peer reads from memory counts as sent once the peer has its address.
     pub(super) fn send(&mut self, peer: usize, payload: &[u8]) -> Result<Option<usize>, Stop> {
         let is_read = self.peer_memory(peer, payload.len()).is_some();
@@ -215,15 +215,15 @@ impl Wire {
         Ok(sent.map(|sent| if sent == DESCRIPTOR { payload.len() } else { 0 }))
     }
 
-    /// Receives the available bytes of the header and then of a whole payload from `peer`; counts like
-    /// [`Wire::send`].
+    /// Receives the available bytes of the header and then of a whole payload from `peer`. Returns a count as
+    /// [`Wire::send`] does.
     pub(super) fn receive(&mut self, peer: usize, whole: &mut [u8]) -> Result<Option<usize>, Stop> {
         let len = whole.len();
         self.receive_block(peer, whole, 0, len)
     }
 
-    /// Receives the block that starts at `start` of a payload of `whole` bytes, and counts from its start.
-    /// Call [`Wire::next_block`] between two blocks.
+    /// Receives the block that starts at byte `start` of a payload of `whole` bytes. The returned count
+    /// starts at the block. Call [`Wire::next_block`] between two blocks.
     pub(super) fn receive_block(
         &mut self,
         peer: usize,
@@ -249,7 +249,8 @@ impl Wire {
         Ok(Some(block.len()))
     }
 
-    /// Reads the header from the socket and then `payload`, or the descriptor of a peer read instead of it.
+    /// Reads from the socket the header and then `payload`, or a descriptor if the payload is read from
+    /// memory.
     fn read(&mut self, peer: usize, payload: &mut [u8], is_descriptor: bool) -> Result<Option<usize>, Stop> {
         let Wire { links, lanes, header, .. } = self;
         let (Some(link), Some(lane)) = (&mut links[peer], lanes.get_mut(peer)) else {
@@ -279,7 +280,7 @@ impl Wire {
         Ok(received.checked_sub(HEADER))
     }
 
-    /// Directs the next block of the payload from `peer` to another place.
+    /// Starts the next block of the payload from `peer`, which may be received into a different place.
     pub(super) fn next_block(&mut self, peer: usize) {
         let lane = &mut self.lanes[peer];
         if !lane.reads {
@@ -287,12 +288,12 @@ impl Wire {
         }
     }
 
-    /// Ends the peer reads of an exchange with `peer`; returns true once neither rank reads the other's
-    /// memory any more.
+    /// Ends the peer reads of an exchange with `peer`; returns true once neither rank is still reading the
+    /// other's memory.
     ///
     /// The reading rank reports that it has finished, and the rank whose memory was read confirms that the
-    /// payload was valid until then. Without the confirmation, the reader could have read memory that a
-    /// failed peer had reused.
+    /// payload was still valid. Without that confirmation, the reader might have read memory that a failed
+    /// peer had reused.
     pub(super) fn finish_peer_reads(&mut self, peer: usize) -> Result<bool, Stop> {
         let (Some(link), Some(lane)) = (&mut self.links[peer], self.lanes.get_mut(peer)) else {
             return Ok(true);
@@ -346,7 +347,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Continues, after the group has failed, for as long as bytes move.
+    /// After the group has failed, continues for as long as bytes move.
     fn drain(&self, mut ready: Vec<PollFd<'_>>) -> Result<(), Stop> {
         ready.remove(0);
         let limit = Timespec::try_from(DRAIN).map_err(|_| Stop::Failed)?;
@@ -356,12 +357,12 @@ impl Wire {
         }
     }
 
-    /// Informs the other ranks that this rank leaves, unless a send is incomplete.
+    /// Informs the other ranks that this rank is leaving, unless a send is incomplete.
     pub(super) fn leave(&mut self) {
         let idle = !self.lanes.iter().any(|lane| lane.wants_send);
         for link in self.links.iter_mut().flatten() {
             if idle {
-                // 24 bytes fit, or the connection is broken; either way the other side notices the end.
+                // The header fits into the socket's buffer, or the connection is broken: the peer notices both.
                 let _ = link.channel.writer.write(&Header::Leave.encode());
             }
             let _ = link.channel.stream().shutdown(Shutdown::Write);
@@ -378,8 +379,8 @@ fn check(peer: usize, theirs: &[u8; HEADER], mine: &[u8; HEADER]) -> Result<(), 
     }
 }
 
-/// Returns the number of bytes moved, or 0 if none can be moved now. The end of the connection is the error
-/// `end`.
+/// Returns the number of bytes moved, or 0 if none can be moved now. If the connection has ended, returns the
+/// error `end`.
 fn moved(peer: usize, outcome: io::Result<usize>, end: io::ErrorKind) -> Result<usize, Stop> {
     match outcome {
         Ok(0) => Err(lost(peer, end.into())),

@@ -35,7 +35,7 @@ pub fn check_bytes(world: &World) {
     assert_eq!(sent.as_bytes(), [size as u8 - 1]);
 }
 
-/// Inputs are free for writing as soon as a wait returns, however far the peers are.
+/// A wait returns only when its inputs may be overwritten, even if the peers are far behind.
 pub fn check_lifetime(world: &World) {
     let member = &world[0];
     let size = member.world_size();
@@ -64,7 +64,7 @@ pub fn check_records(world: &World) {
     assert_eq!(member.flight().backend, "mpi");
 }
 
-/// The first rank whose time runs out names the ranks that never called; all get the same error.
+/// The rank whose wait times out first names the ranks that never called; all ranks get the same error.
 pub fn check_time_out(world: &World, meeting: &World) {
     let member = &world[0];
     let size = member.world_size();
@@ -93,7 +93,7 @@ pub fn check_time_out(world: &World, meeting: &World) {
     meet(meeting);
 }
 
-/// The others wait for a rank that is late, but not too late.
+/// The other ranks wait for a rank that is late, but within the limit.
 pub fn check_slow_rank(world: &World) {
     let member = &world[0];
     if member.rank() == 0 {
@@ -140,7 +140,7 @@ pub fn check_abort_across_groups(world: &World) {
     }
 }
 
-/// A rank that leaves releases the others.
+/// A rank that leaves releases the ranks that wait for it.
 pub fn check_leaving(world: World, meeting: &World) {
     let member = Arc::clone(&world[0]);
     let last = member.world_size() - 1;
@@ -159,7 +159,8 @@ pub fn check_leaving(world: World, meeting: &World) {
     }
 }
 
-/// Arguments that are invalid on one rank are invalid there and a mismatch elsewhere. For three ranks.
+/// Arguments that are invalid on one rank are reported as invalid there and as a mismatch elsewhere. For
+/// three ranks.
 pub fn check_invalid(world: &World) {
     let member = &world[0];
     let output = if member.rank() == 1 { 5 } else { 6 };

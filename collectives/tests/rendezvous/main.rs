@@ -71,7 +71,7 @@ fn join(options: [JoinOptions; 2]) -> Vec<TcpCommunicator> {
     })
 }
 
-/// Joins both ranks and runs one collective; `before` runs once the rendezvous is open and before rank 1
+/// Joins both ranks and runs one collective. `before` runs after the rendezvous has opened and before rank 1
 /// joins.
 fn join_despite(options: [JoinOptions; 2], before: impl FnOnce() + Send) {
     let [first, second] = options;
@@ -208,7 +208,7 @@ fn a_stop_request_ends_the_wait_of_all_ranks() {
     assert!(matches!(error, JoinError::Stopped { by: 1 }), "{error}");
 }
 
-/// The number in "waited N s" is the time that a rank has actually waited, not its limit.
+/// The number in "waited N s" is how long the rank has actually waited, not the limit of the wait.
 #[test]
 fn a_wait_that_ends_early_says_how_long_it_was() {
     let (mut options, _) = pair();
@@ -247,7 +247,7 @@ fn ranks_of_two_jobs_do_not_cross_over() {
     });
 }
 
-/// If nothing keeps the jobs apart, the message at least names the possible cause.
+/// If nothing separates the jobs, the message at least names the possible cause.
 #[test]
 fn a_duplicate_rank_may_be_of_another_job() {
     let (mut options, _) = pair();

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Modifies a rank's options.
 type Change = fn(&mut JoinOptions);
 
-/// Returns the error of a rank 1 that joins with options other than rank 0's.
+/// Returns the error of a rank 1 that joins with different options from rank 0's.
 fn refused(options: &JoinOptions, change: impl FnOnce(&mut JoinOptions)) -> JoinError {
     let mut options = options.clone();
     change(&mut options);
@@ -92,7 +92,7 @@ fn waited_for(options: [JoinOptions; 2], change: Change, says: &str) -> String {
     text
 }
 
-/// Anyone can connect without the secret, or knowing an open one. That ends no job, and is reported if no
+/// Anyone can connect without the secret, or with an open one. Such callers end no job; they are listed if no
 /// genuine rank arrives.
 #[test]
 fn refused_strangers_are_listed_at_the_end() {
@@ -109,7 +109,7 @@ fn refused_strangers_are_listed_at_the_end() {
     assert!(text.contains(says) && text.contains(" at 127.0.0.1 was refused: "), "{text}");
 }
 
-/// Another program at that port, for example.
+/// For example, another program listens at that port.
 #[test]
 fn silent_and_closed_connections_are_explained() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -120,7 +120,7 @@ fn silent_and_closed_connections_are_explained() {
         TcpCommunicator::join(options).unwrap_err().to_string()
     };
     let silent = error(300);
-    assert!(silent.contains("it said nothing in time"), "{silent}");
+    assert!(silent.contains("it did not answer in time"), "{silent}");
     let ended = AtomicBool::new(false);
     let rude = thread::scope(|scope| {
         scope.spawn(|| {

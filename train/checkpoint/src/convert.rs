@@ -1,4 +1,4 @@
-//! Verification of every checksum, and conversion between sharded and full checkpoints without a run: the
+//! Verifies every checksum, and converts between sharded and full checkpoints without a run: the
 //! implementation of `kiln inspect --verify` and `kiln convert`.
 
 use std::borrow::Cow;
@@ -20,11 +20,11 @@ use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, Result, 
 /// The result of verifying every byte of a checkpoint.
 #[derive(Debug)]
 pub struct Verified {
-    /// Number of verified files, without the manifest, which was checked when it was opened.
+    /// Number of verified files. Excludes the manifest, which was checked when the checkpoint was opened.
     pub files: usize,
-    /// Bytes of these files, according to the manifest.
+    /// Total size of these files, according to the manifest.
     pub bytes: u64,
-    /// The problems, file by file.
+    /// The problems that were found, in the order of the files.
     pub problems: Vec<CheckpointError>,
 }
 
@@ -33,7 +33,7 @@ pub fn verify(checkpoint: &Checkpoint) -> Verified {
     verify_counted(checkpoint, &Meter::default())
 }
 
-/// Like [`verify`]; `meter` counts the bytes that are read.
+/// Like [`verify`]; `meter` counts the bytes read.
 fn verify_counted(checkpoint: &Checkpoint, meter: &Meter) -> Verified {
     let manifest = checkpoint.manifest();
     meter.begin(manifest.bytes());
@@ -72,10 +72,10 @@ fn verify_file(
     chunks.into_iter().filter_map(wrong).collect()
 }
 
-/// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`. Its
-/// files are the same as if a run of that many ranks had written them. Holds one parameter at a time. `meter`
-/// counts the bytes that are compared with their checksums, then the bytes written. Fails if `out` exists,
-/// the checkpoint is damaged, a weight is not finite, or a file cannot be read or written.
+/// Writes a checkpoint in a different format, or for a different number of ranks, into the new folder `out`.
+/// The result has the same files as if a run of that many ranks had written it. Holds one parameter in memory
+/// at a time. `meter` counts first the bytes compared with their checksums, then the bytes written. Fails if
+/// `out` exists, the checkpoint is damaged, a weight is not finite, or a file cannot be read or written.
 pub fn convert(
     checkpoint: &Checkpoint,
     out: &Path,
@@ -84,7 +84,7 @@ pub fn convert(
     meter: &Meter,
 ) -> Result<()> {
     write::check_free(out)?;
-    // Below, only parts of chunks are read, which cannot be checked.
+    // The code below reads only parts of chunks, whose checksums it cannot check.
     if let Some(problem) = verify_counted(checkpoint, meter).problems.into_iter().next() {
         return Err(problem);
     }
@@ -133,9 +133,9 @@ pub fn convert(
 
 struct Source<'a> {
     reader: CheckpointReader<'a>,
-    /// Weights that are not finite.
+    /// The weights that are not finite.
     found: NotFinite,
-    /// Counts the bytes that are read.
+    /// Counts the bytes read.
     meter: &'a Meter,
 }
 

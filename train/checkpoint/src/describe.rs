@@ -50,12 +50,12 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
     lines.join("\n")
 }
 
-/// Describes the shape of a model in one line.
+/// Describes the shape of a model in one line, including its context length.
 pub(crate) fn model_line(model: &ModelConfig, parameters: impl Display, context_length: usize) -> String {
     format!("{}, context {context_length}", shape_line(model, parameters))
 }
 
-/// Describes the shape of a model in one line, without the longest sequence.
+/// Describes the shape of a model in one line, without its context length.
 pub fn shape_line(model: &ModelConfig, parameters: impl Display) -> String {
     let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, d_ff, .. } = model;
     let tied = if model.tie_embeddings { ", tied" } else { "" };

@@ -1,4 +1,4 @@
-//! The errors of checkpoints and of models in the layout of Hugging Face.
+//! The errors of checkpoints and of models in the Hugging Face layout.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -19,48 +19,50 @@ pub(crate) type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 /// The reason why an operation on a model on disk failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// There is nothing to load. `path`: the searched folder; `hint`: the fix.
+    /// There is nothing to load. `path`: the folder that was searched; `hint`: the fix.
     #[error("no checkpoint in {path}: {hint}")]
     NotFound { path: PathBuf, hint: &'static str },
-    /// There are folders of checkpoints, but none can be loaded. `path`: the searched folder; `found`: the
-    /// checkpoints, and the fault of each.
+    /// There are folders of checkpoints, but none can be loaded. `path`: the folder that was searched;
+    /// `found`: each checkpoint, and why it cannot be loaded.
     #[error(
         "no checkpoint in {path} can be used:{}\nRestore the missing file or fix its permissions, or use \
          another checkpoint",
         .found.iter().map(|(folder, why)| format!("\n  - {}: {why}", folder.display())).collect::<String>()
     )]
     NoneUsable { path: PathBuf, found: Vec<(PathBuf, String)> },
-    /// A checkpoint is damaged, but an earlier one of its run is readable. `earlier`: the newest of those.
+    /// A checkpoint is damaged, but its run has an earlier readable one. `earlier`: the newest such
+    /// checkpoint.
     #[error("{source}, such as {}", .earlier.display())]
     DamagedButEarlier { source: Box<CheckpointError>, earlier: PathBuf },
     /// A file cannot be read or written.
     #[error("cannot {operation} {path}: {source}; {}", files::advice(source))]
     Io { operation: &'static str, path: PathBuf, source: std::io::Error },
-    /// A file of a checkpoint is damaged or has another format.
+    /// A file of a checkpoint is damaged or has a different format version.
     #[error("{path} is damaged or not a Kiln checkpoint ({problem}): use another checkpoint")]
     Damaged { path: PathBuf, problem: String },
-    /// The run describes a model other than the saved one. `instead`: the alternative to changing the run.
+    /// The run describes a different model from the saved one. `instead`: what the user can do instead of
+    /// changing the run.
     #[error(
         "{path} holds another model ({}): remove these keys from the section [model], or {instead}",
         .differences.join(", ")
     )]
     OtherModel { path: PathBuf, differences: Vec<String>, instead: &'static str },
-    /// The checkpoint's weights belong to parts of a model that this program does not build. `objection`: the
+    /// The checkpoint's weights belong to parts of a model that this program does not have. `objection`: the
     /// parts, and the fix.
     #[error("{path} {objection}, or use another checkpoint")]
     OtherArchitecture { path: PathBuf, objection: String },
     /// A layer of the model cannot be created.
     #[error(transparent)]
     Layer(#[from] LayerError),
-    /// The checkpoint's moments belong to another optimizer. `saved`: the optimizer that trained it; `here`:
-    /// the optimizer of this run.
+    /// The checkpoint's moments belong to a different optimizer. `saved`: the optimizer that trained the
+    /// checkpoint; `here`: the optimizer of this run.
     #[error(
         "{path} was trained with the optimizer {saved}, and this run has {here}: set optim.kind = \"{}\", in a \
          program that has it, or start a new run from its weights alone with init.from", saved.name
     )]
     OtherOptimizer { path: PathBuf, saved: Box<SavedOptimizer>, here: Box<SavedOptimizer> },
-    /// The optimizer needs values of these names, such as `exp_avg` of a parameter, which the checkpoint
-    /// lacks.
+    /// The checkpoint lacks optimizer state that the run needs. `missing`: the state's names, such as
+    /// `exp_avg` of a parameter.
     #[error(
         "{path} has no optimizer state for {}: these parameters were updated by another rule. Use the \
          [[optim.groups]] of its config.toml, or start a new run from its weights alone with init.from",
@@ -74,8 +76,8 @@ pub enum CheckpointError {
     )]
     Names { path: PathBuf, mismatch: Mismatch },
     /// The weights are unchanged since they were saved, but not all are finite. `path`: the model's folder;
-    /// `name`: the first such weight; `value`: its first such value; `all`: the number of such values, and of
-    /// weights that have any, if all weights were checked.
+    /// `name`: the first weight with a non-finite value; `value`: the first such value; `all`: the number of
+    /// such values and of weights with such values, if all weights were checked.
     #[error(
         "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers{}. \
          Use an earlier checkpoint, or get the model again",
@@ -91,15 +93,15 @@ pub enum CheckpointError {
     /// The output folder already exists.
     #[error("{path} exists already: name a new folder with --out")]
     Exists { path: PathBuf },
-    /// Ranks have written their parts, but the rank that completes the checkpoint does not see them.
-    /// `folder`: where they were expected; `ranks`: the ranks that wrote them; `seconds`: the time waited.
+    /// Ranks have written their parts, but the rank that completes the checkpoint cannot see them. `folder`:
+    /// where the parts were expected; `ranks`: the ranks that wrote them; `seconds`: the length of the wait.
     #[error(
         "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank wrote its \
          own: make sure that all ranks write to the same file system and that nothing removes files there, \
          or raise checkpoint.timeout_s"
     )]
     MissingParts { folder: PathBuf, ranks: Vec<usize>, seconds: f64 },
-    /// The run folder is no longer the one that the run has locked. `folder`: its path at the start of the
+    /// The run folder is no longer the folder that the run locked. `folder`: its path at the start of the
     /// run.
     #[error(
         "{folder} is no longer this run's folder: it was moved, removed or replaced during the run, so \
@@ -107,18 +109,18 @@ pub enum CheckpointError {
          with --resume"
     )]
     NotHeld { folder: PathBuf },
-    /// The disk does not respond. `path`: the output folder; `seconds`: the time waited.
+    /// The disk does not respond. `path`: the output folder; `seconds`: the length of the wait.
     #[error(
         "nothing has been written to {path} for {seconds:.0} s: check the disk, or raise checkpoint.timeout_s"
     )]
     Stalled { path: PathBuf, seconds: f64 },
-    /// Another rank failed to write; this rank only knows that.
+    /// Another rank failed to write; this rank does not know why.
     #[error("another rank could not write the checkpoint; see its message")]
     OtherRank,
-    /// A folder is not a model in the layout of Hugging Face. `problem`: the missing part, and the fix.
+    /// A folder is not a model in the Hugging Face layout. `problem`: what is missing, and the fix.
     #[error("{path} is not a model in the layout of Hugging Face: {problem}")]
     NotAModel { path: PathBuf, problem: &'static str },
-    /// A link leads out of a model's folder.
+    /// A file in a model's folder is a link that leads out of the folder.
     #[error(
         "{path} is a link that leads out of its folder, to {target}: copy that file into the folder if it \
          belongs to the model"
@@ -136,7 +138,7 @@ pub enum CheckpointError {
     /// The sizes in a `config.json` are invalid.
     #[error("{path} describes an impossible model: {source}")]
     Shape { path: PathBuf, source: ModelConfigError },
-    /// A file of weights in the layout of Hugging Face is damaged.
+    /// A weight file in the Hugging Face layout is damaged.
     #[error("{path} is damaged or not safetensors ({problem}): get the file again")]
     DamagedWeights { path: PathBuf, problem: String },
     /// Names or shapes of tensors do not match the model's `config.json`.
@@ -145,8 +147,8 @@ pub enum CheckpointError {
          the same source"
     )]
     Tensors { path: PathBuf, mismatch: Mismatch },
-    /// No architecture of Hugging Face has all features of the model. `path`: the folder of the model;
-    /// `features`: the incompatible features.
+    /// No Hugging Face architecture has all features of the model. `path`: the model's folder; `features`:
+    /// the incompatible features.
     #[error(
         "the model of {path} has {features}, which no supported architecture of Hugging Face has; those are \
          Llama (attention_bias none or all, with or without feed_forward_bias), Mistral (window in all layers), \
@@ -154,7 +156,7 @@ pub enum CheckpointError {
          without window) and Qwen3-MoE (as Qwen3 without window, with feed_forward moe)"
     )]
     NoArchitecture { path: PathBuf, features: String },
-    /// The model has a weight without a name in the layout of Hugging Face. `path`: the folder of the model.
+    /// The model has a weight that has no name in the Hugging Face layout. `path`: the model's folder.
     #[error(
         "{path} holds the weight `{name}`, which has no name in the layout of Hugging Face: only models of \
          built-in layers can be exported"
@@ -163,7 +165,7 @@ pub enum CheckpointError {
     /// A weight is out of the range of the requested dtype.
     #[error("`{name}` holds {value:e}, which is out of the range of {dtype}: use --dtype bf16 or f32")]
     Range { name: String, value: f32, dtype: &'static str },
-    /// The repository is not written as `owner/name`. `given`: the text.
+    /// The repository name does not have the form `owner/name`. `given`: the text.
     #[error("--repo {given}: write it as owner/name, as in Qwen/Qwen3-0.6B")]
     RepoName { given: String },
     /// This build cannot download.
@@ -179,7 +181,7 @@ pub enum CheckpointError {
          folder with --hf"
     )]
     Download { repo: String, revision: String, file: String, problem: String },
-    /// An error of a model's tokenizer.
+    /// A model's tokenizer failed.
     #[error(transparent)]
     Data(#[from] DataError),
     /// The engine failed.
@@ -187,14 +189,14 @@ pub enum CheckpointError {
     Shard(#[from] ShardError),
 }
 
-/// Differences between the given weights and those of a model.
+/// The differences between given weights and a model.
 #[derive(Clone, Debug, Default)]
 pub struct Mismatch {
-    /// Weights that the model needs and that are not given.
+    /// Weights that the model needs but that are not given.
     pub missing: Vec<String>,
-    /// Given weights that the model lacks.
+    /// Given weights that the model does not have.
     pub unexpected: Vec<String>,
-    /// Weights of another shape, with both shapes.
+    /// Weights with a different shape; each entry includes both shapes.
     pub misshapen: Vec<String>,
 }
 
@@ -205,7 +207,7 @@ impl Mismatch {
     }
 }
 
-/// Prints differences, such as `missing [a, b], of another shape [c]`; omits empty kinds.
+/// Formats the differences, such as `missing [a, b], of another shape [c]`; omits empty kinds.
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Mismatch { missing, unexpected, misshapen } = self;
@@ -216,7 +218,7 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
-/// Formats names, or the first of many: those of a whole model would fill the screen.
+/// Joins the names; if there are many, only the first, because those of a whole model would fill the screen.
 fn first_of(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let shown = names[..names.len().min(SHOWN)].join(", ");
@@ -231,8 +233,8 @@ impl CheckpointError {
         move |source| CheckpointError::Io { operation, path: path.to_owned(), source }
     }
 
-    /// Returns the error for a file of a checkpoint. A missing file means that the checkpoint is damaged,
-    /// because it existed once.
+    /// Returns the error for a checkpoint file that cannot be read. A missing file means that the checkpoint
+    /// is damaged, because the file existed when the checkpoint was written.
     pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| match source.kind() {
             ErrorKind::NotFound => CheckpointError::damaged(path, "the file is missing"),
@@ -250,12 +252,12 @@ impl CheckpointError {
         CheckpointError::damaged(path, format!("`{key}` does not match its checksum"))
     }
 
-    /// Returns the error for a file of weights in the layout of Hugging Face.
+    /// Returns the error for a damaged weight file in the Hugging Face layout.
     pub(crate) fn damaged_weights(path: &Path, problem: impl std::fmt::Display) -> Self {
         CheckpointError::DamagedWeights { path: path.to_owned(), problem: problem.to_string() }
     }
 
-    /// Returns whether the user's arguments or the choice of model are the cause.
+    /// Returns whether the cause is the user's arguments or choice of model.
     pub fn is_usage(&self) -> bool {
         match self {
             CheckpointError::Data(error) => error.is_usage(),
@@ -278,7 +280,7 @@ impl CheckpointError {
         }
     }
 
-    /// Returns whether it only reports that another rank failed.
+    /// Returns whether the error only reports that another rank failed.
     pub fn is_consequence(&self) -> bool {
         match self {
             CheckpointError::OtherRank => true,

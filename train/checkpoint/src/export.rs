@@ -1,4 +1,4 @@
-//! Export of any readable model to the layout of Hugging Face: the implementation of `kiln export`.
+//! Exports any readable model to the Hugging Face layout: the implementation of `kiln export`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -27,10 +27,10 @@ use crate::write::INDEX_FILE;
 use crate::write::NewFolder;
 use crate::{CheckpointError, folder};
 
-/// Rows of a matrix that are reordered at once during transposition.
+/// Number of rows of the result that are transposed at once.
 const ROWS: usize = 64;
 
-/// Type of the elements of a file.
+/// Element type of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExportDtype {
     /// 32-bit floating point, the weights unchanged.
@@ -42,22 +42,22 @@ pub enum ExportDtype {
 }
 
 impl ExportDtype {
-    /// Returns its name in safetensors.
+    /// Returns the type's name in safetensors.
     fn name(self) -> &'static str {
         ["F32", "BF16", "F16"][self as usize]
     }
 
-    /// Returns its name in PyTorch.
+    /// Returns the type's name in PyTorch.
     pub fn torch_name(self) -> &'static str {
         ["float32", "bfloat16", "float16"][self as usize]
     }
 
-    /// Returns the bytes of an element.
+    /// Returns the number of bytes per element.
     fn width(self) -> usize {
         if self == ExportDtype::F32 { 4 } else { 2 }
     }
 
-    /// Appends a value, rounded to the nearest; returns `false` if it is out of range.
+    /// Appends a value, rounded to the nearest; returns `false` if the value is out of range.
     fn append(self, value: f32, bytes: &mut Vec<u8>) -> bool {
         let rounded = match self {
             ExportDtype::F32 => {
@@ -81,13 +81,13 @@ impl ExportDtype {
 
 /// A tensor to write.
 struct Item {
-    /// The weight's name in Kiln.
+    /// Name of the weight in Kiln.
     name: String,
-    /// The first of its elements to write.
+    /// Index of the first of the weight's elements to write.
     first: usize,
-    /// The shape of the written part, as in the weight.
+    /// Shape of the part to write, in Kiln's order of dimensions.
     shape: Vec<usize>,
-    /// Its name and orientation in the file.
+    /// Name and orientation of the tensor in the file.
     there: HuggingFaceName,
 }
 
@@ -97,10 +97,10 @@ impl Item {
     }
 }
 
-/// Writes a model in the layout of Hugging Face into the new folder `out`, in files of at most
-/// `max_shard_bytes` unless a single weight is larger. Holds one weight in memory at a time. `meter` counts
-/// the bytes of the weights, as f32. Fails if the model cannot be read, if a weight is not finite, if no
-/// architecture there has all features of the model, if `out` exists already or if the disk fails.
+/// Writes a model in the Hugging Face layout into the new folder `out`, in files of at most `max_shard_bytes`
+/// unless a single weight is larger. Holds one weight in memory at a time. `meter` counts the bytes of the
+/// weights, as f32. Fails if the model cannot be read, a weight is not finite, no Hugging Face architecture
+/// has all features of the model, `out` already exists, or the disk fails.
 pub fn export(
     source: &ModelSource,
     out: &Path,
@@ -147,7 +147,7 @@ pub fn export(
     out.commit()
 }
 
-/// Returns all weights of the decoder, in its order, with their names there.
+/// Returns all weights of the decoder, in the decoder's order, with their names in the Hugging Face layout.
 fn items(source: &ModelSource) -> Result<Vec<Item>> {
     let mut items = Vec::new();
     for (name, shape) in parameter_shapes(&outline(source.model())?) {
@@ -163,7 +163,7 @@ fn items(source: &ModelSource) -> Result<Vec<Item>> {
     Ok(items)
 }
 
-/// Divides items into files, each as large as `most` bytes allow, with at least one weight.
+/// Divides items into files of at most `most` bytes each; a file with a single weight may be larger.
 fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<Item>)> {
     let (mut files, mut used): (Vec<Vec<Item>>, _) = (Vec::new(), 0);
     for item in items {
@@ -187,7 +187,7 @@ fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<
     files.into_iter().enumerate().map(|(index, file)| (name(index), file)).collect()
 }
 
-/// Returns ids that start and end a text: from the folder, or else from the tokenizer.
+/// Returns the ids that start and end a text: those in the folder, or else the tokenizer's.
 fn tokens_of(source: &ModelSource) -> Result<TokenIds> {
     let mut tokens = token_ids(source.folder())?;
     let path = source.tokenizer();
@@ -202,7 +202,7 @@ fn tokens_of(source: &ModelSource) -> Result<TokenIds> {
     Ok(tokens)
 }
 
-/// Returns the settings that transformers needs to load `tokenizer.json` by itself.
+/// Returns the settings that transformers needs to load `tokenizer.json` without other files.
 fn tokenizer_config(source: &ModelSource, tokens: &TokenIds) -> Result<Value> {
     let tokenizer = Tokenizer::load(source.tokenizer())?;
     let mut config = json!({
@@ -218,8 +218,8 @@ fn tokenizer_config(source: &ModelSource, tokens: &TokenIds) -> Result<Value> {
     Ok(config)
 }
 
-/// Writes `items` to the safetensors file `path`, as a stream: the header from known sizes, then one tensor
-/// after the other.
+/// Writes `items` to the safetensors file `path` as a stream: first the header, from the known sizes, then
+/// one tensor after another.
 fn write_file(path: &Path, weights: &Watched, items: &[Item], dtype: ExportDtype) -> Result<()> {
     let failed = |error| CheckpointError::io("write", path)(error);
     let out = File::create(path).map_err(CheckpointError::io("create", path))?;

@@ -1,4 +1,4 @@
-//! The checkpoints of a run, the latest of them, and folders that appear and disappear as a whole.
+//! The checkpoints of a run, the file `latest`, and folders that appear and disappear as a whole.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,25 +12,25 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::{CheckpointError, MANIFEST_FILE, Result};
 
-/// Folder of all checkpoints inside a run folder.
+/// Name of the folder with all checkpoints in a run folder.
 const CHECKPOINTS: &str = "checkpoints";
 const FOLDER_PREFIX: &str = "fsdp_cpt";
 const LATEST_FILE: &str = "latest";
 /// Suffix of folders that are being written.
 const PARTIAL: &str = ".partial";
-/// Suffix of a checkpoint that a new one of its step is about to replace.
+/// Suffix of a checkpoint that a new checkpoint of the same step is about to replace.
 const OLD: &str = ".old";
 /// Suffix of a checkpoint that is being removed.
 const REMOVED: &str = ".removed";
-/// Upper limit of the bytes of a checkpoint's name.
+/// Maximum number of bytes in a checkpoint's name.
 const NAME_BYTES: u64 = 256;
 
-/// Selects the checkpoints of a run to keep.
+/// Determines which checkpoints of a run are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keep {
-    /// Number of newest checkpoints to keep; 0 for all.
+    /// Number of newest checkpoints to keep; 0 keeps all.
     pub newest: usize,
-    /// Also keep checkpoints whose step is a multiple of this; 0 for none.
+    /// Also keep checkpoints whose step is a multiple of this number; 0 disables this.
     pub every: u64,
 }
 
@@ -41,12 +41,12 @@ impl Keep {
     }
 }
 
-/// Returns the folder of all checkpoints of the run in `out`.
+/// Returns the folder with all checkpoints of the run in `out`.
 pub fn checkpoints_folder(out: &Path) -> PathBuf {
     out.join(CHECKPOINTS)
 }
 
-/// Returns the path of the checkpoint of `step` in the folder of all checkpoints.
+/// Returns the path of the checkpoint of `step` in `folder`, the folder with all checkpoints.
 pub fn checkpoint_path(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("{FOLDER_PREFIX}{step}"))
 }
@@ -56,15 +56,15 @@ pub(super) fn beside(place: &Path) -> PathBuf {
     hidden(place, PARTIAL)
 }
 
-/// Returns the hidden name of a checkpoint, with a suffix that indicates its state.
+/// Returns the path of a checkpoint under a hidden name, with a suffix that indicates its state.
 fn hidden(place: &Path, suffix: &str) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
     place.with_file_name(format!(".{name}{suffix}"))
 }
 
-/// Returns the newest complete checkpoint in `folder`: the one named by `latest`, or a newer one whose
-/// process ended between completing the checkpoint and writing `latest`. A user's links count only if
-/// `latest` names no checkpoint.
+/// Returns the newest complete checkpoint in `folder`: the one named by `latest`, or a newer one if a process
+/// ended after completing that checkpoint and before updating `latest`. A user's links count only if `latest`
+/// names no checkpoint.
 pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
     let mut all = list(folder);
     let named = named_latest(folder);
@@ -74,15 +74,15 @@ pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
     all.pop().map(|(_, path)| path).or_else(|| Some(checkpoint_path(folder, named?)))
 }
 
-/// Returns the step of the checkpoint named by `latest`, if there is one. A path instead of a name is
-/// ignored.
+/// Returns the step of the checkpoint that `latest` names, if that checkpoint is complete. A path instead of
+/// a name is ignored.
 fn named_latest(folder: &Path) -> Option<u64> {
     let name = files::read(&folder.join(LATEST_FILE), NAME_BYTES).ok()?;
     let step = step_of(std::str::from_utf8(&name).ok()?.trim().as_ref())?;
     is_complete(&checkpoint_path(folder, step)).then_some(step)
 }
 
-/// Returns the entries of `folder` with names of checkpoints, oldest first, as (step, path).
+/// Returns the entries of `folder` that have names of checkpoints, oldest first, as (step, path).
 fn named(folder: &Path) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> =
@@ -96,8 +96,8 @@ fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
     named(folder).into_iter().filter(|(_, path)| is_complete(path)).collect()
 }
 
-/// Returns the folders in `folder` with names of checkpoints that cannot be loaded, oldest first, and the
-/// fault of each. If `folder` itself cannot be listed, returns `folder`.
+/// Returns the checkpoints in `folder` that cannot be loaded, oldest first, and why each cannot. If `folder`
+/// itself cannot be listed, returns `folder` and the error.
 pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
     match fs::read_dir(folder) {
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -107,7 +107,7 @@ pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
     }
 }
 
-/// Returns the fault of the checkpoint at `path`, as far as the metadata of its manifest shows.
+/// Returns why the checkpoint at `path` cannot be loaded, as far as the metadata of its manifest shows.
 fn fault(path: &Path) -> Option<String> {
     match has_manifest(path) {
         Ok(true) => None,
@@ -125,7 +125,7 @@ pub(super) fn has_any(folder: &Path) -> bool {
     named(folder).iter().any(|(_, path)| has_manifest(path).unwrap_or(true))
 }
 
-/// Returns whether there is a manifest at `path`, which is written last.
+/// Returns whether the folder `path` has a manifest, which is the last file to be written.
 pub(super) fn has_manifest(path: &Path) -> io::Result<bool> {
     match fs::metadata(path.join(MANIFEST_FILE)) {
         Ok(_) => Ok(true),
@@ -134,19 +134,19 @@ pub(super) fn has_manifest(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns whether there is a complete checkpoint at `path` itself, as far as can be determined.
+/// Returns whether `path` itself is a complete checkpoint. If this cannot be determined, returns false.
 pub(super) fn is_complete(path: &Path) -> bool {
     has_manifest(path).unwrap_or(false)
 }
 
-/// Returns the newest checkpoint next to the one at `path`, of an earlier step, that `is_usable` accepts.
+/// Returns the newest checkpoint next to `path` that has an earlier step and that `is_usable` accepts.
 pub(super) fn earlier(path: &Path, is_usable: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let step = step_of(path.file_name()?)?;
     let neighbours = list(parent_of(path)).into_iter().rev();
     neighbours.filter(|(other, _)| *other < step).map(|(_, path)| path).find(|path| is_usable(path))
 }
 
-/// Makes `latest` name the checkpoint of `step`.
+/// Sets `latest` to the checkpoint of `step`.
 pub(super) fn point_to(folder: &Path, step: u64) -> Result<()> {
     let new = folder.join(format!(".{LATEST_FILE}{PARTIAL}"));
     write(&new, format!("{FOLDER_PREFIX}{step}").as_bytes())?;
@@ -154,8 +154,8 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<()> {
     sync_folder(folder)
 }
 
-/// Makes `latest` name the checkpoint of `step`, from which a run resumes, unless it does already. Returns
-/// whether it changed.
+/// Sets `latest` to the checkpoint of `step`, from which a run resumes. Returns whether that changed
+/// `latest`. Does nothing if that checkpoint is not complete.
 pub fn fix_latest(folder: &Path, step: u64) -> Result<bool> {
     if !is_complete(&checkpoint_path(folder, step)) || named_latest(folder) == Some(step) {
         return Ok(false);
@@ -163,30 +163,30 @@ pub fn fix_latest(folder: &Path, step: u64) -> Result<bool> {
     point_to(folder, step).map(|()| true)
 }
 
-/// Returns the checkpoints up to that of `step` of which only the newest are kept, and that of `step` itself.
-/// Later ones do not belong to this run, and links belong to a user.
+/// Returns the checkpoints before `step` that count towards [`Keep::newest`], and the checkpoint of `step`.
+/// Later checkpoints do not belong to this run, and links belong to a user.
 fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
     let is_own = |saved: u64| saved == step || (saved < step && !keep.always(saved));
     list(folder).into_iter().filter(|(saved, path)| is_own(*saved) && !path.is_symlink()).collect()
 }
 
-/// Returns the number of checkpoints at the start of a run that resumes after `step` steps, and how many of
-/// them its next save removes because `keep` is smaller than when they were written; 0 if it removes no more
-/// than a run that has always had `keep`.
+/// Returns the number of checkpoints when a run resumes after `step` steps, and how many of them its next
+/// save removes because `keep` was reduced. The second number is 0 if the next save removes no more than it
+/// would in a run that had always had `keep`.
 pub fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
     let own = removable(folder, keep, step);
     let is_more = keep.newest > 0 && own > keep.newest;
     (list(folder).len(), if is_more { own + 1 - keep.newest } else { 0 })
 }
 
-/// Returns the number of checkpoints, at the start of a run that resumes after `step` steps, of which only
-/// the newest are kept.
+/// Returns the number of checkpoints that count towards [`Keep::newest`] when a run resumes after `step`
+/// steps.
 pub fn removable(folder: &Path, keep: Keep, step: u64) -> usize {
     own(folder, keep, step).into_iter().filter(|(saved, _)| !keep.always(*saved)).count()
 }
 
-/// Removes the checkpoints that are not kept, now that the one of `step` has been written, and remains of
-/// earlier removals. Failures only cause warnings.
+/// Removes the checkpoints that `keep` does not keep once the checkpoint of `step` has been written, and the
+/// remains of earlier removals. Failures only cause warnings.
 pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     if keep.newest == 0 {
         return;
@@ -210,7 +210,7 @@ fn warn_unless(outcome: Result<()>, path: &Path, problem: &str) {
     }
 }
 
-/// Returns the remains of interrupted saves and removals in `folder`: steps, paths and suffixes.
+/// Returns the remains of interrupted saves and removals in `folder`, as (step, path, suffix).
 fn left_over(folder: &Path) -> Vec<(u64, PathBuf, String)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let found = entries.filter_map(|entry| {
@@ -224,20 +224,20 @@ fn left_over(folder: &Path) -> Vec<(u64, PathBuf, String)> {
     found.collect()
 }
 
-/// Returns the step in the name of a checkpoint, if a run could have chosen the name.
+/// Returns the step in the name of a checkpoint; `None` if no run would choose this name.
 pub fn step_of(name: &OsStr) -> Option<u64> {
     let digits = name.to_str()?.strip_prefix(FOLDER_PREFIX)?;
-    // `03` and `+3` are numbers as well, but not our names.
+    // `03` and `+3` also parse as numbers, but no run writes them.
     digits.parse().ok().filter(|step: &u64| step.to_string() == digits)
 }
 
-/// Returns the steps after `step` with a checkpoint in `folder`, complete or not, in order.
+/// Returns the steps after `step` that have a checkpoint in `folder`, complete or not, in ascending order.
 pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
     named(folder).into_iter().map(|(saved, _)| saved).filter(|saved| *saved > step).collect()
 }
 
-/// Moves the checkpoints of steps after `step` to the new folder `aside`. The checkpoint of `step`, if there
-/// is one, becomes the latest.
+/// Moves the checkpoints of steps after `step` to the new folder `aside`. If `step` has a complete
+/// checkpoint, it becomes the latest.
 pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     fs::create_dir(aside).map_err(CheckpointError::io("create", aside))?;
     for later in later_than(folder, step) {
@@ -255,8 +255,8 @@ pub fn sweep(folder: &Path) {
     for (step, path, suffix) in left_over(folder) {
         let place = checkpoint_path(folder, step);
         let outcome = match suffix.as_str() {
-            // The checkpoint was moved out of the way of a new checkpoint, which was never completed. A part of the new
-            // one may be there.
+            // A save moved the old checkpoint aside and never completed the new one, of which a part may be
+            // there.
             OLD if is_complete(&path) && !is_complete(&place) => {
                 remove(&place).and_then(|()| rename(&path, &place))
             }
@@ -272,13 +272,13 @@ pub(super) fn write(path: &Path, content: &[u8]) -> Result<()> {
     durable::write(path, content).map_err(CheckpointError::io("write", path))
 }
 
-/// Waits until the names in a folder are on the disk: a rename is durable once its folder is synced.
+/// Syncs a folder: waits until its entries are on the disk, which makes a rename in it durable.
 pub(super) fn sync_folder(path: &Path) -> Result<()> {
     durable::sync_folder(path).map_err(CheckpointError::io("sync", path))
 }
 
-/// Moves the checkpoint's folder `new` to `place` atomically: readers see the old folder or the new one, never
-/// a part. Deletes the folder that was there before.
+/// Moves the checkpoint folder `new` to `place` atomically: readers see the old folder or the new one, never
+/// a mixture. Deletes the old folder.
 pub(super) fn replace_folder(new: &Path, place: &Path) -> Result<()> {
     if !place.is_dir() {
         return rename(new, place);
@@ -291,9 +291,9 @@ pub(super) fn replace_folder(new: &Path, place: &Path) -> Result<()> {
     }
 }
 
-/// Does the work of [`replace_folder`] in several steps: the old folder is moved aside first, so that a
-/// complete one exists at every moment, if not at its place. If the new one cannot be moved to its place, the
-/// old one is moved back.
+/// Implements [`replace_folder`] in several steps: moves the old folder aside first, so that a complete
+/// folder exists at every moment, though not always at `place`. If the new folder cannot be moved to `place`,
+/// the old one is moved back.
 fn replace_in_turns(new: &Path, place: &Path) -> Result<()> {
     let old = new.with_extension("old");
     // An earlier replacement may have been interrupted while the only complete folder was aside.
@@ -304,19 +304,19 @@ fn replace_in_turns(new: &Path, place: &Path) -> Result<()> {
         remove(place)?;
     }
     if let Err(error) = rename(new, place) {
-        // The original error matters more; the next start finds a folder that stays aside.
+        // The original error matters more; the next start restores a folder that stays aside.
         let _ = fs::rename(&old, place);
         return Err(error);
     }
     remove(&old)
 }
 
-/// Renames a file or folder, and replaces an existing file.
+/// Renames a file or folder, replacing an existing file.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(CheckpointError::io("rename to", to))
 }
 
-/// Removes a folder with all of its contents, if it exists.
+/// Removes a folder with all its contents, if it exists.
 pub(super) fn remove(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(CheckpointError::io("remove", path)(error)),
@@ -387,7 +387,7 @@ mod tests {
         assert!(path.join(".fsdp_cpt03.partial").exists() && path.join(".fsdp_cpt+3.old").exists());
     }
 
-    /// No matter what interrupts a removal, no part of a checkpoint stays among the complete ones.
+    /// Whatever interrupts a removal, no part of a checkpoint is left among the complete ones.
     #[test]
     fn old_checkpoints_are_moved_before_removal() {
         let folder = tempfile::tempdir().unwrap();
@@ -448,7 +448,8 @@ mod tests {
         assert_eq!(names_in(path), [mine, ".latest.partial", other, checkpoint]);
     }
 
-    /// Interrupted between its two renames, on a file system that cannot exchange two folders.
+    /// The replacement is interrupted between its two renames, on a file system that cannot exchange two
+    /// folders.
     #[test]
     fn interrupted_replacement_is_undone() {
         let folder = tempfile::tempdir().unwrap();

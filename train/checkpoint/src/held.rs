@@ -1,8 +1,8 @@
-//! Checks that the folder that a run writes to is still the one that it has locked.
+//! Checks that the folder to which a run writes is still the one that it has locked.
 //!
-//! A run names its folder by a path, and a path may lead elsewhere later: someone moves the folder and starts
-//! another run under the old name, points a symbolic link elsewhere, or removes the folder. The file that the
-//! run has locked stays the same file throughout.
+//! A run refers to its folder by a path, which may lead elsewhere later: someone moves the folder and starts
+//! another run under the old name, redirects a symbolic link, or removes the folder. So the check compares
+//! the file at the path with the file that the run has locked, which stays the same.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use kiln_sys::files;
 
 use super::{CheckpointError, Result};
 
-/// A folder, and the open file in it that proves its ownership.
+/// A folder, and an open, locked file in it that proves that the folder belongs to this run.
 #[derive(Clone, Debug)]
 pub struct HeldFolder {
     folder: PathBuf,
@@ -23,13 +23,13 @@ pub struct HeldFolder {
 }
 
 impl HeldFolder {
-    /// Wraps `folder`, which is held for as long as `path` leads to the open file `file`.
+    /// Wraps `folder`, which is held as long as `path` leads to the open file `file`.
     pub fn new(folder: &Path, path: PathBuf, file: Arc<File>) -> Self {
         HeldFolder { folder: folder.to_owned(), path, file }
     }
 
-    /// Fails unless the folder is still the one that was locked: [`CheckpointError::NotHeld`] if it was
-    /// moved, removed or replaced.
+    /// Checks that the folder is still the one that was locked. Fails with [`CheckpointError::NotHeld`] if
+    /// the folder was moved, removed or replaced.
     pub fn check(&self) -> Result<()> {
         let lost = || CheckpointError::NotHeld { folder: self.folder.clone() };
         let unreadable = |error: std::io::Error| match error.kind() {
@@ -45,7 +45,7 @@ impl HeldFolder {
         if is_same { Ok(()) } else { Err(lost()) }
     }
 
-    /// Returns whether the folder is known to belong to another run, or to be gone.
+    /// Returns whether the folder is known to be gone or to belong to another run.
     pub fn is_lost(&self) -> bool {
         matches!(self.check(), Err(CheckpointError::NotHeld { .. }))
     }

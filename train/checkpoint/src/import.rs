@@ -1,5 +1,5 @@
-//! Import of a model in the layout of Hugging Face as a checkpoint of Kiln, of step 0 and without optimizer
-//! state: the implementation of `kiln import`.
+//! Imports a model in the Hugging Face layout as a Kiln checkpoint of step 0, without optimizer state: the
+//! implementation of `kiln import`.
 
 use std::path::Path;
 
@@ -12,9 +12,9 @@ use crate::source::ModelSource;
 use crate::write::{check_free, write_full};
 use crate::{CheckpointState, SaveContext};
 
-/// Writes a full checkpoint of a model to `out`, with `config` as the configuration of a run that could have
+/// Writes a full checkpoint of a model to `out`. `config` is the configuration of a run that could have
 /// trained it. Holds one weight in memory at a time. `meter` counts the bytes of the weights. Fails if the
-/// tokenizer is unusable, if `out` exists already or if the disk fails.
+/// tokenizer is unusable, `out` already exists, or the disk fails.
 pub fn import(folder: &HuggingFaceFolder, config: String, out: &Path, meter: &Meter) -> Result<()> {
     let source = ModelSource::HuggingFace(Box::new(folder.clone()));
     if source.tokenizer().exists() {

@@ -1,9 +1,9 @@
-//! Checkpoints: the state that a run needs to resume, or a model that can be used, in a folder that appears
-//! complete or not at all.
+//! Checkpoints: everything that a run needs to resume, or a usable model, in a folder that appears complete
+//! or not at all.
 //!
-//! In addition, [`hugging_face`] has models in the layout of Hugging Face, [`source`] models on disk of
-//! either kind, [`weights`] weights that are read in parts, and [`sharded`] the decoder that they are loaded
-//! into.
+//! In addition, [`hugging_face`] handles models in the Hugging Face layout, [`source`] models on disk in
+//! either format, [`weights`] weights that are read in parts, and [`sharded`] the decoder into which they are
+//! loaded.
 //!
 //! # The folder
 //!
@@ -21,15 +21,15 @@
 //!
 //! # Writing
 //!
-//! [`Saver`] writes next to the place, syncs, renames, and then makes `latest` name the folder. A save in the
-//! background does not delay the step: see [`kiln_shard::Engine::snapshot`]. A save without progress for
-//! `checkpoint.timeout_s` has failed; earlier checkpoints stay.
+//! [`Saver`] writes to a temporary folder next to the final one, syncs it, renames it, and then updates
+//! `latest`. A save in the background does not delay the step: see [`kiln_shard::Engine::snapshot`]. A save
+//! that makes no progress for `checkpoint.timeout_s` fails; earlier checkpoints are unaffected.
 //!
 //! # Reading
 //!
-//! [`Checkpoint`] finds the data that a rank needs by intersecting its shards with the saved chunks, for any
-//! number of ranks and any strategy then and now. Ranks that have read parts of a chunk combine their
-//! checksums, so that every byte is read once and every byte is checked.
+//! [`Checkpoint`] finds the data that a rank needs by intersecting the rank's shards with the saved chunks.
+//! The number of ranks and the strategy may differ from those of the run that saved it. Ranks that have read
+//! parts of a chunk combine their checksums, so that every byte is read once and every byte is checked.
 
 mod convert;
 mod describe;
@@ -76,7 +76,7 @@ pub use reader::CheckpointReader;
 pub use saver::{Progress, SaveOptions, Saver};
 pub use write::check_free;
 
-/// Name of the manifest in the folder.
+/// File name of the manifest.
 pub const MANIFEST_FILE: &str = "manifest.json";
 
 const CONFIG_FILE: &str = "config.toml";
@@ -90,21 +90,21 @@ pub struct CheckpointState {
     /// Number of steps whose update was skipped because a gradient was not finite.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u64,
-    /// Scale of the loss, if gradients were `f16`.
+    /// Scale of the loss; `None` unless gradients were `f16`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// Position in the global order of samples of the first sample that has not been used for training.
+    /// Position, in the global order of samples, of the first sample that has not been used for training.
     pub next_sample: u64,
     /// Tokens trained on.
     pub tokens: u64,
-    /// The seed of all randomness. All draws are functions of this seed, of names, and of the counters above,
-    /// so no other random state is stored.
+    /// The seed of all randomness. Every random draw is a function of this seed, of names, and of the
+    /// counters above, so no other random state is stored.
     pub seed: u64,
     /// Shape of the model.
     pub model: ModelConfig,
     /// The longest sequence, in tokens, that the model supports.
     pub context_length: usize,
-    /// Checksum of the training data, to detect that a run is resumed with other data.
+    /// Checksum of the training data, to detect that a run is resumed with different data.
     pub data_sha256: Option<String>,
 }
 
@@ -132,13 +132,13 @@ fn is_zero(count: &u64) -> bool {
 /// The contents of a checkpoint other than the engine's values.
 #[derive(Clone, Debug)]
 pub struct SaveContext {
-    /// The optimizer that trained the weights. Replaced by the engine's own when an engine is saved.
+    /// The optimizer that trained the weights. When an engine is saved, the engine's optimizer replaces it.
     pub optimizer: SavedOptimizer,
     /// The position of the run.
     pub state: CheckpointState,
     /// The resolved configuration, as TOML.
     pub config: Option<String>,
-    /// Names and contents of its other small files, such as `tokenizer.json`.
+    /// Names and contents of other small files in the checkpoint, such as `tokenizer.json`.
     pub files: Vec<(String, Arc<[u8]>)>,
 }
 
@@ -149,7 +149,7 @@ impl SaveContext {
     }
 }
 
-/// Lets tests measure the memory use of reading.
+/// Lets tests measure how much memory reading takes.
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: kiln_shard::memory::CountingAllocator = kiln_shard::memory::CountingAllocator;

@@ -1,4 +1,4 @@
-//! `manifest.json`: the parts of a checkpoint, and the checksums to verify that it is complete.
+//! `manifest.json`: the contents of a checkpoint, and checksums that show whether it is complete.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -12,29 +12,29 @@ use serde::{Deserialize, Serialize};
 
 use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Result, Saved, SavedOptimizer};
 
-/// The version of the format that this build writes and reads.
+/// The version of the format that this build reads and writes.
 pub const FORMAT_VERSION: u64 = 5;
 
 /// Maximum size of a manifest.
 pub(super) const MAX_MANIFEST: u64 = 1 << 30;
 
-/// Upper limit of steps, samples, tokens and the length of a sequence, so that sums of such numbers cannot
-/// overflow.
+/// Maximum number of steps, samples or tokens, and maximum sequence length, so that sums of such numbers
+/// cannot overflow.
 const MAX_COUNT: u64 = 1 << 56;
 
-/// Upper limit of ranks.
+/// Maximum number of ranks.
 const MAX_RANKS: u64 = 1 << 32;
 
-/// Upper limit of the size of a checkpoint, so that sums of sizes cannot overflow.
+/// Maximum total size of a checkpoint, so that sums of sizes cannot overflow.
 const MAX_TOTAL_BYTES: u64 = 1 << 56;
 
-/// Bytes of an element: data is f32.
+/// Number of bytes per element: all values are f32.
 pub(super) const WIDTH: u64 = size_of::<f32>() as u64;
 
-/// Maximum number of custom blocks, which may have no parameters and therefore no group.
+/// Maximum number of custom blocks. Such blocks may have no parameters and therefore no group.
 const MAX_BLOCKS: usize = 1 << 16;
 
-/// The distribution of the values over files.
+/// Layout of the values in files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
@@ -57,11 +57,11 @@ impl std::fmt::Display for Format {
 /// The contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`FORMAT_VERSION`] of the build that wrote it.
+    /// The [`FORMAT_VERSION`] of the build that wrote the checkpoint.
     pub format_version: u64,
-    /// The distribution of the values over files.
+    /// Layout of the values in files.
     pub format: Format,
-    /// Number of ranks of the run that wrote it.
+    /// Number of ranks of the run that wrote the checkpoint.
     pub ranks: usize,
     /// The architecture that the weights belong to.
     pub architecture: Architecture,
@@ -69,9 +69,9 @@ pub struct Manifest {
     pub optimizer: SavedOptimizer,
     /// The position of the run.
     pub state: CheckpointState,
-    /// The run's configuration; `None` for a model from elsewhere.
+    /// The run's configuration; `None` for a model that was not trained by Kiln.
     pub config: Option<serde_json::Value>,
-    /// The kind of all checksums.
+    /// The algorithm of all checksums.
     pub checksums: String,
     /// Parameters that are gathered together, in the order of the forward pass.
     pub groups: Vec<GroupEntry>,
@@ -84,66 +84,66 @@ pub struct Manifest {
 /// Parameters that are gathered together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupEntry {
-    /// Name as in logs, such as `layers.3`.
+    /// Name of the group as in logs, such as `layers.3`.
     pub name: String,
-    /// True if its parameters were trained.
+    /// True if the group's parameters were trained.
     pub trainable: bool,
 }
 
-/// A file.
+/// A file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
     /// Length of the file.
     pub bytes: u64,
-    /// Number of bytes at its start that `checksum` covers: the header of a file of tensors, all of any other
-    /// file. The chunks after the header have their own checksums.
+    /// Number of bytes at the start of the file that `checksum` covers: the header of a tensor file, all of
+    /// any other file. The chunks after a header have their own checksums.
     pub covered: u64,
-    /// Checksum of these bytes.
+    /// Checksum of the covered bytes.
     pub checksum: Checksum,
 }
 
-/// A weight, or a slot of the optimizer's state.
+/// A weight, or a part of the optimizer's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorEntry {
     /// Full name of the parameter.
     pub name: String,
-    /// Kind of its values.
+    /// Kind of the values.
     pub saved: Saved,
-    /// Index of its group.
+    /// Index of the parameter's group.
     pub group: usize,
-    /// `F32`.
+    /// Always `F32`.
     pub dtype: String,
-    /// Shape of the whole.
+    /// Shape of the whole tensor.
     pub shape: Vec<usize>,
-    /// Locations of its elements, consecutive and without gaps.
+    /// Locations of the tensor's elements, consecutive and without gaps.
     pub chunks: Vec<Chunk>,
 }
 
-/// Adjacent elements of a flat tensor.
+/// Consecutive elements of a flat tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
-    /// First element.
+    /// Index of the first element.
     pub offset: u64,
     /// Number of elements.
     pub length: u64,
-    /// The file that contains them, under the key of the tensor.
+    /// The file that contains the elements, under the key of the tensor.
     pub file: String,
-    /// Checksum of their bytes.
+    /// Checksum of the elements' bytes.
     pub checksum: Checksum,
 }
 
 impl TensorEntry {
-    /// Returns the key of this tensor in its files.
+    /// Returns the tensor's key in the files that contain it.
     pub fn key(&self) -> String {
         self.saved.key(&self.name)
     }
 
-    /// Returns the number of elements of the whole.
+    /// Returns the number of elements of the whole tensor.
     pub fn numel(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.length).sum()
     }
 
-    /// Checks the tensor; the error describes the fault.
+    /// Checks the tensor against `manifest`; the error describes the problem.
     fn check(&self, manifest: &Manifest) -> Result<(), String> {
         let product = self.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size as u64));
         let numel = product.filter(|numel| numel.checked_mul(WIDTH).is_some());
@@ -166,7 +166,7 @@ impl TensorEntry {
         }
         let optimizer = &manifest.optimizer;
         if self.saved.slot().is_some_and(|slot| !optimizer.state.iter().any(|kept| kept == slot)) {
-            return Err(format!("`{}` keeps no such state", optimizer.name));
+            return Err(format!("the optimizer `{}` has no such state", optimizer.name));
         }
         if self.group >= manifest.groups.len() {
             return Err(format!("there is no group {}", self.group));
@@ -184,7 +184,7 @@ impl Manifest {
         Manifest::from_bytes(&bytes).map_err(|problem| CheckpointError::damaged(&path, problem))
     }
 
-    /// Parses the manifest in `bytes`. The error describes the fault in them.
+    /// Parses a manifest. The error describes the problem.
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(expecting = "an object with the key `format_version`")]
@@ -219,7 +219,8 @@ impl Manifest {
         self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight)
     }
 
-    /// Returns the layout of the groups over `ranks` ranks, as an engine with that many ranks would have it.
+    /// Returns the layout of the groups over `ranks` ranks, as an engine with that many ranks would create
+    /// it.
     pub fn layout(&self, ranks: usize) -> Vec<ParamGroupLayout> {
         let mut parameters = vec![Vec::new(); self.groups.len()];
         for tensor in self.weights() {
@@ -236,7 +237,7 @@ impl Manifest {
         self.weights().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect()
     }
 
-    /// Returns the bytes of all files that it describes.
+    /// Returns the total size, in bytes, of all files in the manifest.
     pub fn bytes(&self) -> u64 {
         self.files.values().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
@@ -247,8 +248,8 @@ impl Manifest {
     }
 
     /// Checks that the manifest is consistent and cannot make a reader use more resources than the files
-    /// warrant, so that later code need not check again: a checksum proves that it is unchanged, but not its
-    /// author. The error describes the fault.
+    /// justify, so that later code need not check again. The checksum does not replace this check: it proves
+    /// that the manifest is unchanged, but not who wrote it. The error describes the problem.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.checksums != Checksum::NAME {
             return Err(format!("its checksums are `{}`", self.checksums));
@@ -291,7 +292,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checks the numbers of the run's position; the error describes the fault.
+    /// Checks the numbers of the run's position; the error describes the problem.
     fn check_state(&self) -> Result<(), String> {
         let state = &self.state;
         state.model.validate().map_err(|error| error.to_string())?;
@@ -319,7 +320,7 @@ impl Manifest {
         }
     }
 
-    /// Checks the names, which are printed on terminals; the error describes the fault.
+    /// Checks the names, which are printed on terminals; the error describes the problem.
     fn check_names(&self) -> Result<(), String> {
         let Manifest { architecture, optimizer, .. } = self;
         let parts = architecture.parts.iter().flat_map(|part| [&part.kind, &part.name]);
@@ -337,8 +338,8 @@ impl Manifest {
         }
     }
 
-    /// Checks the sizes of its model, each of which is a size of some weight. Code that builds the model must
-    /// compare the number of its parameters as well. The sizes of blocks that are not built in are unknown.
+    /// Checks the sizes of the model, each of which must be a dimension of some weight. Code that builds the
+    /// model must also compare the number of parameters. The dimensions of custom blocks are unknown here.
     pub(super) fn check_sizes(&self) -> Result<(), String> {
         let model = &self.state.model;
         if self.architecture != Architecture::decoder() {
@@ -373,18 +374,18 @@ impl Manifest {
     }
 }
 
-/// Returns the first line: the opening brace and a checksum of the rest.
+/// Returns the first line of a manifest: the opening brace and a checksum of the rest.
 fn seal(rest: &[u8]) -> String {
     format!("{{ \"checksum\": \"{}\",\n", Checksum::of(rest))
 }
 
-/// Returns the entry of a file without tensors that has this content.
+/// Returns the manifest entry for a file with `content` and without tensors.
 pub(super) fn entry_of(content: &[u8]) -> FileEntry {
     let bytes = content.len() as u64;
     FileEntry { bytes, covered: bytes, checksum: Checksum::of(content) }
 }
 
-/// Fails unless a fully covered file matches the manifest.
+/// Checks that a fully covered file matches its entry.
 pub(super) fn check_plain_file(folder: &Path, name: &str, entry: &FileEntry) -> Result<()> {
     let path = folder.join(name);
     // A longer file is not read.

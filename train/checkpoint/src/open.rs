@@ -1,4 +1,4 @@
-//! Finding a checkpoint, and its metadata.
+//! Finds and opens checkpoints.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,15 +24,15 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Returns the folder of the checkpoint that `path` stands for: itself, or the newest checkpoint in the
-    /// folder of all checkpoints of a run or in a run folder. Does not read its contents.
+    /// Returns the checkpoint folder for `path`: `path` itself, or the newest checkpoint if `path` is a run
+    /// folder or a run's folder of checkpoints. Does not read the checkpoint's contents.
     pub fn find(path: &Path) -> Result<PathBuf> {
         if folder::is_complete(path) {
             return Ok(path.to_owned());
         }
         let folders = [path.to_owned(), checkpoints_folder(path)];
         folders.iter().find_map(|folder| newest(folder)).ok_or_else(|| {
-            // Names that are too long, and inaccessible parent folders.
+            // The path is too long, or its parent folder is inaccessible.
             if let Err(error) = path.try_exists()
                 && error.kind() != ErrorKind::NotADirectory
             {
@@ -51,8 +51,8 @@ impl Checkpoint {
         })
     }
 
-    /// Opens the checkpoint that `path` stands for; see [`Checkpoint::find`]. Reads and checks the manifest
-    /// and the small files, but no weights yet.
+    /// Opens the checkpoint that [`Checkpoint::find`] returns for `path`. Reads and checks the manifest and
+    /// the small files, but no weights yet.
     pub fn open(path: &Path) -> Result<Self> {
         let folder = Checkpoint::find(path)?;
         let is_usable = |folder: &Path| Checkpoint::open_at(folder).is_ok();
@@ -81,9 +81,9 @@ impl Checkpoint {
         CheckpointError::damaged(&self.folder.join(MANIFEST_FILE), problem)
     }
 
-    /// Fails unless the number of weights matches its model, built from `layers`, and their files have the
-    /// lengths in the manifest. Must be called before memory is allocated for them; their contents are
-    /// checked when they are read.
+    /// Fails unless the number of weights matches the model, built from `layers`, and the weight files have
+    /// the lengths in the manifest. Must be called before memory is allocated for the weights. The weights'
+    /// contents are checked when they are read.
     pub(crate) fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
         let expected = Decoder::count_parameters(layers, &self.manifest.state.model)? as u64;
         let found = self.manifest.num_parameters();
@@ -94,8 +94,8 @@ impl Checkpoint {
         self.check_lengths(|saved| *saved == Saved::Weight)
     }
 
-    /// Fails unless the files of weights and of the optimizer's state have the lengths in the manifest. Their
-    /// contents are checked when they are read.
+    /// Fails unless the files of weights and optimizer state have the lengths in the manifest. The contents
+    /// are checked when they are read.
     pub fn check_files_are_there(&self) -> Result<()> {
         self.check_lengths(|_| true)
     }
@@ -115,7 +115,8 @@ impl Checkpoint {
         })
     }
 
-    /// Returns the folder of the newest checkpoint of the run in `out`. Does not read its contents.
+    /// Returns the folder of the newest checkpoint of the run in `out`. Does not read the checkpoint's
+    /// contents.
     pub fn find_latest(out: &Path) -> Result<PathBuf> {
         let folder = checkpoints_folder(out);
         newest(&folder).ok_or_else(|| {
@@ -129,12 +130,13 @@ impl Checkpoint {
         folder::has_any(&checkpoints_folder(out))
     }
 
-    /// Returns its manifest.
+    /// Returns the checkpoint's manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Fails unless this was trained with the optimizer that is to continue with its state.
+    /// Fails unless the checkpoint was trained with the optimizer `here`, which is to continue from its
+    /// state.
     pub fn require_optimizer(&self, here: &SavedOptimizer) -> Result<()> {
         let saved = &self.manifest.optimizer;
         if saved.is(here) {
@@ -149,7 +151,7 @@ impl Checkpoint {
         &self.manifest.state
     }
 
-    /// Returns the folder.
+    /// Returns the checkpoint's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -159,7 +161,7 @@ impl Checkpoint {
         self.folder.join(TOKENIZER_FILE)
     }
 
-    /// Returns the path of the configuration of the run that wrote it, if there was one.
+    /// Returns the path of the configuration of the run that wrote the checkpoint, if there was one.
     pub fn config(&self) -> Option<PathBuf> {
         Some(self.folder.join(CONFIG_FILE)).filter(|path| path.exists())
     }
@@ -169,13 +171,14 @@ impl Checkpoint {
         self.manifest.state.context_length
     }
 
-    /// Returns the number of tokens of the sequences that the model was trained on, or its context if there
-    /// is no configuration.
+    /// Returns the sequence length, in tokens, on which the model was trained, or the model's context length
+    /// if there is no configuration.
     pub fn seq_len(&self) -> usize {
         self.size_in_config("data", "seq_len").unwrap_or_else(|| self.context_length())
     }
 
-    /// Returns `model.context_length` of the configuration, which is set only if the initial model had a context.
+    /// Returns `model.context_length` of the configuration, which is set only if the initial model specified
+    /// it.
     pub fn given_context(&self) -> Option<usize> {
         self.size_in_config("model", "context_length")
     }

@@ -1,7 +1,8 @@
-//! The origin of a checkpoint: the architecture of its model and its optimizer.
+//! The origin of a checkpoint: its model's architecture, and its optimizer.
 //!
-//! Weights do not identify the code that uses them: a custom block may have the names and shapes of the
-//! built-in one and a different meaning. So a checkpoint names both, and programs with others refuse it.
+//! Weights do not identify the code that uses them: a custom block may have parameters of the same names and
+//! shapes as the built-in block, but compute something different. So a checkpoint names its architecture and
+//! optimizer, and programs with different ones refuse it.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// The architecture of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Architecture {
-    /// Name of the whole; `decoder` is [`kiln_model::decoder::Decoder`].
+    /// Name of the whole model; `decoder` is [`kiln_model::decoder::Decoder`].
     pub name: String,
     /// Parts of the model that are not built in.
     pub parts: Vec<CustomPart>,
@@ -23,7 +24,7 @@ pub struct Architecture {
 /// A part of a model that is not built in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CustomPart {
-    /// The kind of part that it replaces, such as `block`.
+    /// The kind of built-in part that it replaces, such as `block`.
     pub kind: String,
     /// Name given by its author.
     pub name: String,
@@ -40,7 +41,7 @@ impl Architecture {
         Architecture::without(&Layers::default(), model)
     }
 
-    /// Returns the decoder with those layers of `model` that are not among `layers`.
+    /// Returns the decoder whose custom parts are the layers of `model` that `layers` lacks.
     fn without(layers: &Layers, model: &ModelConfig) -> Self {
         let part = |(kind, name): (&str, &str)| CustomPart { kind: kind.to_owned(), name: name.to_owned() };
         Architecture {
@@ -49,13 +50,13 @@ impl Architecture {
         }
     }
 
-    /// Returns why a program with `layers` cannot use the weights of `model`; `None` if it can.
+    /// Returns the reason why a program with `layers` cannot use the weights of `model`; `None` if it can.
     pub(crate) fn objection_with(layers: &Layers, model: &ModelConfig) -> Option<String> {
         Architecture::without(layers, model).objection(&Architecture::decoder())
     }
 
-    /// Returns why a program that builds `here` cannot use these weights, and which program can; `None` if it
-    /// can.
+    /// Returns the reason why a program that builds `here` cannot use these weights, and which program can;
+    /// `None` if the program can use them.
     pub(crate) fn objection(&self, here: &Architecture) -> Option<String> {
         if self == here {
             return None;
@@ -79,7 +80,7 @@ impl Architecture {
         ))
     }
 
-    /// Describes the parts of `other` that this one lacks.
+    /// Describes the parts of `other` that `self` lacks.
     fn lacks_of(&self, other: &Architecture) -> Vec<String> {
         let name = (self.name != other.name).then(|| format!("architecture `{}`", other.name));
         let parts = other.parts.iter().filter(|part| !self.parts.contains(part));
@@ -103,13 +104,13 @@ impl std::fmt::Display for Architecture {
     }
 }
 
-/// An optimizer and the state that it keeps for every parameter.
+/// An optimizer, and the names of the state that it keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedOptimizer {
     /// Name of the optimizer, such as `adamw`.
     pub name: String,
-    /// Names of the values that it keeps for every element of a weight, as written by [`Saved`]; empty for an
-    /// optimizer without state.
+    /// Names of the values that the optimizer keeps for every element of a weight, as written by [`Saved`];
+    /// empty for an optimizer without state.
     pub state: Vec<String>,
 }
 
@@ -125,13 +126,13 @@ impl SavedOptimizer {
         SavedOptimizer { name: optimizer.name().to_owned(), state }
     }
 
-    /// Returns whether both have the same name, and state of the same names in any order.
+    /// Returns whether both have the same name and the same state names, in any order.
     pub(super) fn is(&self, other: &Self) -> bool {
         let names = |optimizer: &Self| BTreeSet::from_iter(optimizer.state.clone());
         self.name == other.name && names(self) == names(other)
     }
 
-    /// Returns the slots of its state, in the form in which they are saved.
+    /// Returns the optimizer's slots, in the form in which they are saved.
     pub(super) fn slots(&self) -> Vec<Saved> {
         self.state.iter().map(|name| Saved::Slot(name.as_str().into())).collect()
     }
@@ -146,18 +147,18 @@ impl std::fmt::Display for SavedOptimizer {
     }
 }
 
-/// A part of a parameter that a checkpoint stores; in a manifest `weight`, or the name of a slot of the
-/// optimizer's state.
+/// A part of a parameter that a checkpoint stores. In a manifest it is written as `weight` or as the name of
+/// a slot of the optimizer's state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Saved {
     /// The f32 master weight.
     Weight,
-    /// A slot of the optimizer's state by its name, such as `exp_avg`.
+    /// A slot of the optimizer's state, by name, such as `exp_avg`.
     Slot(Arc<str>),
 }
 
-/// Name of a weight in a manifest.
+/// The name of [`Saved::Weight`] in a manifest.
 const WEIGHT: &str = "weight";
 
 impl From<String> for Saved {
@@ -173,7 +174,7 @@ impl From<Saved> for String {
 }
 
 impl Saved {
-    /// Returns the name of a slot; `None` for the weight.
+    /// Returns the name of the slot; `None` for the weight.
     pub fn slot(&self) -> Option<&str> {
         match self {
             Saved::Weight => None,
@@ -181,12 +182,12 @@ impl Saved {
         }
     }
 
-    /// Returns the engine's corresponding kind of state.
+    /// Returns the engine's corresponding state kind.
     pub fn kind(&self) -> StateKind<'_> {
         self.slot().map_or(StateKind::Weight, StateKind::Slot)
     }
 
-    /// Returns the key in a file of tensors for parameter `name`.
+    /// Returns the key of parameter `name` in a tensor file.
     pub fn key(&self, name: &str) -> String {
         self.slot().map_or_else(|| name.to_owned(), |slot| format!("{name}.{slot}"))
     }

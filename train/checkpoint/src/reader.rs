@@ -1,4 +1,4 @@
-//! Reads only the needed parts of a checkpoint.
+//! Reads only the parts of a checkpoint that are needed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -17,14 +17,14 @@ use super::tensor_file::TensorFile;
 use super::weights::{self, AllowMissing, Weights};
 use super::{Checkpoint, CheckpointError, Checksum, Result, SavedOptimizer};
 
-/// Maximum bytes that are requested from the disk before they are copied.
+/// Maximum number of bytes requested from the disk but not yet copied.
 const AHEAD: usize = 32 << 20;
 
-/// Bytes per request.
+/// Number of bytes per request.
 const STEP: usize = 4 << 20;
 
-/// Reads from a checkpoint. Whole chunks are checked when they are read. If several ranks read parts of a
-/// chunk, `CheckpointReader::check_parts` combines their checksums.
+/// Reads from a checkpoint. A chunk that is read whole is checked immediately. If several ranks each read a
+/// part of a chunk, `CheckpointReader::check_parts` combines the checksums of the parts.
 pub struct CheckpointReader<'a> {
     checkpoint: &'a Checkpoint,
     tensors: HashMap<(&'a str, &'a Saved), usize>,
@@ -35,35 +35,35 @@ pub struct CheckpointReader<'a> {
     meter: Arc<Meter>,
 }
 
-/// The elements of a chunk that this rank has read, in the form in which they are sent.
+/// The elements of a chunk that this rank has read, in the form in which ranks exchange them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 struct ReadPart {
     tensor: u64,
     chunk: u64,
-    /// First element, from the start of the chunk.
+    /// First element, counted from the start of the chunk.
     start: u64,
     length: u64,
     checksum: Checksum,
 }
 
-/// The data that a rank is going to read, in order. It is requested early, to keep the disk busy while
-/// delivered data is copied.
+/// The data that a rank is going to read, in order. Data is requested early, to keep the disk busy while
+/// earlier data is copied.
 #[derive(Default)]
 struct ReadAhead {
     left: VecDeque<(Arc<TensorFile>, Range<usize>)>,
-    /// Bytes requested and not yet copied.
+    /// Number of bytes requested but not yet copied.
     under_way: usize,
 }
 
 impl ReadAhead {
-    /// Adds bytes of a file.
+    /// Adds a range of bytes of a file to the data to read.
     fn plan(&mut self, file: &Arc<TensorFile>, bytes: Range<usize>) {
         let starts = bytes.clone().step_by(STEP);
         self.left.extend(starts.map(|at| (file.clone(), at..(at + STEP).min(bytes.end))));
     }
 
-    /// Requests more data, now that `copied` more bytes have been copied.
+    /// Requests more data after `copied` bytes have been copied.
     fn advance(&mut self, copied: usize) {
         self.under_way = self.under_way.saturating_sub(copied);
         while self.under_way < AHEAD
@@ -81,7 +81,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Checkpoint {
-    /// Returns a reader of weights and slots of the optimizer.
+    /// Returns a reader of weights and optimizer slots.
     pub fn reader(&self) -> CheckpointReader<'_> {
         let tensors = self.manifest().tensors.iter().enumerate();
         CheckpointReader {
@@ -97,18 +97,18 @@ impl Checkpoint {
 }
 
 impl<'a> CheckpointReader<'a> {
-    /// Returns the bytes of data read so far.
+    /// Returns the number of bytes of data read so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Returns the meter of the bytes being loaded, and of their total: first of the weights, then of the
-    /// optimizer's state.
+    /// Returns the meter that counts the bytes loaded, and their total: first those of the weights, then
+    /// those of the optimizer's state.
     pub fn meter(&self) -> Arc<Meter> {
         self.meter.clone()
     }
 
-    /// Returns whether the checkpoint has these values.
+    /// Returns whether the checkpoint contains the values `saved` of parameter `name`.
     pub fn has(&self, name: &str, saved: &Saved) -> bool {
         self.tensors.contains_key(&(name, saved))
     }
@@ -131,7 +131,8 @@ impl<'a> CheckpointReader<'a> {
         })
     }
 
-    /// Returns the chunks that contain elements `range` of a tensor, and the matching elements of each chunk.
+    /// Returns the chunks that contain elements `range` of a tensor, each with the range of the chunk's
+    /// elements.
     fn chunks_of(
         &self,
         index: usize,
@@ -177,7 +178,7 @@ impl<'a> CheckpointReader<'a> {
         Ok(file)
     }
 
-    /// Plans the next reads, in order, so that the disk can read ahead.
+    /// Plans the next reads, in order, so that the system can read ahead.
     fn plan(&self, engine: &Engine, tensors: &[(&str, &Saved)]) -> Result<()> {
         let (mut ahead, mut bytes) = (ReadAhead::default(), 0);
         for &(name, saved) in tensors {
@@ -196,8 +197,9 @@ impl<'a> CheckpointReader<'a> {
         Ok(())
     }
 
-    /// Loads this rank's part of all weights. Names and shapes must match exactly, except for weights that
-    /// may be missing, which keep their values; returns their names. The architecture is not compared: see
+    /// Loads this rank's part of all weights. Names and shapes must match exactly, except that weights in
+    /// `allow_missing` may be absent and then keep their values; returns the names of the absent weights.
+    /// Does not compare architectures: see
     /// [`ModelSource::require_architecture`](crate::source::ModelSource::require_architecture). Collective.
     pub fn load_weights(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<BTreeSet<String>> {
         let absent = weights::compare(engine, self, allow_missing)?;
@@ -210,9 +212,9 @@ impl<'a> CheckpointReader<'a> {
         Ok(absent)
     }
 
-    /// Loads this rank's part of the optimizer's moments, and sets the engine's number of updates. Before the
-    /// first update there are no moments. Moments of parameters that are now frozen are not loaded. Fails if
-    /// they belong to another optimizer than the engine's. Collective.
+    /// Loads this rank's part of the optimizer's moments, and sets the engine's number of updates. A
+    /// checkpoint from before the first update has no moments. Moments of parameters that are now frozen are
+    /// not loaded. Fails if the moments belong to a different optimizer from the engine's. Collective.
     pub fn load_optimizer(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<()> {
         self.checkpoint.require_optimizer(&SavedOptimizer::of(engine.optimizer()))?;
         let state = self.checkpoint.state();
@@ -221,7 +223,7 @@ impl<'a> CheckpointReader<'a> {
             return Ok(());
         }
         let (mut present, mut missing) = (Vec::new(), Vec::new());
-        // In the order of the files. Rules keep different slots.
+        // In the order of the files. Parameters with different update rules have different slots.
         let slots = self.checkpoint.manifest().optimizer.slots();
         for saved in &slots {
             for (position, group) in engine.layout().groups.iter().enumerate() {
@@ -250,15 +252,15 @@ impl<'a> CheckpointReader<'a> {
         self.check_parts(engine)
     }
 
-    /// Checks the chunks of which each rank has read a part: the checksums of the parts are combined into
-    /// that of the chunk. Data that was read must not be used before this call. Collective.
+    /// Checks the chunks of which each rank has read a part, by combining the checksums of the parts. Data
+    /// that was read must not be used before this call. Collective.
     fn check_parts(&self, engine: &Engine) -> Result<()> {
         let mine = std::mem::take(&mut *lock(&self.parts));
         let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", bytemuck::cast_slice(&mine))?;
         let parts = all.iter().flat_map(|message| message.chunks_exact(size_of::<ReadPart>()));
         let mut parts: Vec<ReadPart> = parts.map(bytemuck::pod_read_unaligned).collect();
         parts.sort_by_key(|part| (part.tensor, part.chunk, part.start));
-        // Replicas read the same.
+        // Replicas read the same parts.
         parts.dedup();
         for parts in parts.chunk_by(|a, b| (a.tensor, a.chunk) == (b.tensor, b.chunk)) {
             let tensor = &self.checkpoint.manifest().tensors[parts[0].tensor as usize];

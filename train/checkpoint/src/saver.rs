@@ -1,16 +1,16 @@
-//! Saving while a run continues.
+//! Saves checkpoints while a run continues.
 //!
 //! The ranks agree to begin a save and take a snapshot. Then each rank writes its part in a background thread
 //! and leaves a description of the part in the folder. When rank 0's thread finds all descriptions, it
-//! completes the checkpoint, without a collective. After each step, the ranks' progress is summed together with
-//! the losses, so that all ranks learn of a failure, and of the end, in the same step.
+//! completes the checkpoint without a collective. After each step, the ranks' save progress is summed
+//! together with the losses, so that all ranks learn in the same step that the save has failed or finished.
 //!
 //! A full checkpoint is not written in the background: rank 0 gathers one group at a time, and its thread
-//! writes the group before the next one is gathered.
+//! writes each group before the next is gathered.
 //!
-//! A disk that hangs makes a save fail: when all ranks have written their parts, rank 0 has
-//! [`SaveOptions::timeout`] to find them, and a rank may spend at most that time without writing anything. A
-//! rank that waits for the end of a save sends a message to the others every few seconds.
+//! A hanging disk makes a save fail: once all ranks have written their parts, rank 0 has
+//! [`SaveOptions::timeout`] to find the parts, and no rank may spend longer than that without writing
+//! anything. Ranks that wait for a save to finish exchange messages every few seconds.
 
 use std::borrow::Cow;
 use std::fs;
@@ -33,34 +33,35 @@ use super::status::{Next, Stage, Status};
 use super::write::{self, Completion, Entry, Part, Values, WriterOutput};
 use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, SavedOptimizer, folder};
 
-/// Pause between two polls for the other ranks' parts: the first pause, and the maximum.
+/// Pause between two checks for the other ranks' parts: the first pause, and the maximum.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(320)];
 
-/// Maximum time between two messages of ranks that wait for the end of a save.
+/// Maximum time between two messages of ranks that wait for a save to finish.
 const MESSAGE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Settings of a run's saves.
+/// Settings for saving a run's checkpoints.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
-    /// Folder of all checkpoints of the run.
+    /// Folder with all checkpoints of the run.
     pub folder: PathBuf,
     /// Sharded or full.
     pub format: Format,
-    /// True if sharded checkpoints are written in the background during the following steps. Full ones never
-    /// are: rank 0 would have to hold the whole model.
+    /// True if sharded checkpoints are written in the background during the following steps. Full checkpoints
+    /// never are, because rank 0 would have to hold the whole model.
     pub background: bool,
-    /// The checkpoints to keep.
+    /// Rule for the checkpoints to keep.
     pub keep: Keep,
-    /// Maximum time without progress: the parts of all ranks are written and not all of them are visible, or
-    /// a rank writes nothing.
+    /// Maximum time without progress: how long a rank may write nothing, and how long the parts of all ranks
+    /// may take to become visible once they are written.
     pub timeout: Duration,
-    /// The run folder that contains them, if it is locked: nothing is written or removed there once it
-    /// belongs to another run.
+    /// The run folder that contains the checkpoints, if it is locked. Once the folder belongs to another run,
+    /// nothing is written or removed there.
     pub held: Option<HeldFolder>,
 }
 
 impl SaveOptions {
-    /// Saves sharded checkpoints in `folder`, keeps all of them, and writes them before a save is settled.
+    /// Returns options that save sharded checkpoints in `folder`, keep all of them, and do not write in the
+    /// background.
     pub fn new(folder: PathBuf) -> Self {
         SaveOptions {
             folder,
@@ -77,30 +78,30 @@ impl SaveOptions {
     }
 }
 
-/// A rank's progress of a save in the background, in numbers that can be summed over the ranks.
+/// A rank's progress of a background save, as numbers that can be summed over the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// 1 when its part is on the disk.
+    /// 1 once the rank's part is on the disk.
     pub written: f64,
-    /// 1 when it has no work left.
+    /// 1 once the rank has no work left.
     pub done: f64,
-    /// 1 when it could not write its part.
+    /// 1 if the rank could not write its part.
     pub failed: f64,
 }
 
 impl Progress {
-    /// Returns numbers to be summed over the ranks.
+    /// Returns the numbers to sum over the ranks.
     pub fn to_values(self) -> [f64; 3] {
         [self.written, self.done, self.failed]
     }
 
-    /// Converts sums of [`Progress::to_values`].
+    /// Converts the sums of [`Progress::to_values`] back.
     pub fn from_values([written, done, failed]: [f64; 3]) -> Self {
         Progress { written, done, failed }
     }
 }
 
-/// Returns 1 for true and 0 for false, to be summed over the ranks.
+/// Returns 1 for true and 0 for false, for summing over the ranks.
 fn count(is_true: bool) -> f64 {
     f64::from(u8::from(is_true))
 }
@@ -128,7 +129,7 @@ impl Saver {
         Saver { options, rank, pending: None, cpu_time: Duration::ZERO, meter: Arc::default() }
     }
 
-    /// Returns the meter of the bytes written of this rank's part, for the save that was begun last.
+    /// Returns the meter that counts the bytes written of this rank's part in the latest save.
     pub fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
@@ -138,10 +139,10 @@ impl Saver {
         self.pending.is_some()
     }
 
-    /// Begins to save the current state; later steps do not change the data that is written. In the
-    /// background it returns at once, otherwise it returns the folder when everything is on the disk. Waits
-    /// for an earlier save first. Collective. Fails if this save or the previous one cannot be written.
-    /// Earlier checkpoints are unchanged.
+    /// Begins to save the current state; later steps do not change the data that is written. A background
+    /// save returns `None` immediately; any other save returns the checkpoint's folder once everything is on
+    /// the disk. Waits for an earlier save first. Collective. Fails if this save or the earlier one cannot be
+    /// written; complete checkpoints are not affected.
     pub fn begin(&mut self, engine: &Engine, context: SaveContext) -> Result<Option<PathBuf>> {
         self.settle(engine)?;
         let context = SaveContext { optimizer: SavedOptimizer::of(engine.optimizer()), ..context };
@@ -184,7 +185,7 @@ impl Saver {
             .map_err(CheckpointError::io("start a thread to write", &place));
         let agreed = self.agree(engine, thread);
         if agreed.is_err() {
-            // A thread that was started has no others to wait for.
+            // If another rank could not start its thread, this rank's thread must not wait for that rank.
             status.cancel();
         }
         self.pending = Some(Pending { place, status, thread: agreed? });
@@ -196,8 +197,8 @@ impl Saver {
         self.settle(engine)
     }
 
-    /// Gathers every group to rank 0, whose thread writes one group at a time. However long that takes, no
-    /// rank waits long for a message from another. Collective.
+    /// Gathers every group to rank 0, whose thread writes one group at a time. Ranks keep exchanging
+    /// messages, so no rank times out even if writing takes long. Collective.
     fn gather(
         &self,
         engine: &Engine,
@@ -234,7 +235,7 @@ impl Saver {
         Ok(())
     }
 
-    /// Returns this rank's progress; it must be summed over the ranks and passed to [`Saver::advance`].
+    /// Returns this rank's progress, which must be summed over the ranks and passed to [`Saver::advance`].
     pub fn progress(&self) -> Progress {
         let Some(Pending { status, thread, .. }) = &self.pending else { return Progress::default() };
         // A thread that panics leaves its stage as it was. Looked up first: the stage of a thread that has
@@ -252,16 +253,16 @@ impl Saver {
         }
     }
 
-    /// Ends a save in the background when it is complete or has failed. `all` is the sum of all ranks'
-    /// progress, so all ranks do so in the same step. Returns the folder of a completed checkpoint.
-    /// Collective if there is a save to end.
+    /// Ends a background save that is complete or has failed. `all` is the sum of all ranks' progress, so all
+    /// ranks end the save in the same step. Returns the folder of a completed checkpoint. Collective if there
+    /// is a save to end.
     pub fn advance(&mut self, engine: &Engine, all: Progress) -> Result<Option<PathBuf>> {
         let ranks = engine.world().world_size() as f64;
         self.inform_thread(all, ranks);
         if all.failed > 0.0 || all.done == ranks { self.settle(engine) } else { Ok(None) }
     }
 
-    /// Informs this rank's thread of the others' progress.
+    /// Informs this rank's thread of the other ranks' progress.
     fn inform_thread(&self, all: Progress, ranks: f64) {
         let Some(Pending { status, .. }) = &self.pending else { return };
         if all.failed > 0.0 {
@@ -271,8 +272,8 @@ impl Saver {
         }
     }
 
-    /// Waits for the save in progress, if there is one, and returns its folder. However long that takes, no
-    /// rank waits long for a message from another. Collective.
+    /// Waits for the save in progress, if there is one, and returns its folder. Ranks keep exchanging
+    /// messages, so no rank times out even if the save takes long. Collective.
     pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>> {
         let ranks = engine.world().world_size() as f64;
         while let Some(Pending { status, .. }) = &self.pending {
@@ -296,7 +297,7 @@ impl Saver {
         outcome.map(|()| Some(place))
     }
 
-    /// Waits for the end of a thread, unless it hangs.
+    /// Waits until a save's thread ends, unless the thread hangs.
     fn end(&self, pending: Pending) -> Result<Duration> {
         let Pending { place, status, thread } = pending;
         let timeout = self.options.timeout;
@@ -316,12 +317,12 @@ impl Saver {
         })
     }
 
-    /// Returns the processor time of this rank's thread for the last complete checkpoint.
+    /// Returns the processor time that this rank's thread used for the last complete checkpoint.
     pub fn cpu_time(&self) -> Duration {
         self.cpu_time
     }
 
-    /// Removes the remains of a failed save, to free their space.
+    /// Removes the remains of a failed save, to free disk space.
     fn clean_up(&self, place: &Path) {
         if self.rank == 0
             && !self.options.held.as_ref().is_some_and(HeldFolder::is_lost)
@@ -331,8 +332,8 @@ impl Saver {
         }
     }
 
-    /// Returns `mine` if no rank has an error; otherwise each rank gets its own error, or that another has
-    /// one.
+    /// Returns `mine` if no rank has an error. Otherwise returns this rank's own error, or the error that
+    /// another rank failed.
     fn agree<T>(&self, engine: &Engine, mine: Result<T>) -> Result<T> {
         let failed = engine.all_reduce_f64(Phase::Checkpoint, "save", &[count(mine.is_err())])?;
         if failed[0] == 0.0 {
@@ -367,18 +368,18 @@ impl Drop for Saver {
     }
 }
 
-/// Returns the maximum time between two messages of `engine`'s ranks, however long the disk takes.
+/// Returns the maximum time between two messages of `engine`'s ranks during a save.
 fn message_interval(engine: &Engine) -> Duration {
     MESSAGE_INTERVAL.min(engine.policy().timeout / 4)
 }
 
-/// Creates an empty folder, which replaces any existing one.
+/// Creates an empty folder, replacing any existing one.
 fn create_empty(path: &Path) -> Result<()> {
     folder::remove(path)?;
     fs::create_dir_all(path).map_err(CheckpointError::io("create", path))
 }
 
-/// Writes the part of one rank, and on rank 0 completes the checkpoint from all parts.
+/// Writes one rank's part; on rank 0, also completes the checkpoint from all parts.
 struct Writer {
     source: Source,
     layout: Vec<ParamGroupLayout>,
@@ -392,7 +393,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes the part, and returns the processor time.
+    /// Writes the part; returns the processor time used.
     fn run(&mut self) -> Result<Duration> {
         memory::bind_to_rank(self.rank);
         let beside = folder::beside(&self.place);
@@ -449,8 +450,8 @@ impl Writer {
         }
     }
 
-    /// Moves the checkpoint to its place, unless it is no longer wanted: a disk that hung for long may return
-    /// when the run has given up this save.
+    /// Moves the checkpoint to its place. Fails if the checkpoint is no longer wanted: a disk that hung may
+    /// respond after the run has given up this save.
     fn complete(&self, beside: &Path, outputs: Vec<WriterOutput>) -> Result<()> {
         let Writer { place, layout, context, options, status, .. } = self;
         status.record_progress()?;
@@ -475,13 +476,13 @@ enum Source {
     /// Whole groups, one at a time.
     Gathered {
         groups: Receiver<Buffer>,
-        /// Reports that the values of a group are written.
+        /// Receives a message when the values of a group have been written.
         written: Sender<()>,
         current: Option<Buffer>,
     },
 }
 
-/// A source, with the status that records the progress of writing its values.
+/// A source, and the status in which writing its values is recorded as progress.
 struct Watched<'a> {
     source: &'a mut Source,
     status: &'a Status,
@@ -500,7 +501,7 @@ impl Values for Watched<'_> {
             }
             Source::Gathered { groups, current, .. } => {
                 if current.is_none() {
-                    // Without more groups, the ranks have lost each other.
+                    // If there are no more groups, the ranks have lost their connections.
                     *current = Some(groups.recv().map_err(|_| CheckpointError::OtherRank)?);
                 }
                 (current.as_ref().map_or(Ok(&[][..]), Buffer::as_slice)?, start)
@@ -514,7 +515,7 @@ impl Values for Watched<'_> {
             Source::Snapshot(snapshot) => snapshot.release(group, saved.kind()),
             Source::Gathered { written, current, .. } => {
                 *current = None;
-                // The rank may no longer wait for it.
+                // The receiver is gone if the rank no longer waits for this.
                 let _ = written.send(());
             }
         }
@@ -538,7 +539,7 @@ mod tests {
         ModelConfig { d_model: 8, heads: 2, kv_heads: 2, layers: 1, ..model }
     }
 
-    /// Returns the result on rank 0 of `work` on two ranks, which wait for each other for at most a second.
+    /// Runs `work` on two ranks, which wait for each other for at most a second; returns rank 0's result.
     fn on_two_ranks<T: Send>(work: impl Fn(&Engine, usize) -> Result<T> + Sync) -> Result<T, String> {
         let outcomes = run_ranks(2, 1, |world| {
             let rank = world.rank();
@@ -555,7 +556,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(1);
 
-    /// Saves to a disk that takes several times as long as the ranks wait for each other.
+    /// Saves to a disk that takes several times as long as the ranks would wait for each other.
     fn save_slowly(timeout: Duration) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         on_two_ranks(|engine, rank| {

@@ -9,7 +9,7 @@ use kiln_model::{Key, ModelConfig};
 use kiln_shard::layout::parameters_of;
 use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule};
 
-/// Prefix of the parameters of the outer modules, as in `embed_tokens.weight`.
+/// Prefix of the parameter names of the outer modules, as in `embed_tokens.weight`.
 const OUTER_PREFIX: &str = "";
 
 /// Names of the outer modules in logs and checkpoints.
@@ -30,24 +30,24 @@ pub struct ShardedDecoder {
     tied: bool,
 }
 
-/// Returns the sharding options of the embedding. Its rows are looked up, and backward needs only their
-/// indices. The head uses a `tied` embedding again, so it stays in memory.
+/// Returns the sharding options of the embedding. The forward pass looks up rows, and the backward pass needs
+/// only their indices. A `tied` embedding stays in memory because the head uses it again.
 fn embed_options(tied: bool) -> ShardOptions {
     ShardOptions { reshard_after_forward: !tied, unshard_in_backward: false }
 }
 
-/// Sharding options of the head, where backward starts.
+/// Sharding options of the head, where the backward pass starts.
 const HEAD_OPTIONS: ShardOptions = ShardOptions { reshard_after_forward: false, unshard_in_backward: true };
 
 impl ShardedDecoder {
-    /// Shards `decoder`, module by module. Weights are initialised as they are cut, so that no rank ever
-    /// holds more than one whole parameter. Collective.
+    /// Shards `decoder`, module by module. Each weight is initialised just before it is sharded, so no rank
+    /// ever holds more than one whole parameter. Collective.
     pub fn new(decoder: Decoder, builder: EngineBuilder) -> Result<Self, ShardError> {
         Self::with_progress(decoder, builder, |_, _| {})
     }
 
-    /// Like [`ShardedDecoder::new`], but calls `progress` after each module with the number of finished
-    /// modules and their total.
+    /// Like [`ShardedDecoder::new`], and calls `progress` after each module with the number of finished
+    /// modules and the number of modules.
     pub fn with_progress(
         decoder: Decoder,
         mut builder: EngineBuilder,
@@ -68,12 +68,12 @@ impl ShardedDecoder {
         Ok(ShardedDecoder { engine: Arc::new(builder.finish()?), embed, layers, head, tied })
     }
 
-    /// Returns the engine: gradients, optimizer step, layout, statistics.
+    /// Returns the engine, which has the gradients, the optimizer step, the layout and the statistics.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// Returns one pass on `device`, with autodiff if the device has it.
+    /// Returns the modules for one pass on `device`, with autodiff if the device supports it.
     pub fn pass<'a>(&'a self, device: &'a Device) -> Pass<'a> {
         Pass { decoder: self, device }
     }
@@ -116,7 +116,7 @@ impl Modules for Pass<'_> {
     }
 }
 
-/// Returns the built-in decoder of this shape, only for names and shapes. Initialises nothing.
+/// Returns the built-in decoder of this shape, to be used only for names and shapes. Initialises no weights.
 pub(crate) fn outline(model: &ModelConfig) -> Result<Decoder, LayerError> {
     Decoder::new(&Layers::default(), model, Key::new(0), &Device::flex())
 }
@@ -129,14 +129,14 @@ pub type Shapes = Vec<(String, Vec<usize>)>;
 pub struct ModuleOutline {
     /// Name of the module in logs, such as `layers.3`.
     pub name: String,
-    /// Full names and shapes of its parameters.
+    /// Full names and shapes of the module's parameters.
     pub shapes: Shapes,
     /// Sharding options of the module.
     pub options: ShardOptions,
 }
 
 /// Returns the modules of a decoder, as sharded by [`ShardedDecoder::new`]: the embedding, the blocks, the
-/// head. Initialises nothing.
+/// head. Initialises no weights.
 pub fn modules_of(decoder: &Decoder) -> Vec<ModuleOutline> {
     let outline = |name: String, shapes, options| ModuleOutline { name, shapes, options };
     let options = embed_options(decoder.head.lm_head.is_none());
@@ -151,18 +151,18 @@ pub fn modules_of(decoder: &Decoder) -> Vec<ModuleOutline> {
 }
 
 /// Returns full names and shapes of all parameters, as used by [`ShardedDecoder::new`], in the order of the
-/// modules. Initialises nothing.
+/// modules. Initialises no weights.
 pub fn parameter_shapes(decoder: &Decoder) -> Shapes {
     modules_of(decoder).into_iter().flat_map(|module| module.shapes).collect()
 }
 
-/// Returns the full names of all parameters, as used by [`ShardedDecoder::new`]. Initialises nothing.
+/// Returns the full names of all parameters, as used by [`ShardedDecoder::new`]. Initialises no weights.
 pub fn parameter_names(decoder: &Decoder) -> Vec<String> {
     parameter_shapes(decoder).into_iter().map(|(name, _)| name).collect()
 }
 
-/// Returns the layouts of the modules of a decoder over `ranks` ranks, as in [`ShardedDecoder::new`] if
-/// nothing is frozen. Initialises nothing.
+/// Returns the layouts of a decoder's modules over `ranks` ranks, as in [`ShardedDecoder::new`] if nothing is
+/// frozen. Initialises no weights.
 pub(crate) fn layout_of(decoder: &Decoder, ranks: usize) -> Vec<ParamGroupLayout> {
     let layout = |module: ModuleOutline| ParamGroupLayout::new(module.name, true, module.shapes, ranks);
     modules_of(decoder).into_iter().map(layout).collect()

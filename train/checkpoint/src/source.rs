@@ -1,4 +1,4 @@
-//! A model on disk in any supported format. Every command that takes a checkpoint accepts one of these.
+//! A model on disk in any supported format. Every command that takes a checkpoint accepts any of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -20,24 +20,24 @@ use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AllowMissing, Weights};
 use crate::{Architecture, Checkpoint, CheckpointError, TOKENIZER_FILE, error::Result};
 
-/// Maximum tokens of a sequence for an evaluation of a model that Kiln has not trained.
+/// Maximum sequence length, in tokens, for evaluating a model that Kiln has not trained.
 const USUAL_SEQ_LEN: usize = 2048;
 
-/// The text of the progress bar while weights are read.
+/// The text next to the progress bar while weights are read.
 const LOADING: &str = "loading the weights";
 
 /// A model on disk.
 #[derive(Clone, Debug)]
 pub enum ModelSource {
-    /// A checkpoint of Kiln, sharded or full.
+    /// A Kiln checkpoint, sharded or full.
     Checkpoint(Box<Checkpoint>),
-    /// A folder in the layout of Hugging Face.
+    /// A folder in the Hugging Face layout.
     HuggingFace(Box<HuggingFaceFolder>),
 }
 
 impl ModelSource {
-    /// Opens a checkpoint, the newest one of a run folder, or a folder in the layout of Hugging Face. Code
-    /// that computes with its weights must call [`ModelSource::require_layers`] next.
+    /// Opens a checkpoint, the newest checkpoint of a run folder, or a folder in the Hugging Face layout.
+    /// Code that computes with the weights must call [`ModelSource::require_layers`] next.
     pub fn open(path: &Path) -> Result<Self> {
         if HuggingFaceFolder::is_one(path) {
             return Ok(ModelSource::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
@@ -57,9 +57,9 @@ impl ModelSource {
         self.refuse(Architecture::objection_with(layers, self.model()))
     }
 
-    /// Fails unless the weights belong to the architecture that the caller builds: weights of the same names
-    /// and shapes may have another meaning in a different architecture. Weights in the layout of Hugging Face
-    /// belong to the built-in decoder, or could not be opened.
+    /// Fails unless the weights belong to the architecture that the caller builds: weights with the same
+    /// names and shapes may mean something else in a different architecture. Weights in the Hugging Face
+    /// layout always belong to the built-in decoder.
     pub fn require_architecture(&self, here: &Architecture) -> Result<()> {
         self.refuse(match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.manifest().architecture.objection(here),
@@ -67,13 +67,13 @@ impl ModelSource {
         })
     }
 
-    /// Fails if there is an objection to the architecture.
+    /// Fails with `objection`, the reason why the program cannot use the weights, if there is one.
     fn refuse(&self, objection: Option<String>) -> Result<()> {
         let path = self.folder().to_owned();
         objection.map_or(Ok(()), |objection| Err(CheckpointError::OtherArchitecture { path, objection }))
     }
 
-    /// Returns the folder.
+    /// Returns the model's folder.
     pub fn folder(&self) -> &Path {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.folder(),
@@ -89,9 +89,9 @@ impl ModelSource {
         }
     }
 
-    /// Returns the shape of the model, with built-in layers instead of those that are not among `layers`. A
-    /// program that lacks a layer either refuses the weights by their architecture, or uses them as those of
-    /// a built-in layer.
+    /// Returns the shape of the model, with built-in layers in place of those that `layers` lacks. A program
+    /// that lacks a layer either refuses the weights because of their architecture, or uses them as the
+    /// weights of a built-in layer.
     pub fn model_of(&self, layers: &Layers) -> ModelConfig {
         let mut model = self.model().clone();
         for (key, _) in layers.missing(self.model()) {
@@ -105,7 +105,7 @@ impl ModelSource {
         model
     }
 
-    /// Returns the path of the tokenizer's file, which may be missing.
+    /// Returns the path of the tokenizer file, which may not exist.
     pub fn tokenizer(&self) -> PathBuf {
         self.folder().join(TOKENIZER_FILE)
     }
@@ -118,7 +118,8 @@ impl ModelSource {
         }
     }
 
-    /// Returns the context of the original model, as opposed to that of its training data.
+    /// Returns the context length that the original model specified, regardless of the data it was trained
+    /// on.
     pub fn given_context(&self) -> Option<usize> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.given_context(),
@@ -126,8 +127,8 @@ impl ModelSource {
         }
     }
 
-    /// Returns the tokens of a sequence for an evaluation: as many as Kiln has trained the model on, or else
-    /// as many as fit in the context, at most 2048.
+    /// Returns the sequence length, in tokens, for evaluations: the length on which Kiln has trained the
+    /// model, or else the context length, at most 2048.
     pub fn seq_len(&self) -> usize {
         let context = self.context_length();
         match self {
@@ -146,7 +147,8 @@ impl ModelSource {
         }
     }
 
-    /// Returns the ids that end a text in addition to the tokenizer's own; none if the folder names none.
+    /// Returns the ids that end a text, in addition to the tokenizer's own; empty if the folder specifies
+    /// none.
     pub fn end_ids(&self) -> Result<Vec<u32>> {
         Ok(hugging_face::token_ids(self.folder())?.end)
     }
@@ -159,20 +161,20 @@ impl ModelSource {
         }
     }
 
-    /// Fails unless the files of all weights are complete, judging by their lengths. `layers` must have all
-    /// layers of the model.
+    /// Fails unless the files of all weights are complete, judging by their lengths. `layers` must contain
+    /// all layers of the model.
     pub fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.check_weights_are_there(layers),
-            // Otherwise it could not have been opened.
+            // Opening the folder has checked this already.
             ModelSource::HuggingFace(_) => Ok(()),
         }
     }
 
-    /// Fails if the shape of the saved model is not that of `model`. Reports this before any work starts,
-    /// even if the weights would fit but have a different meaning, as with another number of heads. If some
-    /// weights may be missing, keys that only add weights are left to [`ModelSource::load_weights`], which
-    /// compares names.
+    /// Fails if the saved model has a different shape from `model`. Reports this before any work starts, even
+    /// if the weights would fit but mean something else, as with a different number of heads. If some weights
+    /// may be missing, does not compare keys that only add weights: [`ModelSource::load_weights`] compares
+    /// the names.
     pub fn check_model(&self, model: &ModelConfig, allow_missing: &AllowMissing) -> Result<()> {
         let differences = match allow_missing.is_empty() {
             true => differences(self.model(), model),
@@ -188,8 +190,8 @@ impl ModelSource {
         Err(CheckpointError::OtherModel { path: self.folder().to_owned(), differences, instead })
     }
 
-    /// Loads this rank's part of all weights. Names and shapes must match exactly, except for names that may
-    /// be missing; returns the missing names. Collective.
+    /// Loads this rank's part of all weights. Names and shapes must match exactly, except for weights that
+    /// may be missing; returns the names of the missing weights. Collective.
     pub fn load_weights(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<BTreeSet<String>> {
         // A progress line only on a terminal, so that it is not mixed with the output of commands.
         let line = |meter| (engine.world().rank() == 0).then(|| ProgressLine::on_terminal(LOADING, meter));
@@ -209,8 +211,8 @@ impl ModelSource {
         }
     }
 
-    /// Loads the tokenizer, whose end of text is the first that the folder names. Fails if the model does not
-    /// know all of its tokens.
+    /// Loads the tokenizer. Its end of text becomes the first one that the folder specifies. Fails if the
+    /// model does not know all of the tokenizer's tokens.
     pub fn load_tokenizer(&self) -> Result<Tokenizer> {
         let path = self.tokenizer();
         let damaged = |problem: String| match self {
@@ -230,7 +232,7 @@ impl ModelSource {
         Ok(tokenizer)
     }
 
-    /// Returns the decoder with all its weights on `device`, built from `layers` and sharded by `builder`.
+    /// Returns the decoder with all weights on `device`, built from `layers` and sharded by `builder`.
     /// Collective.
     pub fn decoder(
         &self,
@@ -248,7 +250,7 @@ impl ModelSource {
     }
 }
 
-/// Returns `here`, with the values of `saved` for keys that only add weights.
+/// Returns `here`, with the values of `saved` for those keys that only add weights.
 fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig {
     let saved_moe = saved.moe.clone().unwrap_or_default();
     ModelConfig {
@@ -267,26 +269,26 @@ fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig
     }
 }
 
-/// Describes, key by key, why weights of the shape `saved` have a different meaning in a model of the shape
+/// Describes, key by key, why weights of the shape `saved` mean something else in a model of the shape
 /// `here`.
 fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
     let [saved_parts, parts_here] = [saved, here].map(|model| Layers::default().missing(model));
-    // A different width of the heads is explained by their number or the width of the model.
+    // A different head width follows from a different number of heads or model width.
     let is_explained = saved.d_model != here.d_model || saved.heads != here.heads;
     let keys = |model: &ModelConfig| {
         let mut model = model.clone();
-        // Regardless of the notation.
+        // Equal values may be written in different ways.
         model.head_dim = Some(model.head_dim()).filter(|_| !is_explained);
         let windowed: Vec<_> = (0..model.layers).map(|index| model.window_of(index).is_some()).collect();
         model.window_pattern = ModelConfig::window_pattern_of(&windowed).filter(|_| model.window.is_some());
         if let Some(moe) = &mut model.moe {
-            // The balance of the experts' load is a choice of a run.
+            // Each run may choose how to balance the experts' load.
             let MoeConfig { router_aux_loss_coef, router_aux_loss_over, .. } = MoeConfig::default();
             *moe = MoeConfig { router_aux_loss_coef, router_aux_loss_over, ..moe.clone() };
         }
         let mut keys: BTreeMap<String, Value> = serde_json::from_value(json!(model)).unwrap_or_default();
         keys.insert("attention".to_owned(), json!(model.attention));
-        // Choices of a run.
+        // Settings that each run may choose.
         let mut ignored = vec!["dropout", "init_std"];
         // Layers that are not built in are covered by the comparison of architectures.
         if !(saved_parts.is_empty() && parts_here.is_empty()) {
@@ -307,7 +309,7 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
     names.into_iter().filter_map(differs).collect()
 }
 
-/// Formats a value of a key, as in `swiglu`, `0.00001` or `10000`.
+/// Formats the value of a key, as in `swiglu`, `0.00001` or `10000`.
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -1,4 +1,4 @@
-//! The progress of the thread that writes a rank's part, and commands to it.
+//! The progress of the thread that writes a rank's part, and commands to that thread.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use kiln_sys::Meter;
 
 use super::{CheckpointError, Result};
 
-/// Time limit for the parts of the other ranks when the run has failed.
+/// How long a thread waits for the parts of other ranks once the run has failed.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
-/// The stage of a rank.
+/// The stage of a rank's save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The rank's part is being written.
@@ -30,11 +30,11 @@ pub(super) enum Next {
     Look,
     /// Report that the parts have not arrived in time.
     Overdue,
-    /// Stop: the save or the run has failed elsewhere.
+    /// Stop: the save has failed on another rank, or the run has failed.
     GiveUp,
 }
 
-/// Shared by a rank and the thread that writes for it.
+/// The state that a rank shares with the thread that writes for it.
 pub(super) struct Status {
     state: Mutex<State>,
     changed: Condvar,
@@ -46,11 +46,11 @@ struct State {
     stage: Stage,
     /// Time of the thread's last progress.
     moved: Instant,
-    /// True if the thread was found to hang.
+    /// True once the thread was found to hang.
     stalled: bool,
-    /// True while it waits for other ranks to write their parts.
+    /// True while the thread waits for other ranks to write their parts.
     waiting: bool,
-    /// Deadline for the parts of other ranks; unknown until all parts are written.
+    /// Deadline for the parts of other ranks; `None` until all parts are written.
     deadline: Option<Instant>,
     /// True if the run has failed.
     hurried: bool,
@@ -64,7 +64,7 @@ impl State {
 }
 
 impl Status {
-    /// Creates the status of a thread that begins to write now, and counts the bytes with `meter`.
+    /// Creates the status of a thread that begins to write now. `meter` counts the bytes written.
     pub(super) fn new(meter: Arc<Meter>) -> Self {
         let state = State {
             stage: Stage::Writing,
@@ -93,27 +93,27 @@ impl Status {
         self.changed.notify_all();
     }
 
-    /// Records the thread's progress; fails if its work is no longer wanted.
+    /// Records that the thread has made progress; fails if the thread's work is no longer wanted.
     pub(super) fn record_progress(&self) -> Result<()> {
         let mut state = self.state();
         state.moved = Instant::now();
         if state.cancelled { Err(CheckpointError::OtherRank) } else { Ok(()) }
     }
 
-    /// Returns whether the thread ever made no progress for `timeout` while it had work left.
+    /// Returns whether the thread has ever made no progress for `timeout` while it had work left.
     pub(super) fn is_stalled(&self, timeout: Duration) -> bool {
         let mut state = self.state();
         state.stalled |= state.is_busy() && !state.waiting && state.moved.elapsed() > timeout;
         state.stalled
     }
 
-    /// Waits until the thread has no work left, for at most `most`.
+    /// Waits until the thread has no work left, but at most `most`.
     pub(super) fn wait(&self, most: Duration) {
         drop(self.changed.wait_timeout_while(self.state(), most, |state| state.is_busy()));
     }
 
-    /// Informs the thread that the parts of all ranks are written: it may take `timeout`, from the first such
-    /// call on, until they are visible.
+    /// Informs the thread that all ranks have written their parts. The thread fails if the parts are not
+    /// visible `timeout` after the first such call.
     pub(super) fn all_written(&self, timeout: Duration) {
         let mut state = self.state();
         if state.deadline.is_none() {
@@ -123,20 +123,20 @@ impl Status {
         }
     }
 
-    /// Stops the thread at its next progress: this checkpoint is no longer wanted.
+    /// Stops the thread the next time it records progress: its checkpoint is no longer wanted.
     pub(super) fn cancel(&self) {
         self.state().cancelled = true;
         self.changed.notify_all();
     }
 
-    /// Keeps the thread from waiting for other ranks much longer.
+    /// Limits the thread's wait for other ranks to a short time.
     pub(super) fn hurry(&self) {
         let mut state = self.state();
         (state.deadline, state.hurried) = (Some(Instant::now() + LAST_WAIT), true);
         self.changed.notify_all();
     }
 
-    /// Waits for `pause`, or less if the status changes, before the next poll for the parts of other ranks.
+    /// Waits for `pause`, or until the status changes, before the next check for the parts of other ranks.
     pub(super) fn pause(&self, pause: Duration) -> Next {
         let mut state = self.state();
         let is_late = state.deadline.is_some_and(|deadline| Instant::now() >= deadline);

@@ -1,4 +1,4 @@
-//! One safetensors file of a checkpoint: written as a stream, read in parts.
+//! A safetensors file of a checkpoint: written as a stream, read in parts.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,13 +15,13 @@ use safetensors::tensor::Dtype;
 use super::manifest::{FileEntry, WIDTH};
 use super::{CheckpointError, Result};
 
-/// Bytes that are copied and then checksummed, while they are in the cache.
+/// Number of bytes to copy and then checksum while they are in the cache.
 const CHUNK: usize = 1 << 20;
 
 // Values have the byte order of files, so they are copied as they are.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// A file that is being written. The header comes first, so all arrays must be known in advance.
+/// A tensor file that is being written. The header comes first, so all arrays must be known in advance.
 pub(super) struct TensorFileWriter {
     path: PathBuf,
     stream: Stream,
@@ -29,8 +29,9 @@ pub(super) struct TensorFileWriter {
 }
 
 impl TensorFileWriter {
-    /// Creates the file `path` for `arrays` of f32, as keys and shapes, whose data must be appended in this
-    /// order. The header contains the file name, so that two files with equal contents cannot be confused.
+    /// Creates the file `path` for `arrays` of f32, given as keys and shapes. Their data must be appended in
+    /// the same order. The header contains the file name, so that two files with equal contents cannot be
+    /// confused.
     pub(super) fn create(path: PathBuf, arrays: &[(String, Vec<usize>)]) -> Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let described =
@@ -45,7 +46,7 @@ impl TensorFileWriter {
         Ok(TensorFileWriter { path, stream, entry })
     }
 
-    /// Appends values of the next array; returns their checksum.
+    /// Appends values of the next array; returns the checksum of these values.
     pub(super) fn append(&mut self, values: &[f32]) -> Result<Checksum> {
         let mut checksum = RunningChecksum::default();
         let written = self.stream.append(bytemuck::cast_slice(values), |chunk| checksum.update(chunk));
@@ -66,8 +67,8 @@ impl TensorFileWriter {
     }
 }
 
-/// A file of a checkpoint whose header has been checked. Values are read from their positions; the file is
-/// not mapped into memory, where a signal would end the process if the file were truncated.
+/// A checkpoint file whose header has been checked. Values are read at their offsets. The file is not mapped
+/// into memory, because truncating a mapped file would end the process with a signal.
 pub(super) struct TensorFile {
     pub(super) path: PathBuf,
     file: File,
@@ -76,8 +77,8 @@ pub(super) struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens `path`, which the manifest describes as `entry`. Fails unless length and header match the
-    /// description. Reads nothing else.
+    /// Opens `path`, which the manifest describes as `entry`. Fails unless the file's length and header match
+    /// the description. Reads only the header.
     pub(super) fn open(path: PathBuf, entry: &FileEntry) -> Result<Self> {
         let damaged = |problem: String| CheckpointError::damaged(&path, problem);
         let file = files::open(&path).map_err(CheckpointError::unreadable(&path))?;
@@ -108,8 +109,8 @@ impl TensorFile {
         Ok(TensorFile { file, arrays, path })
     }
 
-    /// Copies elements `part` of the array `key`, which has `length` elements, into `values`; returns their
-    /// checksum. Calls `copied` for every chunk.
+    /// Copies elements `part` of the array `key`, which has `length` elements, into `values`; returns the
+    /// checksum of these elements. Calls `copied` after every chunk, with the number of bytes copied.
     pub(super) fn copy(
         &self,
         key: &str,
@@ -128,7 +129,7 @@ impl TensorFile {
         Ok(checksum.finish())
     }
 
-    /// Hints to the system that these bytes will be copied soon. Only affects speed.
+    /// Hints to the system that these bytes will be read soon. Affects only speed.
     pub(super) fn prefetch(&self, bytes: Range<usize>) {
         let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
         let _ = posix_fadvise(&self.file, bytes.start as i64, bytes.len() as i64, advice);
@@ -154,7 +155,7 @@ impl TensorFile {
         Ok(checksum.finish())
     }
 
-    /// Fills `bytes` from the file, from `offset` on.
+    /// Fills `bytes` from the file, starting at `offset`.
     fn read(&self, bytes: &mut [u8], offset: usize) -> Result<()> {
         self.file.read_exact_at(bytes, offset as u64).map_err(unreadable(&self.path))
     }
@@ -170,7 +171,7 @@ impl TensorFile {
     }
 }
 
-/// Returns the error for bytes that cannot be read, although the file had them when it was opened.
+/// Returns the error for bytes that cannot be read, although the file contained them when it was opened.
 fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     move |error| match error.kind() {
         io::ErrorKind::UnexpectedEof => CheckpointError::damaged(path, "it became shorter while it was read"),

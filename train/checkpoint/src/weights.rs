@@ -15,7 +15,7 @@ use crate::{CheckpointError, manifest::WIDTH};
 /// Named weights that can be read in parts. Names, shapes and the order of elements are those of Kiln's
 /// decoder, regardless of the source.
 pub trait Weights {
-    /// Returns their folder, for messages.
+    /// Returns the folder of the weights, for messages.
     fn folder(&self) -> &Path;
 
     /// Returns full names and shapes of all weights.
@@ -26,8 +26,8 @@ pub trait Weights {
     fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()>;
 }
 
-/// Patterns of names that may be missing, such as `lm_head.*`: those weights keep their initial values. No
-/// other weight may be missing.
+/// Patterns, such as `lm_head.*`, for names of weights that may be missing. Missing weights keep their
+/// initial values. No other weight may be missing.
 #[derive(Clone, Debug, Default)]
 pub struct AllowMissing {
     patterns: Vec<String>,
@@ -35,7 +35,7 @@ pub struct AllowMissing {
 }
 
 impl AllowMissing {
-    /// Parses names in which `*` matches any text. `Err` is a message about an invalid pattern.
+    /// Parses name patterns, in which `*` matches any text. `Err` is a message about an invalid pattern.
     pub fn new(patterns: &[String]) -> Result<Self, String> {
         let mut set = GlobSetBuilder::new();
         for pattern in patterns {
@@ -63,8 +63,8 @@ impl AllowMissing {
     }
 }
 
-/// Fails unless `weights` match the engine's layout: the same names, except for those that may be missing,
-/// and the same shapes. Returns the missing names.
+/// Checks that `weights` have the names and shapes of the engine's layout. Only weights that `allow_missing`
+/// allows may be missing; returns their names. Fails on any other difference.
 pub(crate) fn compare(
     engine: &Engine,
     weights: &dyn Weights,
@@ -93,14 +93,14 @@ pub(crate) fn compare(
     Err(CheckpointError::Names { path: weights.folder().to_owned(), mismatch })
 }
 
-/// Values of weights that are not finite, which makes the weights unusable.
+/// The weights that contain non-finite values, which make a model unusable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NotFinite {
-    /// The first weight with such a value, and the value.
+    /// The first weight with a non-finite value, and that value.
     first: Option<(String, f32)>,
-    /// The weights with such values.
+    /// The weights with non-finite values.
     weights: BTreeSet<String>,
-    /// Number of such values.
+    /// Number of non-finite values.
     values: usize,
 }
 
@@ -114,9 +114,9 @@ impl NotFinite {
         self.weights.insert(name.to_owned());
     }
 
-    /// Fails if there is such a value among the weights in `folder`. Must be called when they are known to be
-    /// unchanged since they were saved. The error includes the number of values if `all` weights were
-    /// checked.
+    /// Fails if the weights in `folder` contain a non-finite value. Call this only when the weights are known
+    /// to be unchanged since they were saved. The error includes the number of such values if `all` weights
+    /// were checked.
     pub(crate) fn check(self, folder: &Path, all: bool) -> Result<()> {
         let NotFinite { first, weights, values } = self;
         let Some((name, value)) = first else { return Ok(()) };
@@ -125,7 +125,7 @@ impl NotFinite {
     }
 }
 
-/// Weights whose values are checked and counted as they are read.
+/// Wraps weights so that their values are checked and counted as they are read.
 pub(crate) struct Watched<'a> {
     weights: &'a dyn Weights,
     meter: &'a Meter,
@@ -133,7 +133,7 @@ pub(crate) struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    /// Wraps weights whose bytes `meter` counts; all of them must be read, once.
+    /// Wraps `weights`; `meter` counts the bytes. All of the weights must be read, once.
     pub(crate) fn new(weights: &'a dyn Weights, meter: &'a Meter) -> Self {
         let numel: usize = weights.shapes().values().map(|shape| shape.iter().product::<usize>()).sum();
         meter.begin(numel as u64 * WIDTH);
@@ -148,14 +148,14 @@ impl<'a> Watched<'a> {
         Ok(())
     }
 
-    /// Fails if a value that was read is not finite.
+    /// Fails if any value read so far is not finite.
     pub(crate) fn check(&self) -> Result<()> {
         self.found.take().check(self.weights.folder(), true)
     }
 }
 
-/// Loads this rank's part of all weights into `engine`, except for those that are `absent`. `meter` counts
-/// their bytes. Returns the values that are not finite.
+/// Loads this rank's part of all weights into `engine`, except those in `absent`. `meter` counts the bytes.
+/// Returns the weights with non-finite values.
 pub(crate) fn load(
     engine: &Engine,
     weights: &dyn Weights,

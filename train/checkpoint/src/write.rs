@@ -1,4 +1,4 @@
-//! Writing the files of a checkpoint, and completing it from the output of all writers.
+//! Writes the files of a checkpoint, and completes it from the output of all writers.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -26,30 +26,30 @@ use super::{
     Architecture, CONFIG_FILE, CheckpointError, Checksum, MANIFEST_FILE, Result, SaveContext, folder,
 };
 
-/// The file of each weight of a full checkpoint, in the layout of Hugging Face.
+/// Name of the index, which maps each weight of a full checkpoint to its file, in the Hugging Face layout.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Elements of one parameter to write.
+/// A range of elements of one parameter, to be written.
 pub(super) struct Entry {
     pub(super) group: usize,
     /// Index of the parameter in its group.
     pub(super) slot: usize,
     pub(super) saved: Saved,
-    /// Elements of the flat parameter.
+    /// Range of elements in the flat parameter.
     pub(super) range: Range<usize>,
 }
 
-/// A source of values to write.
+/// Provides the values to write.
 pub(super) trait Values {
     /// Returns the values of an entry.
     fn get(&mut self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>>;
 
-    /// Reports that no more of these values are needed.
+    /// Reports that these values are no longer needed.
     fn done(&mut self, _group: usize, _saved: &Saved) {}
 }
 
-/// Returns the groups and kinds of values that `has` reports, in the order in which they are written: kind by
-/// kind in a sharded checkpoint, and group by group in a full one.
+/// Returns the groups and kinds of values for which `has` returns true, in the order in which they are
+/// written: kind by kind in a sharded checkpoint, and group by group in a full one.
 pub(super) fn kinds_of(
     format: Format,
     groups: usize,
@@ -65,18 +65,18 @@ pub(super) fn kinds_of(
     kinds
 }
 
-/// The work of one writer.
+/// The groups, kinds and chunk that one writer writes.
 pub(super) struct Part<'a> {
     pub(super) layout: &'a [ParamGroupLayout],
     /// Groups and kinds of the values to write; see [`kinds_of`].
     pub(super) kinds: &'a [(usize, Saved)],
-    /// The chunk of every group to write; `None` for whole groups.
+    /// Index of the chunk to write of every group; `None` to write whole groups.
     pub(super) chunk: Option<usize>,
 }
 
 impl Part<'_> {
-    /// Returns the name of a file: there is one for weights and one for the optimizer's slots, of a chunk of
-    /// all groups or of a whole group.
+    /// Returns the name of the file for these values. Weights and optimizer slots have separate files, each
+    /// with one chunk of all groups or with one whole group.
     fn file_of(&self, (group, saved): &(usize, Saved)) -> String {
         let kind = if *saved == Saved::Weight { "model" } else { "optimizer" };
         match self.chunk {
@@ -98,7 +98,7 @@ impl Part<'_> {
         entries.filter(|entry| !entry.range.is_empty())
     }
 
-    /// Returns the bytes of the values that [`Part::write`] writes.
+    /// Returns the number of bytes of values that [`Part::write`] writes.
     pub(super) fn bytes(&self) -> u64 {
         let entries = self.kinds.iter().flat_map(|kind| self.entries(kind));
         entries.map(|entry| entry.range.len() as u64 * WIDTH).sum()
@@ -133,7 +133,7 @@ impl Part<'_> {
     }
 }
 
-/// The output of one writer.
+/// The files and chunks that one writer has written.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct WriterOutput {
     files: BTreeMap<String, FileEntry>,
@@ -148,24 +148,24 @@ struct WrittenChunk {
     chunk: Chunk,
 }
 
-/// Returns the path of the description of the output of writer `index`.
+/// Returns the path of the file that describes the output of writer `index`.
 fn description(folder: &Path, index: usize) -> PathBuf {
     folder.join(format!("part-{index:05}.json"))
 }
 
 impl WriterOutput {
-    /// Writes its description to `folder`, for the rank that completes the checkpoint.
+    /// Writes a description of this output to `folder`, for the rank that completes the checkpoint.
     pub(super) fn write_description(&self, folder: &Path, index: usize) -> Result<()> {
         let path = description(folder, index);
         let json = serde_json::to_vec(self).map_err(|error| CheckpointError::damaged(&path, error))?;
-        // Renamed, so that it only appears when it is complete.
+        // Renamed at the end, so that the description appears only when it is complete.
         let partial = path.with_extension("partial");
         folder::write(&partial, &json)?;
         folder::rename(&partial, &path)
     }
 
-    /// Reads the description by the writer `index` in `folder`; `None` if it or a file that it describes is
-    /// not visible there completely.
+    /// Reads the description by writer `index` in `folder`. Returns `None` if the description, or a file that
+    /// it lists, is not completely visible yet.
     fn find(folder: &Path, index: usize) -> Result<Option<WriterOutput>> {
         let path = description(folder, index);
         let json = match files::read(&path, MAX_MANIFEST) {
@@ -183,9 +183,9 @@ impl WriterOutput {
     }
 }
 
-/// Finds the outputs of `count` writers in `folder`; the inner error lists the writers whose output is missing
-/// or incomplete. Lists the folder again, and looks up only names that are listed: a network file system may
-/// cache for long that a name did not exist.
+/// Finds the outputs of `count` writers in `folder`; the inner error lists the writers whose output is
+/// missing or incomplete. Lists the folder anew, and opens only files that are listed, because a network file
+/// system may cache for a long time that a file did not exist.
 pub(super) fn find_outputs(folder: &Path, count: usize) -> Result<Result<Vec<WriterOutput>, Vec<usize>>> {
     let listed = fs::read_dir(folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
     let listed = listed.map_err(CheckpointError::io("read", folder))?;
@@ -207,14 +207,14 @@ pub(super) fn find_outputs(folder: &Path, count: usize) -> Result<Result<Vec<Wri
     Ok(if missing.is_empty() { Ok(found) } else { Err(missing) })
 }
 
-/// Removes the descriptions by `count` writers in `folder`.
+/// Removes the descriptions by `count` writers from `folder`.
 pub(super) fn remove_descriptions(folder: &Path, count: usize) -> Result<()> {
     (0..count)
         .map(|index| description(folder, index))
         .try_for_each(|path| fs::remove_file(&path).map_err(CheckpointError::io("remove", &path)))
 }
 
-/// A checkpoint whose values have been written, and the data needed to complete it.
+/// A checkpoint whose values have been written, and what is needed to complete it.
 pub(super) struct Completion<'a> {
     pub(super) format: Format,
     pub(super) ranks: usize,
@@ -224,8 +224,8 @@ pub(super) struct Completion<'a> {
 }
 
 impl Completion<'_> {
-    /// Adds everything except the values to `folder`. The manifest comes last: a folder that has one is
-    /// complete.
+    /// Adds everything except the values to `folder`. The manifest is written last: a folder with a manifest
+    /// is complete.
     pub(super) fn complete(self, folder: &Path) -> Result<()> {
         let Completion { format, ranks, layout, outputs, context } = self;
         let tensors = tensors_of(layout, &outputs);
@@ -279,7 +279,7 @@ fn tensors_of(layout: &[ParamGroupLayout], outputs: &[WriterOutput]) -> Vec<Tens
     chunks.into_iter().map(tensor).collect()
 }
 
-/// Returns the index of the weights in several files, in the layout of Hugging Face.
+/// Returns the index that maps each weight to its file, in the Hugging Face layout.
 fn index_of(tensors: &[TensorEntry]) -> String {
     let weights = tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
     let total_size: u64 = weights.clone().map(|tensor| tensor.numel() * WIDTH).sum();
@@ -288,15 +288,15 @@ fn index_of(tensors: &[TensorEntry]) -> String {
     format!("{:#}\n", json!({"metadata": {"total_size": total_size}, "weight_map": weight_map}))
 }
 
-/// A folder under construction next to its place; removed unless it is committed. Its name is unique, so that
-/// no file of a user is touched.
+/// A folder under construction next to its final place; removed unless it is committed. Its name is unique,
+/// so that it cannot touch a user's files.
 pub(super) struct NewFolder {
     place: PathBuf,
     staging: StagingFolder,
 }
 
 impl NewFolder {
-    /// Creates a folder for `place`, which must not exist.
+    /// Creates a folder that will become `place`, which must not exist.
     pub(super) fn create(place: &Path) -> Result<Self> {
         check_free(place)?;
         let parent = parent_of(place);
@@ -310,7 +310,7 @@ impl NewFolder {
         self.staging.path()
     }
 
-    /// Moves the folder to its place. Its files must be on the disk already.
+    /// Moves the folder to its final place. The folder's files must already be on the disk.
     pub(super) fn commit(self) -> Result<()> {
         folder::sync_folder(self.path())?;
         // Checked again, because writing a large model takes time.
@@ -331,9 +331,9 @@ pub fn check_free(place: &Path) -> Result<()> {
 }
 
 /// Writes a full checkpoint of external weights, without optimizer state, to the new folder `place`. `layout`
-/// defines the groups; every parameter in it must be among the weights. Holds one parameter at a time.
-/// `meter` counts the bytes. Fails if the weights cannot be read or are not finite, if `place` exists already
-/// or if the disk fails.
+/// defines the groups; every parameter in it must be among the weights. Holds one parameter in memory at a
+/// time. `meter` counts the bytes. Fails if the weights cannot be read or are not finite, `place` already
+/// exists, or the disk fails.
 pub(super) fn write_full(
     place: &Path,
     weights: &dyn Weights,
@@ -362,7 +362,7 @@ impl Values for Watched<'_> {
 mod tests {
     use super::*;
 
-    /// Two ranks' chunks of one group of weights.
+    /// Two ranks' chunks of one group of weights, all of which are 1.
     struct Ones;
 
     impl Values for Ones {

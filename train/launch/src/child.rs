@@ -1,4 +1,4 @@
-//! One rank as a process, and its environment: torchrun's variables, and Kiln's own.
+//! A rank as a process, and its environment: torchrun's variables, and Kiln's own.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -17,59 +17,59 @@ use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
 use super::place::{Node, SECRET};
 use super::{LaunchError, print};
 
-/// The end of a rank.
+/// How a rank's process ended.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) rank: usize,
     pub(super) pid: i32,
-    /// Exit code; `None` if a signal ended it.
+    /// Exit code; `None` if a signal ended the process.
     pub(super) code: Option<i32>,
-    /// The signal that ended it.
+    /// The signal that ended the process.
     pub(super) signal: Option<i32>,
-    /// Time of its end since its start.
+    /// Time from the start of the rank to its end.
     pub(super) after: Duration,
-    /// Time of its end, for the order of events.
+    /// Time at which the rank ended, for ordering events.
     pub(super) at: Instant,
-    /// True if the launcher had asked it to end.
+    /// True if the launcher had asked the rank to end.
     pub(super) asked_to_end: bool,
-    /// Reason why the launcher has killed it, if it has.
+    /// Reason why the launcher killed the rank, if it did.
     pub(super) killed: Option<String>,
-    /// Messages that it has sent to the launcher.
+    /// Messages that the rank sent to the launcher.
     pub(super) words: Vec<(Message, String)>,
-    /// The crash report, if the launcher had to write it.
+    /// The rank's crash report, if the launcher had to write it.
     pub(super) crash: Option<PathBuf>,
-    /// Last lines of the rank on stderr.
+    /// The rank's last lines on stderr.
     pub(super) last_lines: Vec<String>,
-    /// The file with all lines.
+    /// The log file with all of these lines.
     pub(super) stderr: PathBuf,
 }
 
-/// One life of a job on this node.
+/// One life of a job on this node: from the start of its ranks to the end of the last one.
 pub(super) struct Job {
-    /// The node, with its port chosen.
+    /// The node, with the port already chosen.
     pub(super) node: Node,
     /// Name of the job.
     pub(super) name: String,
     /// Number of times that this launcher has restarted the ranks.
     pub(super) restart: u64,
-    /// The id of the run that an earlier life worked on.
+    /// The id of the run that an earlier life of the job worked on.
     pub(super) run: Option<String>,
-    /// Time between SIGTERM and SIGKILL.
+    /// How long after SIGTERM the launcher sends SIGKILL.
     pub(super) grace: Duration,
 }
 
 impl Job {
-    /// Returns the rank of a child in the whole job.
+    /// Returns the rank, in the whole job, of the child with this local rank.
     pub(super) fn rank(&self, local_rank: usize) -> usize {
         self.node.node_rank * self.node.nproc_per_node + local_rank
     }
 
-    /// Returns how often the ranks were restarted, by any launcher or scheduler.
+    /// Returns the number of times that the ranks were restarted, by any launcher or scheduler.
     pub(super) fn restarts(&self) -> u64 {
         self.node.job.restarts.saturating_add(self.restart)
     }
 
-    /// Returns the variables of one rank.
+    /// Returns the environment variables of one rank.
     fn environment(&self, local_rank: usize) -> Vec<(&'static str, String)> {
         let node = &self.node;
         let rank = self.rank(local_rank).to_string();
@@ -103,13 +103,13 @@ impl Job {
 
 /// An event that the supervisor waits for.
 pub(super) enum Event {
-    /// A child has ended and must be reaped. `index`: its local rank; `at`: time of its end.
+    /// A child has ended and must be reaped. `index`: its local rank; `at`: when it ended.
     Ended { index: usize, at: Instant },
     /// The launcher has received a signal.
     Signal(i32),
 }
 
-/// A started rank.
+/// A rank that has been started.
 pub(super) struct Child {
     /// Rank in the job.
     pub(super) rank: usize,
@@ -119,16 +119,16 @@ pub(super) struct Child {
     stderr: Log,
     copying: Vec<Copying>,
     link: RankLink,
-    /// True while the process exists, if only as a zombie that keeps its number.
+    /// True until the process is reaped; a zombie still keeps its process id.
     exists: bool,
-    /// True if the launcher has asked it to end.
+    /// True if the launcher has asked the rank to end.
     asked_to_end: bool,
-    /// Reason why the launcher has killed it, if it has.
+    /// Reason why the launcher killed the rank, if it did.
     killed: Option<String>,
 }
 
 impl Child {
-    /// Starts a rank. Its end is reported to `events` as `index`.
+    /// Starts a rank. When it ends, sends [`Event::Ended`] with `index` to `events`.
     pub(super) fn start(
         job: &Job,
         index: usize,
@@ -198,7 +198,7 @@ impl Child {
         Ok(child)
     }
 
-    /// Asks the rank and the processes it has started to end.
+    /// Asks the rank and the processes that it has started to end.
     pub(super) fn end(&mut self) {
         if self.exists {
             self.asked_to_end = true;
@@ -206,7 +206,7 @@ impl Child {
         }
     }
 
-    /// Kills the rank and the processes it has started; `why` is the reason.
+    /// Kills the rank and the processes that it has started, for the reason `why`.
     pub(super) fn kill(&mut self, why: &str) {
         if self.exists {
             self.asked_to_end = true;
@@ -215,7 +215,7 @@ impl Child {
         }
     }
 
-    /// Returns whether the process is stopped, as by SIGSTOP, so that only SIGKILL can end it.
+    /// Returns whether the process is stopped, as by SIGSTOP: then only SIGKILL can end it.
     pub(super) fn is_stopped(&self) -> bool {
         self.exists && matches!(kiln_sys::state_of(self.pid), Some('T' | 't'))
     }
@@ -226,7 +226,7 @@ impl Child {
         self.notify(Signal::USR1);
     }
 
-    /// Sends a signal only to the rank itself, which handles it.
+    /// Sends a signal only to the rank's own process, which handles it.
     pub(super) fn notify(&self, signal: Signal) {
         if self.exists {
             let _ = kill_process(self.pid, signal);
@@ -237,7 +237,7 @@ impl Child {
         self.exists
     }
 
-    /// Records the reported end, and ends processes that the rank has left behind.
+    /// Reaps the rank after it has ended, and ends processes that the rank has left behind.
     pub(super) fn reap(&mut self, at: Instant) -> Result<End, LaunchError> {
         let _ = kill_process_group(self.pid, Signal::KILL);
         let status = self.process.wait().map_err(LaunchError::system("read how a rank ended"))?;
@@ -277,7 +277,7 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// The rank still runs here only after an error of the launcher itself.
+    /// Kills a rank that is still running, which happens only after an error of the launcher itself.
     fn drop(&mut self) {
         if self.exists {
             let _ = kill_process_group(self.pid, Signal::KILL);

@@ -1,4 +1,4 @@
-//! The ends of ranks: what each rank reports, the outcome of the job, and its description for users.
+//! How the ranks ended: what each rank reports, the outcome of the job, and its description for users.
 
 use kiln_sys::launcher::Message;
 use signal_hook::consts::SIGKILL;
@@ -12,51 +12,51 @@ pub const PREEMPTED: u8 = 75;
 /// Exit code of a failure.
 const FAILED: u8 = 1;
 
-/// Exit code for wrong arguments or configuration.
+/// Exit code for invalid arguments or an invalid configuration.
 const USAGE: u8 = 2;
 
-/// Number of characters of a text that are searched for in a log.
+/// Number of characters of a message that are searched for in a log.
 const COMPARED: usize = 200;
 
 impl End {
-    /// Returns whether this end is a failure.
+    /// Returns whether the rank failed.
     pub(super) fn failed(&self) -> bool {
         self.code != Some(0) && self.code != Some(PREEMPTED.into())
     }
 
-    /// Returns the text of its last message of a kind.
+    /// Returns the text of the rank's last message of `kind`.
     pub(super) fn last(&self, kind: Message) -> Option<&str> {
         self.words.iter().rfind(|(word, _)| *word == kind).map(|(_, text)| text.as_str())
     }
 
-    /// Returns the optimizer step that it was in, if it had reached one and reported it.
+    /// Returns the optimizer step that the rank was in, if it had reported one.
     pub(super) fn step(&self) -> Option<u64> {
         self.last(Message::Step)?.parse().ok()
     }
 
-    /// Returns the ranks of the job that did not arrive while it waited for them.
+    /// Returns the ranks that did not join the job while this rank waited for them.
     pub(super) fn absent(&self) -> impl Iterator<Item = usize> {
         self.last(Message::Absent).unwrap_or_default().split(',').flat_map(str::parse)
     }
 
-    /// Returns its reasons for ending.
+    /// Returns the reasons that the rank reported for ending.
     fn reasons(&self) -> impl DoubleEndedIterator<Item = &(Message, String)> {
         let is_reason = |word| matches!(word, Message::Failure | Message::Consequence | Message::Stopped);
         self.words.iter().filter(move |(word, _)| is_reason(*word))
     }
 
-    /// Returns whether the rank reports that it, or a rank that it has met, received a stop request before
-    /// there was anything to save.
+    /// Returns whether the rank reports a stop request that arrived before there was anything to save, at
+    /// this rank or at a rank that it had met.
     pub(super) fn was_stopped(&self) -> bool {
         self.last(Message::Stopped).is_some()
     }
 
-    /// Returns whether it reports that another rank is the cause.
+    /// Returns whether the rank reports that another rank is the cause.
     pub(super) fn is_consequence(&self) -> bool {
         self.reasons().next_back().is_some_and(|(word, _)| *word == Message::Consequence)
     }
 
-    /// Describes the exit code or signal, and its time.
+    /// Describes the exit code or signal, and when the rank ended.
     fn describe(&self) -> String {
         let what = match (self.code, self.signal) {
             (Some(code), _) => format!("exit code {code}"),
@@ -75,7 +75,7 @@ impl End {
         format!("{what} after {:.1} s{hint}", self.after.as_secs_f64())
     }
 
-    /// Prints the reasons that it gives for its failure, unless its log shows them too.
+    /// Prints the reasons that the rank gives for its failure, unless its log already shows them.
     fn print_reasons(&self) {
         for (_, text) in self.reasons() {
             let first = text.lines().next().unwrap_or_default();
@@ -89,7 +89,7 @@ impl End {
     fn print_last_lines(&self) {
         let path = self.stderr.display();
         if !self.last_lines.is_empty() {
-            print(&format!("  its last lines on stderr, all of which are in {path}:"));
+            print(&format!("  its last lines on stderr (all lines are in {path}):"));
             self.last_lines.iter().for_each(|line| print(&format!("  | {line}")));
         } else if self.reasons().next().is_none() {
             print(&format!("  it wrote nothing to stderr ({path})"));
@@ -97,31 +97,31 @@ impl End {
     }
 }
 
-/// The ends of all ranks, and signals to the launcher meanwhile.
+/// How each rank exited, and which signals reached the launcher before all ranks had.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    /// In the order of their ends.
+    /// In the order in which the ranks ended.
     pub(super) ranks: Vec<End>,
-    /// The first signal that requested the end of the launcher.
+    /// The first signal that asked the launcher to end.
     pub(super) signal: Option<i32>,
-    /// Other nodes whose ranks did not meet those of this one.
+    /// Other nodes whose ranks did not meet this node's ranks.
     pub(super) absent: Vec<usize>,
-    /// True if the ranks were informed that they are about to be preempted.
+    /// True if the ranks were informed that they would soon be preempted.
     pub(super) preempted: bool,
 }
 
 /// The outcome of one life of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Every rank ended well.
+    /// Every rank ended successfully.
     Done,
-    /// Ranks received a stop request, and have saved their state, if any.
+    /// Ranks received a stop request and saved their state, if they had any.
     Preempted,
-    /// The configuration is invalid; another attempt would end the same way.
+    /// The configuration is invalid, so another attempt would fail in the same way.
     Usage,
-    /// This signal requested the end of the launcher, and ranks did not save.
+    /// This signal asked the launcher to end, and the ranks did not save.
     Signalled(i32),
-    /// The ranks were informed of a preemption and did not save.
+    /// The ranks were informed of a preemption but did not save.
     NotSaved,
     /// A rank failed.
     Failed,
@@ -141,7 +141,7 @@ impl Verdict {
 }
 
 impl Ends {
-    /// Returns the outcome.
+    /// Returns the outcome of the job's life.
     pub(super) fn verdict(&self) -> Verdict {
         let failed = || self.ranks.iter().filter(|end| end.failed());
         let saved = self.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
@@ -150,7 +150,7 @@ impl Ends {
         let is_usage = |end: &End| end.code == Some(USAGE.into());
         let is_cause = |end: &&End| !end.asked_to_end && (is_usage(end) || !end.is_consequence());
         let mut causes = failed().filter(is_cause).peekable();
-        // A rank that received a stop request does not meet the others, which fail because of that.
+        // A rank that received a stop request does not meet the other ranks, which fail because of that.
         let stopped = self.ranks.iter().find(|end| end.was_stopped());
         let follows = |end: &End| end.asked_to_end || stopped.is_some_and(|first| end.at >= first.at);
         match (failed().next(), self.signal) {
@@ -164,7 +164,8 @@ impl Ends {
         }
     }
 
-    /// Prints how the ranks ended, unless all ended well: the root cause first, then its consequences.
+    /// Prints how the ranks ended, unless all ended successfully: the root cause first, then the failures
+    /// that it caused.
     pub(super) fn print(&self, job: &Job, verdict: Verdict) {
         for end in &self.ranks {
             for (_, note) in end.words.iter().filter(|(word, _)| *word == Message::Note) {
@@ -180,8 +181,7 @@ impl Ends {
             _ => {}
         }
         let mut failed: Vec<&End> = self.ranks.iter().filter(|end| end.failed()).collect();
-        // The earliest of the ranks that were not asked to end and that blame no other; the others follow from
-        // it.
+        // The cause is the earliest failure of a rank that was not asked to end and blames no other rank.
         failed.sort_by_key(|end| (end.asked_to_end, end.is_consequence(), end.at));
         let Some((cause, others)) = failed.split_first() else { return };
         let first = if cause.asked_to_end { "failed when asked to end" } else { "failed first" };
@@ -193,7 +193,7 @@ impl Ends {
         cause.print_last_lines();
         for end in others {
             let why = match end.asked_to_end {
-                // The launcher also ended the rank that is named first, so these are no different.
+                // The launcher also ended the rank that is named first, so these ranks get the same words.
                 true if cause.asked_to_end => first,
                 true => "stopped by the launcher",
                 false => "failed after it",

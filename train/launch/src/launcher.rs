@@ -1,4 +1,4 @@
-//! A job from its first life to its last.
+//! Runs a job from its first life to its last.
 
 use std::ffi::OsString;
 use std::net::TcpListener;
@@ -16,26 +16,26 @@ use super::restarts::{Next, Restarts};
 use super::supervise::{Life, Signals};
 use super::{LaunchError, print, signal_name};
 
-/// Default time for ranks to save and end after a signal.
+/// Default time that ranks get to save and end after a signal.
 pub const GRACE: Duration = Duration::from_secs(30);
 
 /// Settings of a launch.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// This node.
+    /// The node on which to start the ranks.
     pub node: Node,
-    /// The program of every rank.
+    /// The program that every rank runs.
     pub program: PathBuf,
     /// Arguments of the program.
     pub arguments: Vec<OsString>,
     /// Folder of the ranks' logs; `None` for `runs/logs/<job>`.
     pub log_dir: Option<PathBuf>,
-    /// Time between SIGTERM and SIGKILL when the job must end.
+    /// How long after SIGTERM the launcher sends SIGKILL when the job must end.
     pub grace: Duration,
 }
 
 /// Starts the ranks of a node, and restarts them after failures if requested; returns the exit code. Must be
-/// called from the main thread: the system ends ranks together with the thread that started them.
+/// called from the main thread, because the system ends the ranks when the thread that started them ends.
 pub fn run(options: &Options) -> Result<u8, LaunchError> {
     let _output = output::never_block();
     kiln_sys::hear_of_children();
@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         if let Some(signal) = signals.pause(pause) {
             let name = signal_name(signal);
             print(&format!("{name} before the next attempt: not restarting the job"));
-            // For any signal: nothing is running, and saved state remains.
+            // This holds for any signal: nothing is running, and saved state remains.
             return Ok(PREEMPTED);
         }
         print(&format!(
@@ -108,15 +108,15 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
     }
 }
 
-/// Returns an unused port. It is free again when this returns, so another program could take it before rank 0
-/// does; the job then fails at once and reports it.
+/// Returns an unused port. The port is not reserved, so another program could take it before rank 0 does; the
+/// job then fails immediately and reports that.
 fn free_port(host: &str) -> Result<u16, LaunchError> {
     let listener = TcpListener::bind((host, 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
     let address = listener.and_then(|listener| listener.local_addr());
     address.map(|address| address.port()).map_err(LaunchError::system("find a free port"))
 }
 
-/// Returns 16 random bytes in hexadecimal.
+/// Returns 16 random bytes as hexadecimal text.
 fn random_text() -> Result<String, LaunchError> {
     let mut random = [0; 16];
     getrandom::fill(&mut random)

@@ -2,15 +2,15 @@
 //! the crate `kiln`.
 //!
 //! - [`place`]: the place of a process among the ranks of a job, and the ranks that a node must start;
-//! - `child`: one rank as a process, with its environment; `logs`: the destinations of its output;
-//! - `supervise`: one life of all ranks, from start to the end of the last one;
-//! - `ends`: the ends of ranks, their outcome and its description;
-//! - `restarts`: whether and when there is another life; `launcher`: a job from its first life to its last.
+//! - `child`: a rank as a process, with its environment; `logs`: where its output goes;
+//! - `supervise`: one life of all ranks, from their start to the end of the last one;
+//! - `ends`: how the ranks ended, the outcome, and its description;
+//! - `restarts`: whether and when the ranks start again; `launcher`: a job from its first life to its last.
 //!
 //! Ranks end with their launcher: see [`kiln_sys::end_with_launcher`].
 //!
-//! No loop here polls: a thread per child waits for its end, another thread waits for signals, and one loop
-//! receives the events of all threads.
+//! No loop here polls: one thread per child waits for the child to end, another thread waits for signals, and
+//! one loop receives the events of all these threads.
 
 mod child;
 mod ends;
@@ -39,13 +39,13 @@ pub enum LaunchError {
     /// A log cannot be written.
     #[error("cannot write {}: {source}; choose another folder with --log-dir", .path.display())]
     Log { path: PathBuf, source: io::Error },
-    /// The system refuses another required operation.
+    /// The system refused another operation that the launch needs.
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
 }
 
 impl LaunchError {
-    /// Returns a function that makes an error of the system's error.
+    /// Returns a function that converts the system's error to a [`LaunchError`].
     fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| LaunchError::System { what, source }
     }
@@ -54,7 +54,7 @@ impl LaunchError {
 /// The reason why a launch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchArgsError {
-    /// The place of this node is invalid.
+    /// The environment or the flags describe an invalid place of this node.
     #[error(transparent)]
     Env(#[from] EnvError),
     /// The arguments are invalid.
@@ -66,13 +66,13 @@ pub enum LaunchArgsError {
 }
 
 impl LaunchArgsError {
-    /// Returns whether the user's arguments or environment are the cause.
+    /// Returns whether the cause is the user's arguments or environment.
     pub fn is_usage(&self) -> bool {
         !matches!(self, LaunchArgsError::Launch(_))
     }
 }
 
-/// Prints a message of the launcher on standard error.
+/// Prints a message of the launcher to standard error.
 fn print(text: &str) {
     eprint_line(&format!("kiln launch: {text}"));
 }

@@ -1,4 +1,4 @@
-//! The output of ranks: one file per rank, restart and stream; rank 0's output also goes to the console.
+//! The output of ranks: a log file per rank, restart and stream. Rank 0's output also goes to the console.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -11,25 +11,25 @@ use kiln_sys::{is_detail, output};
 
 use super::LaunchError;
 
-/// The folder of logs in a run folder.
+/// Name of the folder of logs in a run folder.
 pub const LOGS: &str = "logs";
 
-/// Bytes at the end of a log that are searched for its last lines.
+/// Number of bytes at the end of a log that are searched for the last lines.
 const TAIL_BYTES: u64 = 16 * 1024;
 
 /// Number of lines of a failed rank's stderr that are shown.
 const TAIL_LINES: usize = 20;
 
-/// Maximum characters shown of such a line.
+/// Maximum number of characters shown of each of these lines.
 const LINE: usize = 500;
 
-/// Maximum bytes from which a line is recognised as a detail of a log.
+/// Number of bytes after which a line that is not yet recognised as a log detail is shown.
 const BEGIN: usize = 512;
 
-/// Time limit for the last output of a rank that has ended.
+/// How long the launcher waits for the last output of a rank that has ended.
 pub(super) const LAST_OUTPUT: Duration = Duration::from_secs(2);
 
-/// Returns whether `path` is a folder in which only a launcher has written.
+/// Returns whether `path` is a folder that contains only a launcher's logs.
 pub fn is_log_folder(path: &Path) -> bool {
     let is_log = |entry: std::io::Result<fs::DirEntry>| {
         let name = entry.ok()?.file_name().into_string().ok()?;
@@ -43,9 +43,9 @@ pub fn is_log_folder(path: &Path) -> bool {
     is_named && entries.all(|entry| is_log(entry) == Some(true))
 }
 
-/// Chooses the folder of this launch's logs: `wanted`, or if a running launch writes there, the first of
-/// `other`, `other-2`, … without one. Logs of the same rank and restart would be mixed. The returned file
-/// reserves the folder while it is open.
+/// Chooses the folder of this launch's logs: `wanted`, or, if a running launch writes there, the first of
+/// `other`, `other-2`, … that no running launch uses. Otherwise logs of the same rank and restart would be
+/// mixed. The returned file reserves the folder while it is open.
 pub(super) fn claim(
     wanted: &Path,
     other: &Path,
@@ -55,7 +55,7 @@ pub(super) fn claim(
     let mut folder = wanted.to_owned();
     let mut number = 1;
     loop {
-        // Any of its files is suitable; the launchers of other nodes have other ranks.
+        // Any log of this launcher will do, because launchers of other nodes have other ranks.
         let Log { file, .. } = Log::open(&folder, rank, restart, Stream::Stdout)?;
         match file.try_lock() {
             Ok(()) => return Ok((folder, Some(file))),
@@ -78,7 +78,7 @@ pub(super) fn claim(
 /// An output stream of a rank.
 pub(super) type Stream = output::Console;
 
-/// A log file, at the position where a rank starts to write.
+/// A log file, and the position in it at which the rank started to write.
 #[derive(Debug)]
 pub(super) struct Log {
     pub(super) path: PathBuf,
@@ -87,8 +87,8 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Opens `<folder>/rank_<rank>.restart_<restart>.<stdout|stderr>.log` for appending, so that the lines of
-    /// an earlier job in the same folder are kept.
+    /// Opens `<folder>/rank_<rank>.restart_<restart>.<stdout|stderr>.log` for appending, so that lines of an
+    /// earlier job in the same folder are kept.
     pub(super) fn open(folder: &Path, rank: usize, restart: u64, stream: Stream) -> Result<Log, LaunchError> {
         let name = match stream {
             Stream::Stdout => "stdout",
@@ -116,14 +116,14 @@ impl Log {
         }
     }
 
-    /// Returns the file, for a child to write to directly: nothing is lost if the launcher dies.
+    /// Returns the file, for a child to write to directly, so that nothing is lost if the launcher dies.
     pub(super) fn for_child(&self) -> Result<File, LaunchError> {
         let error = |source| LaunchError::Log { path: self.path.clone(), source };
         self.file.try_clone().map_err(error)
     }
 
-    /// Copies the output of `pipe` to the file and the console, until the pipe is closed. Details of a log on
-    /// standard error are omitted on the console.
+    /// Copies the output of `pipe` to the file and the console until the pipe is closed. On standard error,
+    /// the console gets no log lines below `warn`.
     pub(super) fn copy(
         &self,
         mut pipe: impl Read + Send + 'static,
@@ -163,7 +163,7 @@ impl Log {
         Ok(Copying(finished))
     }
 
-    /// Returns the last lines that were written since the log was opened.
+    /// Returns the last lines that were written to the log since it was opened.
     pub(super) fn tail(&self) -> Vec<String> {
         let mut bytes = Vec::new();
         let read = |bytes: &mut Vec<u8>| {
@@ -176,7 +176,7 @@ impl Log {
             }
             Ok::<_, std::io::Error>(())
         };
-        // Without them, only the report is shorter.
+        // If reading fails, the report only lacks these lines.
         let _ = read(&mut bytes);
         let text = String::from_utf8_lossy(&bytes);
         // A progress bar that redraws itself is one line with many carriage returns.
@@ -187,31 +187,31 @@ impl Log {
     }
 }
 
-/// A running copy, which ends with the number of bytes that the log could not store.
+/// A copy in progress, which sends the number of bytes that could not be written to the log when it ends.
 #[derive(Debug)]
 pub(super) struct Copying(Receiver<usize>);
 
 impl Copying {
-    /// Waits until everything is copied, or until `deadline`: a process that the rank has left behind may
-    /// keep the pipe open. Returns the number of bytes known to be lost.
+    /// Waits until everything is copied, or until `deadline`, because a process that the rank has left behind
+    /// may keep the pipe open. Returns the number of bytes known to be lost.
     pub(super) fn finish(self, deadline: Instant) -> usize {
         let left = deadline.saturating_duration_since(Instant::now());
         self.0.recv_timeout(left).unwrap_or_default()
     }
 }
 
-/// Filters a rank's log for a terminal: omits lines below `warn`, which are in the rank's file. The output may
-/// arrive in parts.
+/// Filters a rank's log for a terminal: omits lines below `warn`, which are in the rank's log file. The
+/// output may arrive in pieces.
 #[derive(Debug, Default)]
 struct Quiet {
-    /// The beginning of a line that is not yet known to be shown or omitted.
+    /// The beginning of a line for which it is not yet known whether to show it.
     begin: Vec<u8>,
-    /// `Some(true)` if the current line is shown, `None` while that is unknown.
+    /// `Some(true)` if the current line is shown; `None` while that is unknown.
     is_shown: Option<bool>,
 }
 
 impl Quiet {
-    /// Returns the part of `bytes`, the next piece of output, that is shown.
+    /// Returns the part of `bytes`, the next piece of output, that should be shown.
     fn shown(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut shown = Vec::with_capacity(bytes.len());
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -239,7 +239,7 @@ impl Quiet {
         shown
     }
 
-    /// Returns the rest at the end.
+    /// Returns the beginning of an unfinished line at the end of the output.
     fn rest(self) -> Vec<u8> {
         self.begin
     }

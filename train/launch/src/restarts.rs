@@ -8,25 +8,25 @@ use kiln_sys::words::number_of;
 use super::child::End;
 use super::ends::{Ends, Verdict};
 
-/// The pause before the first restart, and the longest one.
+/// The pause before the first restart, and the maximum pause.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// Minimum duration of a life with a step that counts as progress. A life without a step, which may have
-/// waited in vain for ranks of another node, is not progress.
+/// How long a life that reached a step must last to count as progress. A life without a step is no progress,
+/// because its ranks may only have waited for ranks of another node.
 const LASTED: Duration = Duration::from_secs(300);
 
-/// The reaction to the end of all ranks.
+/// The reaction after all ranks have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// No restart: it was no failure, or restarts are disabled.
+    /// Do not restart: nothing failed, or restarts are disabled.
     End,
-    /// No further attempt, for this reason.
+    /// Do not restart, for this reason.
     GiveUp(String),
-    /// Another attempt after a pause.
+    /// Restart after a pause.
     Again(Duration),
 }
 
-/// The restarts of one job on this node.
+/// Counts and limits the restarts of a job on this node.
 #[derive(Debug)]
 pub(super) struct Restarts {
     most: u64,
@@ -39,7 +39,7 @@ pub(super) struct Restarts {
     before: Vec<Failure>,
 }
 
-/// A rank's own failure in a step, as the rank reported it.
+/// A failure that a rank reported of itself, and the step in which it occurred.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Failure {
     rank: usize,
@@ -50,9 +50,9 @@ struct Failure {
 }
 
 impl Failure {
-    /// Returns the failure that a rank reports of itself. Only such a failure can be recognised when it
-    /// repeats: a rank that was killed has reported nothing, and a rank that blames another reports a
-    /// consequence.
+    /// Returns the failure that the rank reports of itself, if it does. Only such failures can be recognised
+    /// when they repeat: a rank that was killed has reported nothing, and a rank that blames another reports
+    /// only a consequence.
     fn of(end: &End) -> Option<Failure> {
         let step = end.step().filter(|_| end.failed() && !end.asked_to_end && !end.is_consequence())?;
         let own = end.words.iter().filter(|(word, _)| *word == Message::Failure);
@@ -63,7 +63,7 @@ impl Failure {
 }
 
 impl Restarts {
-    /// Allows at most `most` restarts.
+    /// Creates a limit of `most` restarts.
     pub(super) fn new(most: u64) -> Self {
         Restarts { most, done: 0, in_vain: 0, farthest: None, before: Vec::new() }
     }
@@ -73,13 +73,14 @@ impl Restarts {
         self.done
     }
 
-    /// Returns the reaction to a life that `lasted` this long and had these `ends`. Counts the restart if there is one.
+    /// Decides what to do after a life that `lasted` this long and whose ranks ended as in `ends`. Counts a
+    /// restart.
     pub(super) fn after(&mut self, ends: &Ends, verdict: Verdict, lasted: Duration) -> Next {
         if verdict != Verdict::Failed || self.most == 0 {
             return Next::End;
         }
         let failures: Vec<_> = ends.ranks.iter().filter_map(Failure::of).collect();
-        // Despite checkpoints saved since, it has not passed that step.
+        // Despite the checkpoints saved since, the run has not passed that step.
         if let Some(again) = failures.iter().find(|failure| self.before.contains(failure)) {
             return Next::GiveUp(format!(
                 "giving up: rank {} failed in step {} with the same error as before the last restart: \
@@ -118,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the end of rank `rank` with code 1 in `step`, with messages `words`.
+    /// Returns the end of rank `rank` with exit code 1 in `step`, with the messages `words`.
     fn end(rank: usize, step: u64, words: &[(Message, &str)]) -> End {
         let step = Some((Message::Step, step.to_string())).filter(|_| step > 0);
         let words = words.iter().map(|(word, text)| (*word, (*text).to_owned())).chain(step).collect();
@@ -142,7 +143,7 @@ mod tests {
         Ends { ranks, ..Ends::default() }
     }
 
-    /// Returns the reaction to a failed life of one second.
+    /// Returns the reaction to a failed life that lasted one second.
     fn after(restarts: &mut Restarts, ranks: Vec<End>) -> Next {
         restarts.after(&life(ranks), Verdict::Failed, Duration::from_secs(1))
     }

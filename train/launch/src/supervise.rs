@@ -1,5 +1,5 @@
-//! One life of all ranks of a node: starts them, waits until the last one has ended, passes signals on, and
-//! ends the others when one fails.
+//! Runs one life of all ranks of a node: starts them, waits until the last one has ended, forwards signals,
+//! and ends the other ranks when one fails.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -17,15 +17,15 @@ use super::child::{Child, Event, Job};
 use super::ends::Ends;
 use super::{LaunchError, print, signal_name};
 
-/// Time for the other ranks to end by themselves when a rank has failed: they notice it, exchange
-/// information, and report the cause.
+/// How long the other ranks get to end by themselves when a rank has failed: they notice the failure,
+/// exchange information, and report the cause.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// Time that they then get after SIGTERM. Without the failed rank there is nothing left to save, and ranks
+/// How long they then get after SIGTERM. Without the failed rank there is nothing left to save, and ranks
 /// that could end by themselves have done so.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// Signals to the launcher, from its start to its end.
+/// Receives the signals sent to the launcher, until this is dropped.
 pub(super) struct Signals {
     events: Sender<Event>,
     receiver: Receiver<Event>,
@@ -34,7 +34,7 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn register() -> Result<Signals, LaunchError> {
-        // `nohup`, and shells for what they start in the background, ignore signals on purpose.
+        // Signals that `nohup` or a shell ignores on purpose, as for background processes, stay ignored.
         let heard = [SIGTERM, SIGINT, SIGHUP, SIGQUIT].into_iter().chain(kiln_sys::PREEMPTIONS);
         let heard = heard.filter(|signal| !kiln_sys::is_ignored(*signal));
         let mut signals = iterator::Signals::new(heard).map_err(LaunchError::system("watch for signals"))?;
@@ -55,7 +55,8 @@ impl Signals {
         Ok(Signals { events, receiver, handle })
     }
 
-    /// Waits for `time` while no rank runs. Returns the signal that ends the wait, and the launcher.
+    /// Waits for `time` while no rank runs. Returns the signal that ended the wait, if one did; the launcher
+    /// then ends.
     pub(super) fn pause(&self, time: Duration) -> Option<i32> {
         let until = Instant::now() + time;
         loop {
@@ -76,19 +77,19 @@ impl Drop for Signals {
     }
 }
 
-/// The next action for ranks that do not end by themselves.
+/// The next action against ranks that do not end by themselves.
 enum Next {
-    /// None: the job runs.
+    /// Nothing: the job is running.
     Run,
-    /// SIGTERM at that time: a rank has failed, or will not arrive.
+    /// Send SIGTERM at the given time: a rank has failed, or will not arrive.
     Terminate(Instant),
-    /// SIGKILL at that time: they received SIGTERM `grace` before it.
+    /// Send SIGKILL at the time `at`, which is `grace` after SIGTERM was sent.
     Kill { at: Instant, grace: Duration },
-    /// Nothing more can be done.
+    /// Wait: nothing more can be done.
     Wait,
 }
 
-/// The ranks of a node from their start to their end.
+/// One life of a node's ranks, from their start to their end.
 pub(super) struct Life<'a> {
     pub(super) job: &'a Job,
     pub(super) program: &'a Path,
@@ -97,7 +98,7 @@ pub(super) struct Life<'a> {
 }
 
 impl Life<'_> {
-    /// Starts the ranks and returns when all have ended.
+    /// Starts the ranks; returns when all have ended.
     pub(super) fn run(&self, signals: &Signals) -> Result<Ends, LaunchError> {
         let mut ends = Ends::default();
         let mut children = Vec::new();
@@ -118,7 +119,7 @@ impl Life<'_> {
                     let end = children[index].reap(at)?;
                     if matches!(next, Next::Run) && (end.was_stopped() || end.failed()) {
                         if end.was_stopped() {
-                            // Without that rank, the others would wait in vain.
+                            // Without that rank, the others would wait forever.
                             children.iter_mut().for_each(Child::stop);
                         }
                         next = Next::Terminate(Instant::now() + SETTLE);
@@ -143,7 +144,7 @@ impl Life<'_> {
         Ok(ends)
     }
 
-    /// Passes a signal on to the ranks.
+    /// Forwards a signal to the ranks.
     fn signal(&self, signal: i32, children: &mut [Child], ends: &mut Ends, next: Next) -> Next {
         if kiln_sys::PREEMPTIONS.contains(&signal) {
             ends.preempted = true;
@@ -171,7 +172,7 @@ impl Life<'_> {
         Next::Kill { at: Instant::now() + self.job.grace, grace: self.job.grace }
     }
 
-    /// Takes the action that is due.
+    /// Takes the action whose time has come.
     fn deadline(&self, children: &mut [Child], next: Next) -> Next {
         match next {
             Next::Terminate(_) => {
@@ -189,8 +190,8 @@ impl Life<'_> {
     }
 }
 
-/// Kills the remaining ranks if all are stopped: once a rank has failed, giving them time gains
-/// nothing.
+/// Kills the remaining ranks if all are stopped. Once a rank has failed, waiting for stopped ranks is
+/// pointless.
 fn kill_stopped(children: &mut [Child], next: Next) -> Next {
     if children.iter().any(|child| child.exists() && !child.is_stopped()) {
         return next;
@@ -200,7 +201,7 @@ fn kill_stopped(children: &mut [Child], next: Next) -> Next {
     Next::Wait
 }
 
-/// Returns the next event; `None` when an action is due.
+/// Returns the next event, or `None` when the time for an action has come.
 fn wait(events: &Receiver<Event>, next: &Next) -> Option<Event> {
     let due = match next {
         Next::Terminate(at) | Next::Kill { at, .. } => at.saturating_duration_since(Instant::now()),

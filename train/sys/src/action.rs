@@ -1,9 +1,9 @@
-//! Signal actions of this process.
+//! Queries and sets this process's signal actions.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-/// Returns the action for `signal`; `None` if there is no such signal.
+/// Returns the current action for `signal`; `None` if there is no such signal.
 pub(super) fn action_of(signal: c_int) -> Option<libc::sigaction> {
     // SAFETY: all fields of the plain C structure may be zero.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -30,8 +30,8 @@ pub(super) unsafe fn handle(
     unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) == 0 }
 }
 
-/// Returns the address of the instruction that a signal has interrupted, from the context of its handler; 0
-/// if unknown.
+/// Returns the address of the instruction that a signal interrupted, from the `context` passed to the
+/// signal's handler; 0 if unknown.
 pub(super) fn interrupted_at(context: *mut c_void) -> usize {
     // SAFETY: the system gives a handler with SA_SIGINFO a structure of this type.
     let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_ref() }) else { return 0 };

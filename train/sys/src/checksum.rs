@@ -1,4 +1,4 @@
-//! Checksums that can be combined from those of parts.
+//! Checksums that can be combined from the checksums of parts.
 
 use bytemuck::{Pod, Zeroable};
 use crc_fast::{CrcAlgorithm, Digest, checksum, checksum_combine};
@@ -6,14 +6,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
-/// CRC-64/NVME. Every flipped bit, and every damage within 64 bits, changes it. The checksum of a file follows from the
-/// checksums of its parts, so ranks that each read a part can check the whole file together.
+/// A CRC-64/NVME checksum. Every flipped bit, and every damage within 64 bits, changes it. The checksum of a
+/// file follows from the checksums of its parts, so ranks that each read a part can check the whole file
+/// together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Checksum(u64);
 
 impl Checksum {
-    /// Its name in manifests.
+    /// Name of the algorithm in manifests.
     pub const NAME: &'static str = "crc64nvme";
 
     /// Returns the checksum of no bytes.
@@ -26,28 +27,28 @@ impl Checksum {
         Checksum(checksum(ALGORITHM, bytes))
     }
 
-    /// Returns the checksum of this one's bytes followed by the `length` bytes of `next`. It takes most of a
-    /// millisecond: for consecutive bytes, use [`RunningChecksum`].
+    /// Returns the checksum of the bytes of `self` followed by the `length` bytes of `next`. Takes most of a
+    /// millisecond; for consecutive bytes, use [`RunningChecksum`].
     pub fn then(self, next: Checksum, length: u64) -> Self {
         Checksum(checksum_combine(ALGORITHM, self.0, next.0, length))
     }
 
-    /// Returns its value, as taken by [`Checksum::from_bits`].
+    /// Returns the checksum as a number, for [`Checksum::from_bits`].
     pub fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// Creates a checksum from its value.
+    /// Creates a checksum from the number that [`Checksum::to_bits`] returned.
     pub fn from_bits(bits: u64) -> Self {
         Checksum(bits)
     }
 }
 
-/// The [`Checksum`] of bytes that arrive piece by piece.
+/// Computes the [`Checksum`] of bytes that arrive piece by piece.
 pub struct RunningChecksum(Digest);
 
 impl Default for RunningChecksum {
-    /// Returns the checksum of no bytes yet.
+    /// Starts with the checksum of no bytes.
     fn default() -> Self {
         RunningChecksum(Digest::new(ALGORITHM))
     }

@@ -1,14 +1,14 @@
-//! Reports of fatal signals caused by the process itself, such as SIGSEGV: which rank, which step, and what
-//! it was doing. The process then ends by that same signal, as it would without the report. Also the message
-//! of a process that, on request, ends without saving.
+//! Reports fatal signals caused by the process itself, such as SIGSEGV: the rank, the step, and what the rank
+//! was doing. The process then ends by the same signal, as it would without the report. This module also
+//! writes the message of a process that, on request, ends without saving.
 //!
-//! More than a line is written to the run folder, in `crash/rank_<r>`: for signals, panics and memory
-//! exhaustion. See [`report`].
+//! For signals, panics and memory exhaustion, a longer report is written to the run folder, in
+//! `crash/rank_<r>`. See [`report`].
 //!
 //! The handler runs on the alternate stack that Rust gives to its threads, takes no lock that it would have
-//! to wait for, and allocates nothing. The same holds for a panic that follows a failed allocation: naming
-//! the calls of a backtrace allocates, and the standard library holds a lock meanwhile that a second failure
-//! waits for.
+//! to wait for, and allocates nothing. The same holds for a panic that follows a failed allocation: a
+//! backtrace with names would allocate while the standard library holds a lock, and a second failed
+//! allocation would wait for that lock.
 
 mod report;
 
@@ -47,22 +47,23 @@ const SIGNALS: [(c_int, &str); 5] = [
     (libc::SIGABRT, "SIGABRT"),
 ];
 
-/// The previous action of each signal: Rust's own handler reports stack overflows.
+/// The previous action of each signal. Kept because Rust's own handler reports stack overflows.
 static BEFORE: [OnceLock<libc::sigaction>; SIGNALS.len()] = [const { OnceLock::new() }; SIGNALS.len()];
 
-/// True once a report has begun that ends the process: the first signal or refusal is the cause.
+/// True once a report that ends the process has begun. Only the first signal or failed allocation is
+/// reported, because it is the cause.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// Maximum time for earlier lines to be written.
+/// How long the report waits for earlier lines to be written.
 const EARLIER_LINES: Duration = Duration::from_millis(500);
 
-/// Maximum time to wait for another report to finish, and for the helper to add names and the flight
-/// recorder.
+/// How long the report waits for another report to finish, and ([`HELP`]) for the helper to add names and the
+/// flight recorder.
 const TURN: Duration = Duration::from_millis(100);
 const HELP: Duration = Duration::from_secs(5);
 
-/// The line to report, which begins with the letter of its message to the launcher, and the table of memory by owner.
-/// Not on the stack, which may be small.
+/// The line to report, starting with the letter of the message to the launcher, and a table of the memory
+/// that each owner holds. Not on the stack, which may be small.
 static TEXTS: Mutex<(Text<4096>, Text<4096>)> = Mutex::new((Text::new(), Text::new()));
 
 /// The exit code of a process that has run out of memory.
@@ -72,13 +73,13 @@ const EXHAUSTED: c_int = 1;
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 static REFUSED_AT: AtomicU64 = AtomicU64::new(0);
 
-/// Seconds after a failed allocation in which a panic is attributed to it. A caller may handle the failure; later
-/// panics then have another reason.
+/// Number of seconds after a failed allocation during which a panic is attributed to it. A caller may handle
+/// the failure, so later panics have a different cause.
 const FOLLOWS: u64 = 10;
 
 /// Records that the system has refused an allocation of `bytes`. The global allocator calls this before its
-/// caller learns of the failure. If the thread is reporting a crash, the process ends here: continuing would
-/// wait for a lock that the thread may hold. Allocates nothing and waits for no lock.
+/// caller learns of the failure. If the thread is reporting a crash, ends the process, because the thread may
+/// hold a lock for which continuing would wait. Allocates nothing and waits for no lock.
 pub fn allocation_failed(bytes: usize) {
     REFUSED.store(bytes, Ordering::Relaxed);
     REFUSED_AT.store(now(), Ordering::Relaxed);
@@ -87,7 +88,7 @@ pub fn allocation_failed(bytes: usize) {
     }
 }
 
-/// Returns the size of an allocation that has just failed.
+/// Returns the size of an allocation that failed in the last [`FOLLOWS`] seconds, if one did.
 fn failed_lately() -> Option<usize> {
     let at = REFUSED_AT.load(Ordering::Relaxed);
     (at > 0 && now().saturating_sub(at) <= FOLLOWS).then(|| REFUSED.load(Ordering::Relaxed))
@@ -97,7 +98,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_secs().max(1))
 }
 
-/// Ends this process after a failed request for `bytes`, and writes a report to the run folder. Allocates
+/// Writes a report to the run folder and ends this process, after a request for `bytes` has failed. Allocates
 /// nothing, and waits at most [`TURN`] for locks.
 fn end_without_memory(bytes: usize, what: fmt::Arguments<'_>) -> ! {
     match BEGUN.swap(true, Ordering::Relaxed) {
@@ -108,7 +109,7 @@ fn end_without_memory(bytes: usize, what: fmt::Arguments<'_>) -> ! {
     low_level::exit(EXHAUSTED)
 }
 
-/// The words for a failed allocation of that many bytes.
+/// Formats the note on a failed allocation of this many bytes.
 struct Refused(usize);
 
 impl fmt::Display for Refused {
@@ -117,9 +118,9 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Reports `what` has happened in the calling thread: on standard error, to the launcher, and in the run
-/// folder. Adds a table of the memory that each owner holds if an allocation of `refused` bytes has failed.
-/// Returns the report in the run folder, if there is one. Called once per process.
+/// Reports `what` happened in the calling thread: on standard error, to the launcher, and in the run folder.
+/// If an allocation of `refused` bytes has failed, adds a table of the memory that each owner holds. Returns
+/// the report in the run folder, if there is one. Called once per process.
 fn print_and_keep(what: &dyn fmt::Display, refused: Option<usize>) -> Option<MutexGuard<'static, Report>> {
     let rank = (facts().rank_of_thread)();
     let mut texts = TEXTS.try_lock().ok()?;
@@ -148,10 +149,11 @@ fn print_and_keep(what: &dyn fmt::Display, refused: Option<usize>) -> Option<Mut
     report
 }
 
-/// Sends a line to the launcher and to standard error, where the folder of the crash report follows.
+/// Sends a line to the launcher and to standard error. On standard error, the folder of the crash report is
+/// added.
 fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
-    // First to the launcher, which always reads. It compares the lives of a job, whose folders differ, so
-    // it gets no folder.
+    // To the launcher first, because it always reads. The line has no folder yet: the launcher compares the
+    // failures of a job's lives, whose folders differ.
     if let Some(pipe) = launcher::pipe() {
         let _ = rustix::io::write(pipe, line.ended_by(0));
     }
@@ -169,7 +171,7 @@ fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
     print(&line.ended_by(b'\n')[1..]);
 }
 
-/// Writes to standard error if that is possible at once: its reader may have stopped.
+/// Writes to standard error if that is possible without waiting, because its reader may have stopped.
 fn print(bytes: &[u8]) {
     let stderr = io::stderr();
     let mut polled = [PollFd::from_borrowed_fd(stderr.as_fd(), PollFlags::OUT)];
@@ -180,7 +182,7 @@ fn print(bytes: &[u8]) {
     }
 }
 
-/// Installs handlers that report signals which end this process because of a fault in it.
+/// Installs handlers that report the signals by which a fault in this process ends it.
 pub(super) fn report_signals() {
     for ((signal, _), before) in SIGNALS.iter().zip(&BEFORE) {
         let Some(action) = action_of(*signal) else { continue };
@@ -191,9 +193,9 @@ pub(super) fn report_signals() {
     }
 }
 
-/// This handler may interrupt any code: it writes to preallocated memory, and calls `mkdir`, `open`, `write`, `close`,
-/// `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. Only after everything else has been written does it unwind
-/// the stack.
+/// Handles a fatal signal. It may interrupt any code, so it writes to preallocated memory and calls only
+/// `mkdir`, `open`, `write`, `close`, `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. It unwinds the
+/// stack only after everything else has been written.
 extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if !BEGUN.swap(true, Ordering::Relaxed) {
         // SAFETY: the system gives a handler with SA_SIGINFO valid structures.
@@ -209,7 +211,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         let index = SIGNALS.iter().position(|(known, _)| *known == signal);
         index.and_then(|index| BEFORE[index].get())
     };
-    // The previous handler may abort. The stack for signals may be too small for a second one that has nothing to add.
+    // The previous handler may abort, and the signal stack may be too small for handling SIGABRT as well.
     if let (true, Some(action)) = (signal != libc::SIGABRT, before(libc::SIGABRT)) {
         // SAFETY: the action was in place before `on_signal`.
         unsafe { libc::sigaction(libc::SIGABRT, action, ptr::null_mut()) };
@@ -225,7 +227,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// Calls the previous handler.
+/// Calls the handler that was installed before this one.
 fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if [libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction) {
         return;
@@ -243,8 +245,8 @@ fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, 
     }
 }
 
-/// Ends this process because `signal` has requested that a second time, and reports which steps are not saved. May be
-/// called at any moment, also in a signal handler.
+/// Ends this process because `signal` has asked it to stop for the second time, and reports which steps are
+/// not saved. May be called at any moment, even in a signal handler.
 pub(super) fn end_at_once(signal: c_int) -> ! {
     if !BEGUN.swap(true, Ordering::Relaxed)
         && let Ok(mut texts) = TEXTS.try_lock()
@@ -257,11 +259,11 @@ pub(super) fn end_at_once(signal: c_int) -> ! {
             .and_then(|()| position::write_unsaved_to(line));
         send(line, None);
     }
-    // The exit code by which shells show the signal.
+    // Shells report a process that a signal ended by this exit code.
     low_level::exit(128 + signal)
 }
 
-/// Acquires the lock, if that is possible within about `limit`.
+/// Acquires the lock, or gives up after about `limit`.
 fn within<T>(limit: Duration, lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     let attempt = |_| match lock.try_lock() {
         Ok(guard) => Some(guard),
@@ -274,7 +276,7 @@ fn within<T>(limit: Duration, lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     (0..limit.as_millis()).find_map(attempt)
 }
 
-/// A signal, with its cause.
+/// A signal and its cause, for a report.
 struct What<'a> {
     signal: c_int,
     info: Option<&'a libc::siginfo_t>,
@@ -303,8 +305,7 @@ impl fmt::Display for What<'_> {
     }
 }
 
-/// Makes panics of any thread write a report to the folder of the run that its rank belongs to, as [`keep`]
-/// does.
+/// Makes a panic in any thread write a report to the folder of its rank's run, as [`keep`] does.
 pub(super) fn keep_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -334,12 +335,12 @@ pub(super) fn keep_panics() {
     });
 }
 
-/// Writes a report to the run folder of the calling thread's rank, if there is one, when the thread cannot
-/// continue because of `what`. `tell` informs people, once the folder exists.
+/// Writes a report to the run folder of the calling thread's rank, if there is one, because `what` keeps the
+/// thread from continuing. Calls `tell`, which informs the user, once the folder exists.
 pub fn keep(what: &str, tell: impl FnOnce(Option<&Path>)) {
     static ONE: Mutex<()> = Mutex::new(());
     let _reporting = Reporting::begin();
-    // The holder may be this same thread, if even its report fails.
+    // The lock may be held by this same thread, if its own report fails.
     let Some(_one) = within(2 * HELP, &ONE) else { return tell(None) };
     let (first, more) = what.split_once('\n').unwrap_or((what, ""));
     let folder = {

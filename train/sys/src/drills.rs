@@ -1,4 +1,4 @@
-//! Ways to crash, for fire drills and tests.
+//! Ways to crash on purpose, for fire drills and tests.
 
 use std::ffi::c_void;
 use std::hint::black_box;

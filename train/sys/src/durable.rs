@@ -1,5 +1,5 @@
-//! Files and folders that are on disk as a whole or not at all: written next to their final place, synced and
-//! renamed.
+//! Files and folders that are on disk completely or not at all: they are written next to their final place,
+//! synced and renamed.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{ProcessId, files};
 
-/// Writes a new file and waits until it is on disk. An interruption may leave half of it: use this for files
+/// Writes a new file and waits until it is on disk. An interruption may leave part of the file, so use this
 /// in a folder that is not at its final place yet.
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
@@ -16,7 +16,7 @@ pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Waits until the names in a folder are on disk: a rename is durable once its folder is synced.
+/// Syncs a folder: waits until its entries are on disk, which makes a rename in it durable.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
@@ -29,11 +29,11 @@ pub fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// In the name of a temporary file or folder, separates the final name from the id of the writing process.
+/// Separator, in the name of a temporary file or folder, between the final name and the writing process's id.
 const BESIDE: &str = ".kiln-";
 
-/// Replaces a file as a whole: a reader sees the old content or the new, never a part. No other file is
-/// touched: the new content is first written to a new file.
+/// Replaces a file atomically: a reader sees the old content or the new, never a mixture. Writes the new
+/// content to a new file first, so that no other file is changed.
 pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     let (beside, mut file) = create_beside(path)?;
     let written =
@@ -44,17 +44,17 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Bytes from the start of a file that identify its kind.
+/// Number of bytes at the start of a file that identify its kind.
 const START: u64 = 512;
 
-/// Writes a file that a user has named. Replaces an earlier file of its kind as a whole, even through a link,
-/// and writes into a pipe or a device. `kind` names the files that `is_of_kind` recognises by their first 512
-/// bytes; an empty file is of every kind.
+/// Writes a file that a user has named. Replaces an earlier file of the same kind atomically, even through a
+/// link, and writes into a pipe or a device. `is_of_kind` recognises files of the kind by their first 512
+/// bytes, and `kind` names that kind in messages; an empty file is of every kind.
 ///
 /// # Errors
 ///
-/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if `path` is a file of another kind, which is left
-/// unchanged; or those of the file system.
+/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if `path` is a file of a different kind, which is not
+/// changed; or errors of the file system.
 pub fn write_named(
     path: &Path,
     content: &[u8],
@@ -83,8 +83,8 @@ pub fn write_named(
     write_atomic(&path, content)
 }
 
-/// Writes a new file as [`write_atomic`] does. A file that exists by the time the content is written is kept,
-/// and the error is [`AlreadyExists`](io::ErrorKind::AlreadyExists).
+/// Writes a new file as [`write_atomic`] does. If a file exists at `path` when the content has been written,
+/// keeps that file and returns [`AlreadyExists`](io::ErrorKind::AlreadyExists).
 pub fn write_new_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     let (beside, mut file) = create_beside(path)?;
     let written =
@@ -93,7 +93,7 @@ pub fn write_new_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Returns true if `name` is that of a temporary file from which [`write_atomic`] makes the file `of`.
+/// Returns whether `name` is the name of a temporary file that [`write_atomic`] writes for the file `of`.
 pub fn is_beside(name: &OsStr, of: &str) -> bool {
     let name = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_prefix(of));
     name.is_some_and(|rest| rest.starts_with(BESIDE))
@@ -113,20 +113,20 @@ fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     }
 }
 
-/// A new hidden folder for content that should appear as a whole at a place next to it. Dropping it removes
-/// the folder, unless the folder is at its place. Creating one removes folders that killed processes have
-/// left for the same place.
+/// A new hidden folder whose content should appear all at once at a final place next to it. Dropping the
+/// value removes the folder, unless [`StagingFolder::gone`] was called. Creating one removes folders that
+/// killed processes have left for the same place.
 #[derive(Debug)]
 pub struct StagingFolder {
     path: PathBuf,
     /// Locked while a process works in the folder, if the file system can lock folders.
     _lock: File,
-    /// True if the folder is no longer there, so that another process may use its name.
+    /// True if the folder has been moved or removed, so that another process may use its name.
     is_gone: bool,
 }
 
 impl StagingFolder {
-    /// Creates a folder for `place`, whose parent must exist. Its name is unique across machines.
+    /// Creates a folder for `place`, whose parent must exist. The folder's name is unique across machines.
     pub fn create(place: &Path) -> io::Result<Self> {
         let name = place.file_name().unwrap_or_default().to_string_lossy();
         let prefix = format!(".{name}{BESIDE}{}-", ProcessId::this().kernel());
@@ -152,12 +152,12 @@ impl StagingFolder {
         }
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Records that the folder has moved to its place, or was removed.
+    /// Records that the folder has been moved to its final place, or removed.
     pub fn gone(mut self) {
         self.is_gone = true;
     }
@@ -172,9 +172,9 @@ impl Drop for StagingFolder {
     }
 }
 
-/// Removes the folders in `parent` whose names are `prefix`, which names this kernel, and two numbers, and
-/// that no one has locked. A lock held by another machine may be invisible here, so its folders stay, and so
-/// do those that cannot be locked.
+/// Removes unlocked folders in `parent` whose names consist of `prefix`, which identifies this kernel, and two
+/// numbers. Folders of other machines are kept, because their locks may be invisible here, and so are folders
+/// that cannot be locked.
 fn sweep(parent: &Path, prefix: &str) {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {

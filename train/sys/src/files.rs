@@ -1,5 +1,5 @@
-//! Files that may come from other people: opened without waiting, read within limits, and located inside the
-//! folder that they belong to.
+//! Files that may come from untrusted sources: opened without blocking, read within limits, and confined to
+//! the folder that they belong to.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -9,24 +9,24 @@ use std::path::{Component, Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-/// Maximum size in bytes of a file that is read as a whole: configurations, tokenizers and the like.
+/// Maximum size in bytes of a file that is read as a whole, such as a configuration or a tokenizer.
 pub const MAX_WHOLE: u64 = 1 << 30;
 
-/// Opens a file for reading. Anything but a regular file is an error of the kind [`ErrorKind::InvalidInput`]:
-/// opening a FIFO may block forever, and a device may provide bytes endlessly.
+/// Opens a file for reading. Anything but a regular file is an error of the kind [`ErrorKind::InvalidInput`],
+/// because opening a FIFO may block forever, and a device may provide bytes endlessly.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
 
-/// Opens a file as [`open`] does, with `options`.
+/// Opens a file with `options`, with the same checks as [`open`].
 pub fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let refused = || io::Error::new(ErrorKind::InvalidInput, "it is not a regular file");
-    // First by name: opening a device may have effects, and opening a FIFO without a reader has a different
-    // error.
+    // Checked by name first, because opening a device may have effects, and opening a FIFO without a reader
+    // returns a different error.
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return Err(refused());
     }
-    // It may have been replaced by a FIFO since.
+    // The file may have been replaced by a FIFO since the check.
     let file = options.clone().custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(refused()) }
 }
@@ -46,7 +46,7 @@ pub fn too_long(most: u64) -> io::Error {
     io::Error::new(ErrorKind::FileTooLarge, problem)
 }
 
-/// Returns advice on an error of the file system.
+/// Returns advice for fixing an error of the file system.
 pub fn advice(error: &io::Error) -> &'static str {
     let Some(code) = error.raw_os_error() else {
         return match error.kind() {
@@ -68,8 +68,8 @@ pub fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// Returns advice on an error that is unrelated to the path, because the process or the machine has reached a
-/// limit.
+/// Returns advice for an error that is unrelated to the path, because the process or the machine has reached
+/// a limit; `None` for other errors.
 pub fn limit_of(error: &io::Error) -> Option<&'static str> {
     match Errno::from_raw(error.raw_os_error()?) {
         Errno::EMFILE => Some("allow a process more open files (`ulimit -n`)"),
@@ -80,8 +80,8 @@ pub fn limit_of(error: &io::Error) -> Option<&'static str> {
     }
 }
 
-/// Returns the broken link that makes `path` lead nowhere, and its target: the path itself, or a folder that
-/// contains it.
+/// Returns the broken link because of which `path` does not exist, and the target of the link. The link is
+/// `path` itself or a folder that contains it.
 pub fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
     // Without a trailing slash, which would follow the link.
     let bare: PathBuf = path.components().collect();
@@ -89,8 +89,9 @@ pub fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((link.to_owned(), fs::read_link(link).ok()?))
 }
 
-/// Returns where the links of `name` in `folder` lead out of the folder; `None` if they do not, or if nothing
-/// exists there. Files that the cache of the Hugging Face hub keeps for a snapshot belong to it.
+/// Returns the target if links lead from `name` in `folder` to a place outside the folder; `None` if they do
+/// not, or if nothing exists there. Files that the Hugging Face cache keeps for a snapshot count as inside
+/// it.
 pub fn way_out(folder: &Path, name: impl AsRef<Path>) -> Option<PathBuf> {
     let folder = folder.canonicalize().ok()?;
     let path = folder.join(name);
@@ -102,8 +103,8 @@ pub fn way_out(folder: &Path, name: impl AsRef<Path>) -> Option<PathBuf> {
     Some(target)
 }
 
-/// Returns `<repository>/blobs` for the folder `<repository>/snapshots/<commit>` of the hub's cache, where
-/// `<repository>` is such as `models--owner--name` or `datasets--owner--name`.
+/// Returns `<repository>/blobs` for the folder `<repository>/snapshots/<commit>` of the Hugging Face cache,
+/// where the name of `<repository>` is like `models--owner--name` or `datasets--owner--name`.
 fn blobs_of(folder: &Path) -> Option<PathBuf> {
     let snapshots = folder.parent()?;
     let repository = snapshots.parent()?;
@@ -113,7 +114,8 @@ fn blobs_of(folder: &Path) -> Option<PathBuf> {
     is_cache.then(|| repository.join("blobs"))
 }
 
-/// Returns true if `name` names a direct entry of a folder, and cannot refer to anything outside it.
+/// Returns whether `name` is the name of a direct entry of a folder, so that it cannot refer to anything
+/// outside.
 pub fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     let first = parts.next();

@@ -11,11 +11,11 @@ use serde_json::json;
 /// Maximum size of a header in bytes: its text may be as long as the library `safetensors` allows.
 pub const MAX_HEADER: u64 = 100_000_000 + size_of::<u64>() as u64;
 
-/// Headers end at a multiple of 8 bytes, so that tensors can be mapped.
+/// Headers end at a multiple of 8 bytes, so that tensors can be mapped into memory.
 const ALIGNMENT: usize = 8;
 
-/// Returns the size in bytes of the header of a file of `length` bytes that starts with `first`: its text and
-/// the text's length field. Always within the file.
+/// Returns the size in bytes of a file's header: its text and the text's length field. `first` is the start
+/// of the file, and `length` the length of the file, which the header never exceeds.
 pub fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result<usize, SafeTensorError> {
     let header = u64::from_le_bytes(first).saturating_add(first.len() as u64);
     if header > MAX_HEADER {
@@ -24,8 +24,8 @@ pub fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result<usize,
     if header > length { Err(SafeTensorError::InvalidHeaderLength) } else { Ok(header as usize) }
 }
 
-/// Parses a header of [`header_bytes`] bytes: it describes arrays that follow it without gaps up to `length`,
-/// the end of the file.
+/// Parses a header of [`header_bytes`] bytes. Fails unless the arrays that it describes follow without gaps
+/// up to `length`, the end of the file.
 pub fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorError> {
     let text = header.get(size_of::<u64>()..).ok_or(SafeTensorError::HeaderTooSmall)?;
     let text = std::str::from_utf8(text).map_err(SafeTensorError::InvalidHeader)?;
@@ -38,8 +38,8 @@ pub fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorEr
     Ok(metadata)
 }
 
-/// Reads only the header of `file`: its size and its content. The outer error is that of reading, the inner
-/// one that of the header.
+/// Reads only the header of `file`; returns the header's size and content. The outer error is a failure to
+/// read, the inner error an invalid header.
 pub fn read_header(file: &File) -> io::Result<Result<(usize, Metadata), SafeTensorError>> {
     let length = file.metadata()?.len();
     let mut first = [0; size_of::<u64>()];
@@ -58,18 +58,18 @@ pub fn read_header(file: &File) -> io::Result<Result<(usize, Metadata), SafeTens
 
 /// An array in a file.
 pub struct Array<'a> {
-    /// Its key.
+    /// Key of the array.
     pub key: &'a str,
     /// `F32`, `BF16`, …
     pub dtype: &'static str,
-    /// Bytes of an element.
+    /// Number of bytes per element.
     pub width: usize,
-    /// Its shape.
+    /// Shape of the array.
     pub shape: &'a [usize],
 }
 
-/// Returns the first bytes of a file with one entry of `metadata`, as name and value, and `arrays`, whose
-/// data follows in this order without gaps.
+/// Returns the header of a file that has one `metadata` entry, given as name and value, and `arrays`, whose
+/// data must follow in this order without gaps.
 pub fn header<'a>(metadata: (&str, &str), arrays: impl Iterator<Item = Array<'a>>) -> Vec<u8> {
     let (name, value) = metadata;
     let mut text = json!({"__metadata__": {name: value}}).to_string();

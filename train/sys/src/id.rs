@@ -1,4 +1,4 @@
-//! Lasting identities of processes: process ids alone are reused.
+//! Lasting identities of processes. A process id alone is not enough, because ids are reused.
 
 use std::fs;
 use std::sync::LazyLock;
@@ -26,7 +26,7 @@ impl ProcessId {
         Self::here(pid, started(pid).unwrap_or_default())
     }
 
-    /// Returns the parent of this process; `None` if the system does not report it.
+    /// Returns the parent of this process; `None` if the system does not report one.
     pub fn parent() -> Option<Self> {
         let pid = rustix::process::getppid()?.as_raw_nonzero().get();
         let parent = Self::here(pid, started(pid)?);
@@ -37,25 +37,25 @@ impl ProcessId {
         ProcessId { host: host(), boot: boot().to_owned(), pid, started }
     }
 
-    /// Returns true if both run under the same kernel, which knows the locks of both.
+    /// Returns whether both processes run under the same kernel, which manages the file locks of both.
     pub fn shares_kernel_with(&self, other: &ProcessId) -> bool {
         !self.boot.is_empty() && self.boot == other.boot
     }
 
-    /// Returns a short name of its kernel, for file names.
+    /// Returns a short name of the process's kernel, for file names.
     pub fn kernel(&self) -> String {
         format!("{:.8}", format!("{:x}", Sha256::digest(&self.boot)))
     }
 
-    /// Returns true if the process is gone. `None` if that cannot be determined from here: on another
-    /// machine, or in another container of this one.
+    /// Returns whether the process is gone; `None` if that cannot be determined here, because the process
+    /// runs on another machine or in another container.
     pub fn is_gone(&self) -> Option<bool> {
         let is_here = !self.boot.is_empty() && self.boot == boot() && self.host == host();
         is_here.then(|| started(self.pid) != Some(self.started))
     }
 }
 
-/// The name of this machine.
+/// Returns the name of this machine.
 fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -69,7 +69,7 @@ fn boot() -> &'static str {
     &BOOT
 }
 
-/// Returns the start time of a process of this machine; `None` if it does not exist or is a zombie.
+/// Returns the start time of a process on this machine; `None` if the process does not exist or is a zombie.
 fn started(pid: i32) -> Option<u64> {
     let fields = stat_of(pid)?;
     // The state is the third field of the line, which comes first here; the start time is the 22nd.
@@ -77,7 +77,7 @@ fn started(pid: i32) -> Option<u64> {
     (fields[0] != "Z" && fields[0] != "X").then_some(ticks)
 }
 
-/// Returns the fields that Linux reports for a process, starting with the letter of its state.
+/// Returns the fields that Linux reports for a process, from its state letter on.
 pub(super) fn stat_of(pid: i32) -> Option<Vec<String>> {
     // The name before it, in brackets, may contain anything.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

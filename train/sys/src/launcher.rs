@@ -1,6 +1,6 @@
-//! The connection between a process and the `kiln launch` that has started it. The process ends with its launcher, and
-//! reports why it ends through a separate pipe, whatever happens to its log. The position of the rank is in memory that
-//! both share, for ends that a process cannot report, such as SIGKILL.
+//! The connection between a process and the `kiln launch` that started it. The process ends with its
+//! launcher, and reports through a separate pipe why it ends, whatever happens to its log. The rank's
+//! position is in memory that both share, in case the process cannot report its own end, as after SIGKILL.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -20,26 +20,26 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, tes
 
 use super::id::stat_of;
 
-/// Variable with the launcher's process id, so that a rank can end with it.
+/// Variable with the launcher's process id. A rank needs it to end with its launcher.
 pub const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
 
-/// Variables that name the pipe to the launcher and the shared page: descriptor and inode of each.
+/// Variables with the descriptor and inode of the pipe to the launcher, and of the shared page.
 const PIPE: &str = "KILN_LAUNCHER_PIPE";
 const PAGE: &str = "KILN_LAUNCHER_PAGE";
 
-/// Variable with the seconds between SIGTERM and SIGKILL.
+/// Variable with the number of seconds between SIGTERM and SIGKILL.
 pub const GRACE: &str = "KILN_GRACE_S";
 
 /// Variable with the id of the run that an earlier life of the job worked on.
 pub const RUN: &str = "KILN_RUN";
 
-/// Maximum size of a message to the launcher in bytes: a pipe takes it in one piece.
+/// Maximum size of a message to the launcher in bytes, so that a pipe takes the message in one piece.
 const LONGEST: usize = 4096;
 
-/// Maximum bytes of all messages: the capacity of a pipe.
+/// Maximum size in bytes of all messages together: the capacity of a pipe.
 const CAPACITY: u64 = 64 * 1024;
 
-/// The pipe and the page from the launcher, in a process that has them.
+/// The pipe and the page from the launcher; unset in a process that has none.
 static TO_LAUNCHER: OnceLock<OwnedFd> = OnceLock::new();
 static SHARED: OnceLock<Page> = OnceLock::new();
 
@@ -47,21 +47,21 @@ static SHARED: OnceLock<Page> = OnceLock::new();
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Message {
-    /// The process fails, for this reason.
+    /// The process failed, for this reason.
     Failure = b'F',
-    /// The process fails because another rank has failed.
+    /// The process failed because another rank had failed.
     Consequence = b'C',
     /// Additional information.
     Note = b'N',
-    /// A stop was requested of this process or another rank before there was anything to save.
+    /// This process or another rank was asked to stop before there was anything to save.
     Stopped = b'S',
-    /// The optimizer step in which the run has ended.
+    /// The optimizer step in which the process ended.
     Step = b'T',
     /// The id of the run whose folder the process has locked.
     Run = b'R',
-    /// The folder of crashes of the run.
+    /// The run's folder of crash reports.
     Crashes = b'D',
-    /// The ranks that the process has waited for in vain, separated by commas.
+    /// The ranks for which the process has waited in vain, separated by commas.
     Absent = b'A',
 }
 
@@ -78,12 +78,13 @@ impl Message {
     ];
 }
 
-/// Asks the system to kill this process when its launcher dies, and connects it to the launcher; exits if the
-/// launcher is already gone. Does nothing in a process that no launcher has started. Call it first in `main`.
+/// Asks the system to kill this process when its launcher dies, and connects the process to the launcher.
+/// Exits if the launcher is already gone. Does nothing in a process that was not started by a launcher. Call
+/// it first in `main`.
 ///
-/// The request holds between a process and its parent. A program between launcher and rank must therefore
-/// become the rank (`exec`); if it waits instead, it outlives a launcher that is killed with SIGKILL, and so
-/// does the rank.
+/// The system kills a process when its parent dies, so the launcher must be the rank's parent. A program
+/// between launcher and rank must therefore become the rank (`exec`). If that program waits instead, it and
+/// the rank outlive a launcher that is killed with SIGKILL.
 pub fn end_with_launcher() {
     let Some(launcher) = pid() else { return };
     // Only Linux can do this; elsewhere ranks notice that their launcher's pipes are closed.
@@ -102,23 +103,23 @@ pub fn end_with_launcher() {
     }
 }
 
-/// Returns true if a `kiln launch` has started this process.
+/// Returns whether a `kiln launch` has started this process.
 pub(super) fn is_set() -> bool {
     std::env::var_os(LAUNCHER_PID).is_some()
 }
 
-/// Returns the process id of the launcher, if one has started this process.
+/// Returns the process id of the launcher, if a launcher has started this process.
 pub(super) fn pid() -> Option<Pid> {
     Pid::from_raw(std::env::var(LAUNCHER_PID).ok()?.parse().ok()?)
 }
 
-/// Returns the state of a process, as Linux's letter for it; `None` if unknown.
+/// Returns the state of a process as the letter that Linux uses; `None` if unknown.
 pub fn state_of(process: Pid) -> Option<char> {
     stat_of(process.as_raw_nonzero().get())?.first()?.chars().next()
 }
 
-/// Returns the descriptor from the launcher that `variable` names. Programs that this process starts do not
-/// inherit it.
+/// Returns the descriptor, inherited from the launcher, that `variable` names. Programs started by this
+/// process do not inherit it.
 fn inherited(variable: &str) -> Option<OwnedFd> {
     let text = std::env::var(variable).ok()?;
     let (descriptor, inode) = text.split_once(':')?;
@@ -137,8 +138,8 @@ pub(super) fn pipe() -> Option<&'static OwnedFd> {
     TO_LAUNCHER.get()
 }
 
-/// Sends a message to the launcher, if there is one. Never waits: the pipe has room for all messages of a
-/// process.
+/// Sends a message to the launcher, if there is one. Never waits, because the pipe has room for all messages
+/// of a process.
 pub fn send(kind: Message, text: &str) {
     let Some(pipe) = pipe() else { return };
     let mut message = vec![kind as u8];
@@ -148,7 +149,7 @@ pub fn send(kind: Message, text: &str) {
     let _ = rustix::io::write(pipe, &message);
 }
 
-/// Returns the time between SIGTERM and SIGKILL, if the parent of this process has set it.
+/// Returns how long after SIGTERM this process gets SIGKILL, if its parent has set that.
 ///
 /// # Errors
 ///
@@ -160,7 +161,7 @@ pub fn grace() -> Result<Option<Duration>, GraceError> {
     grace.map(Some).ok_or(GraceError { value })
 }
 
-/// `KILN_GRACE_S` is not a number of seconds.
+/// The error that `KILN_GRACE_S` is not a number of seconds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{GRACE}={}: not a number of seconds, such as 30; it is the time that this process gets between SIGTERM \
@@ -171,7 +172,7 @@ pub struct GraceError {
     value: OsString,
 }
 
-/// The position of a rank in its run. Zero for unknown values.
+/// The position of a rank in its run. Unknown values are 0.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Progress {
@@ -179,12 +180,13 @@ pub(super) struct Progress {
     pub(super) step: AtomicU64,
     /// The last step saved in a complete checkpoint.
     pub(super) saved: AtomicU64,
-    /// The micro-batch of the step, its first sample in the global order, and the number of its samples.
+    /// The current micro-batch: its number in the step, its first sample in the global order, and its number
+    /// of samples.
     pub(super) micro_batch: [AtomicU64; 3],
 }
 
 impl Progress {
-    /// Returns the position. May be called in a signal handler.
+    /// Returns the current position. May be called in a signal handler.
     pub(super) fn seen(&self) -> Seen {
         let [index, first, samples] = [0, 1, 2].map(|i| self.micro_batch[i].load(Ordering::Relaxed));
         let micro_batch = (samples > 0).then_some((index, first, samples));
@@ -195,10 +197,10 @@ impl Progress {
 /// The last known position of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// The optimizer step that the rank was in; 0 before the first one.
+    /// The optimizer step that the rank was in; 0 before the first step.
     pub step: u64,
-    /// The last fetched micro-batch: its number in the step, its first sample in the global order, and the
-    /// number of its samples.
+    /// The last fetched micro-batch: its number in the step, its first sample in the global order, and its
+    /// number of samples.
     pub micro_batch: Option<(u64, u64, u64)>,
 }
 
@@ -223,14 +225,14 @@ impl Page {
     }
 }
 
-/// Returns the memory that this process shares with its launcher, to the first rank that asks.
+/// Returns the memory that this process shares with its launcher, but only to the first rank that asks.
 pub(super) fn take_shared() -> Option<&'static Progress> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let page = SHARED.get()?;
     (!TAKEN.swap(true, Ordering::Relaxed)).then(|| page.progress())
 }
 
-/// The launcher's end of the connection to a rank.
+/// The launcher's side of the connection to a rank.
 #[derive(Debug)]
 pub struct RankLink {
     pipe: PipeReader,
@@ -238,7 +240,8 @@ pub struct RankLink {
 }
 
 impl RankLink {
-    /// Creates the pipe and the page, and lets `command` start with the other end of each.
+    /// Creates the pipe and the page, and makes the process started by `command` inherit the other end of
+    /// each.
     ///
     /// # Errors
     ///
@@ -262,12 +265,12 @@ impl RankLink {
         Ok(RankLink { pipe, page })
     }
 
-    /// Returns the current or last position of the rank; an empty one if it has reported none.
+    /// Returns the current or last position of the rank, with zeros if the rank has reported none.
     pub fn seen(&self) -> Seen {
         self.page.progress().seen()
     }
 
-    /// Returns the messages of a rank that has ended.
+    /// Returns the messages sent by a rank that has ended.
     pub fn messages(&self) -> Vec<(Message, String)> {
         let mut bytes = Vec::new();
         // If another process still holds the pipe open, reading ends with an error after all of its contents.

@@ -1,17 +1,17 @@
-//! The leaf crate for processes and files, which all other crates under `train/` may use.
+//! The base crate for processes and files, which all other crates under `train/` may use.
 //!
-//! Processes: [`begin`] sets up output that never blocks, stop signals, a visible log and crash reports, and lets this
-//! process end with its launcher. The binary `kiln` calls it first.
+//! Processes: [`begin`] sets up output that never blocks, signals, a visible log and crash reports, and makes
+//! this process end with its launcher. The binary `kiln` calls it first.
 //!
 //! Files, for data, checkpoints and run folders alike:
 //!
-//! - [`files`]: files that may come from other people, read within limits;
-//! - [`durable`]: files that are on disk as a whole or not at all, and [`StagingFolder`] for whole folders;
-//! - [`Checksum`]: checksums that can be combined from those of parts;
+//! - [`files`]: files that may come from untrusted sources, read within limits;
+//! - [`durable`]: files that are on disk completely or not at all, and [`StagingFolder`] for whole folders;
+//! - [`Checksum`]: checksums that can be combined from the checksums of parts;
 //! - [`header`]: the header of a safetensors file;
 //! - [`npy`]: arrays in NumPy's format;
-//! - [`Stream`]: large files, written without the system's cache; [`Lines`] and [`Records`]: files that grow by
-//!   whole lines or records; [`LineReader`]: lines of limited length.
+//! - [`Stream`]: large files, written without the system's cache; [`Lines`] and [`Records`]: files that grow
+//!   by whole lines or records; [`LineReader`]: lines of limited length.
 //!
 //! Nothing here knows the purpose of a file: callers add their own context to [`std::io::Error`].
 
@@ -69,8 +69,7 @@ pub fn begin(facts: Facts) -> Result<(), LogLevelError> {
     Ok(())
 }
 
-/// Under a limit of the address space, keeps the system's allocator from reserving 64 MiB of it for each
-/// thread.
+/// If the address space is limited, keeps the system's allocator from reserving 64 MiB of it for each thread.
 fn spare_address_space() {
     #[cfg(target_env = "gnu")]
     if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
@@ -79,16 +78,16 @@ fn spare_address_space() {
     }
 }
 
-/// Makes crashes of this process write reports to the folder of their run. For runs, including those of
-/// programs that do not call [`begin`].
+/// Makes crashes of this process write reports to the folder of their run. Also meant for programs that do
+/// not call [`begin`].
 pub fn keep_crashes(facts: Facts) {
     facts::set(facts);
     crash::keep_panics();
 }
 
-/// Reports, once per process, features that a run would silently lack: the parts of `kiln::process::start`
-/// that have not been run, and the allocator. `stops`: whether the caller stops its runs by itself;
-/// `counts_memory`: whether the global allocator counts.
+/// Warns, once per process, about features that a run would silently lack because parts of
+/// `kiln::process::start` were not run, or because of the allocator. `stops`: whether the caller handles stop
+/// requests itself; `counts_memory`: whether the global allocator counts memory.
 pub fn tell_what_is_missing(stops: bool, counts_memory: bool) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let is_heard = tracing::dispatcher::has_been_set();

@@ -1,4 +1,4 @@
-//! Files that grow by whole lines or records: writing them never ends a run, and reading them takes limited
+//! Files that grow by whole lines or records. Writing them never fails a run, and reading them takes limited
 //! memory.
 
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -11,7 +11,7 @@ use crate::words::number_of;
 use crate::durable::parent_of;
 use crate::files;
 
-/// Device and inode of a file.
+/// The device and inode of a file, which identify it.
 type Identity = (u64, u64);
 
 fn identity_of(found: &Metadata) -> Identity {
@@ -26,28 +26,29 @@ fn open_to_append(path: &Path) -> io::Result<(File, Identity, u64)> {
 }
 
 /// Appends records to a file. A record that cannot be written, for example because the disk is full, leaves
-/// no partial content; the number of lost records is reported when records can be written again, or at the
-/// end. If the file is removed or replaced in its folder, the next record goes to the file that is there
-/// then, with a warning.
+/// no partial content. The number of lost records is reported when records can be written again, or at the
+/// end. If the file is removed or replaced in its folder, the next record goes to the new file at this path,
+/// with a warning.
 pub struct Records {
     path: PathBuf,
     file: File,
-    /// The identities of the file and of its folder: a folder that is moved takes the file along.
+    /// The identities of the file and its folder. If the folder itself was moved, the file moved with it, and
+    /// writing continues.
     identity: Identity,
     folder: Option<Identity>,
-    /// Total size of the complete records in bytes.
+    /// Total size in bytes of the complete records.
     length: u64,
-    /// True if part of a record could not be removed again.
+    /// True if part of a record was written and could not be removed.
     is_torn: bool,
     lost: u64,
     /// The reason why the first lost record could not be written.
     failure: Option<io::Error>,
-    /// The noun for a record.
+    /// The noun for a record in messages.
     noun: &'static str,
 }
 
 impl Records {
-    /// Appends to the file at `path`, creating it if necessary. `noun` names a record in messages.
+    /// Opens the file at `path` for appending, creating it if necessary. `noun` names a record in messages.
     pub fn open(path: &Path, noun: &'static str) -> io::Result<Self> {
         let (file, identity, length) = open_to_append(path)?;
         let folder = fs::metadata(parent_of(path)).ok().map(|folder| identity_of(&folder));
@@ -55,7 +56,7 @@ impl Records {
         Ok(Records { path, file, identity, folder, length, is_torn: false, lost: 0, failure: None, noun })
     }
 
-    /// Opens the file that is now at the path, if it is a different one. Returns true if so.
+    /// Switches to the file that is now at the path, if it is a different file. Returns whether it switched.
     fn follow(&mut self) -> bool {
         let identity = |path: &Path| fs::metadata(path).ok().map(|found| identity_of(&found));
         if identity(&self.path) == Some(self.identity) || identity(parent_of(&self.path)) != self.folder {
@@ -70,7 +71,7 @@ impl Records {
         true
     }
 
-    /// Appends a record. Returns true if it was written.
+    /// Appends a record. Returns whether it was written.
     pub fn append(&mut self, record: &[u8]) -> bool {
         self.follow();
         let written = self.mend().and_then(|()| self.file.write_all(record));
@@ -134,19 +135,19 @@ impl Drop for Records {
 /// Appends lines to a file, as [`Records`] does.
 pub struct Lines {
     records: Records,
-    /// True if the existing last line has no end: a process or a machine went down in the middle of it.
+    /// True if the file's last line lacks its line end, because a process or machine failed while writing it.
     is_open: bool,
 }
 
 impl Lines {
-    /// Appends to the file at `path`, creating it if necessary.
+    /// Opens the file at `path` for appending, creating it if necessary.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut lines = Lines { records: Records::open(path, "line")?, is_open: false };
         lines.is_open = lines.has_open_line()?;
         Ok(lines)
     }
 
-    /// Returns true if the last line in the file has no end.
+    /// Returns whether the last line in the file lacks its line end.
     fn has_open_line(&self) -> io::Result<bool> {
         let mut last = *b"\n";
         if let Some(at) = self.records.length.checked_sub(1) {
@@ -155,7 +156,7 @@ impl Lines {
         Ok(last != *b"\n")
     }
 
-    /// Appends a line, which is given without its end.
+    /// Appends a line, given without its line end.
     pub fn append(&mut self, mut line: String) {
         line.push('\n');
         if self.records.follow() {
@@ -171,7 +172,7 @@ impl Lines {
 /// Maximum length of a line in bytes.
 pub const MAX_LINE: usize = 64 << 20;
 
-/// The lines of a file, one at a time.
+/// Reads the lines of a file, one at a time.
 pub struct LineReader<R> {
     reader: BufReader<R>,
     line: Vec<u8>,
@@ -185,17 +186,18 @@ impl LineReader<File> {
 }
 
 impl<R: Read> LineReader<R> {
-    /// Reads from `source`.
+    /// Creates a reader of the lines of `source`.
     pub fn new(source: R) -> Self {
         LineReader { reader: BufReader::with_capacity(1 << 16, source), line: Vec::new() }
     }
 
-    /// Returns the next line with its end, which the last line of a file may not have. `None` after the last one.
+    /// Returns the next line, including its line end unless the file ends without one. Returns `None` after
+    /// the last line.
     ///
     /// # Errors
     ///
-    /// [`FileTooLarge`](io::ErrorKind::FileTooLarge) for a line of more than [`MAX_LINE`] bytes, or those of the file
-    /// system.
+    /// [`FileTooLarge`](io::ErrorKind::FileTooLarge) for a line of more than [`MAX_LINE`] bytes, or errors of
+    /// the file system.
     pub fn next_line(&mut self) -> io::Result<Option<&[u8]>> {
         self.line.clear();
         let read = self.reader.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut self.line)?;

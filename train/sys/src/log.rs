@@ -17,13 +17,13 @@ use super::output;
 use super::position::{self, Position};
 use super::words::write_now;
 
-/// Name of the variable.
+/// Name of the variable that selects events.
 pub(super) const VARIABLE: &str = "KILN_LOG";
 
 /// The default level.
 const DEFAULT: &str = "warn";
 
-/// Parts of `kiln` that are separate crates, by their names in `KILN_LOG` and in their events.
+/// Parts of `kiln` that are separate crates: the name in `KILN_LOG`, and the name in events.
 const CRATES: [(&str, &str); 7] = [
     ("comm", "kiln_collectives"),
     ("kiln::checkpoint", "kiln_checkpoint"),
@@ -34,7 +34,7 @@ const CRATES: [(&str, &str); 7] = [
     ("kiln::process", "kiln_sys"),
 ];
 
-/// An invalid value of `KILN_LOG`.
+/// The error that the value of `KILN_LOG` is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{VARIABLE}={value}: \"{wrong}\" is not a level; use off, error, warn, info, debug or trace, with others \
@@ -46,7 +46,7 @@ pub struct LogLevelError {
     wrong: String,
 }
 
-/// Returns the filter for `value`, the content of the variable.
+/// Returns the filter for `value`, the value of the variable.
 pub(super) fn filter(value: Option<&OsStr>) -> Result<EnvFilter, LogLevelError> {
     let value = value.map(OsStr::to_string_lossy).unwrap_or_default();
     let value = if value.trim().is_empty() { DEFAULT } else { value.trim() };
@@ -69,7 +69,7 @@ pub(super) fn filter(value: Option<&OsStr>) -> Result<EnvFilter, LogLevelError> 
     EnvFilter::try_new(named.join(",")).map_err(|_| error(value))
 }
 
-/// Returns a directive with the name that events carry.
+/// Returns the directive with the crate's name in events in place of the part's name in `KILN_LOG`.
 fn of_crate(directive: &str) -> String {
     let directive = directive.trim();
     let named = CRATES.iter().find_map(|(part, name)| {
@@ -94,14 +94,15 @@ pub(super) fn show(filter: EnvFilter) {
     };
 }
 
-/// Levels, as they appear in lines, that a terminal showing the progress of a job can omit.
+/// Levels, as written in log lines, that a terminal showing the progress of a job can omit.
 const QUIET: [&str; 3] = ["INFO", "DEBUG", "TRACE"];
 
-/// Number of words before the level: time, machine, rank, step, phase, module.
+/// Number of words before the level in a detailed line: time, machine, rank, step, phase, module.
 const WORDS: usize = 6;
 
-/// Writes lines such as
-/// `2026-11-24T18:03:59.042Z host=node7 rank=1 step=3 phase=backward module=layers.0 DEBUG kiln::run: a step begins`;
+/// Formats detailed log lines, such as
+/// `2026-11-24T18:03:59.042Z host=node7 rank=1 step=3 phase=backward module=layers.0 DEBUG kiln::run: a step
+/// begins`;
 /// unknown values are `-`.
 pub(super) struct Detailed;
 
@@ -143,7 +144,7 @@ fn write_place(out: &mut dyn Write, position: Option<&Position>, rank: Option<us
     out.write_str(if module.is_empty() { "-" } else { &module })
 }
 
-/// Returns the rank that a launcher has given to this process, before a thread works for it.
+/// Returns the rank that a launcher has given to this process. Used before a thread works for that rank.
 fn rank_of_process() -> &'static str {
     static RANK: OnceLock<String> = OnceLock::new();
     RANK.get_or_init(|| {
@@ -152,7 +153,7 @@ fn rank_of_process() -> &'static str {
     })
 }
 
-/// Returns true if a line of a rank's standard error is a log line below `warn`.
+/// Returns whether a line of a rank's standard error is a log line below `warn`.
 pub fn is_detail(line: &[u8]) -> bool {
     let line = String::from_utf8_lossy(line);
     // The format of lines without a position.
@@ -208,7 +209,7 @@ mod tests {
         assert_eq!(shown("comm=trace"), shown("warn,comm=trace"));
     }
 
-    /// A filter matches prefixes of names: the name of the program selects all of its crates.
+    /// A filter matches prefixes of names, so the name of the program selects all of its crates.
     #[test]
     fn events_of_all_crates_are_shown() {
         let shows = |value: Option<&str>, target: &str| {

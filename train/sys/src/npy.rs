@@ -1,4 +1,4 @@
-//! `.npy` files of f32, NumPy's format for one array, in version 1.0.
+//! Reads and writes `.npy` files, NumPy's format for one array, in version 1.0, with f32 values.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::durable::write_named;
 use crate::files;
 
-/// The header of a file and the bytes before it take a multiple of this many bytes.
+/// The header of a file, together with the bytes before it, has a length that is a multiple of this.
 const ALIGNMENT: usize = 64;
 
 /// The first bytes of a file.
@@ -16,35 +16,36 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// Maximum length of a header in bytes.
 const LONGEST_HEADER: usize = 4096;
 
-/// Writes `values` of `shape`, in C order. Replaces an earlier file of the kind as a whole, even through a
-/// link; writes into a pipe or a device.
+/// Writes `values` of `shape`, in C order. Replaces an earlier `.npy` file atomically, even through a link;
+/// writes into a pipe or a device.
 ///
 /// # Errors
 ///
-/// If `path` is a file of another kind, which is left unchanged, or cannot be written.
+/// If `path` is a file of a different kind, which is not changed, or cannot be written.
 pub fn write(path: &Path, shape: &[usize], values: &[f32]) -> io::Result<()> {
     let mut content = header(shape);
     content.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     write_named(path, &content, ".npy file", |start| start.starts_with(MAGIC))
 }
 
-/// An array in a file of little-endian f32 or f64 in C order, whose header has been read.
+/// An array in a file of little-endian f32 or f64 values in C order, whose header has been read.
 pub struct Array {
     file: File,
-    /// Its sizes, the slowest first.
+    /// Sizes of the dimensions, slowest first.
     pub shape: Vec<usize>,
     /// Size of a value in bytes: 4 or 8.
     width: usize,
-    /// Total size of the values in bytes, which the file contains.
+    /// Total size of the values in bytes, all of which the file contains.
     bytes: u64,
 }
 
 impl Array {
-    /// Reads the header of a regular file, and checks it against the length of the file.
+    /// Reads the header of a regular file, and checks it against the file's length.
     ///
     /// # Errors
     ///
-    /// If it cannot be read, is of another kind, or does not have as many values as its shape states.
+    /// If the file cannot be read, is of a different kind, or does not contain as many values as its shape
+    /// implies.
     pub fn open(path: &Path) -> io::Result<Self> {
         let wrong = |problem: &str| io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
         let mut file = files::open(path)?;
@@ -82,11 +83,11 @@ impl Array {
         Ok(Array { file, shape, width, bytes: there })
     }
 
-    /// Reads the values as f32. They take as much memory as the shape implies.
+    /// Reads the values as f32, into as much memory as the shape implies.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or has become shorter.
+    /// If the file cannot be read, or has become shorter since it was opened.
     pub fn values(mut self) -> io::Result<Vec<f32>> {
         let mut data = Vec::new();
         (&mut self.file).take(self.bytes).read_to_end(&mut data)?;
@@ -102,8 +103,8 @@ impl Array {
     }
 }
 
-/// Returns everything before the data: magic, version, length of the header, and the header, padded with
-/// spaces.
+/// Returns everything before the data: magic bytes, version, length of the header, and the header, padded
+/// with spaces.
 fn header(shape: &[usize]) -> Vec<u8> {
     let sizes: String = shape.iter().map(|size| format!("{size}, ")).collect();
     // A tuple of one element has a trailing comma.
@@ -170,7 +171,7 @@ mod tests {
         assert!(read(&path).unwrap_err().to_string().contains("not a .npy file"));
     }
 
-    /// A sparse file takes no space, and can have any length.
+    /// A sparse file of any length takes no disk space.
     #[test]
     fn a_header_is_believed_only_as_far_as_the_file_goes() {
         let folder = tempfile::tempdir().unwrap();

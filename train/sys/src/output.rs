@@ -1,6 +1,6 @@
-//! Lines for people, on standard output and standard error. A line that cannot be written, for example
-//! because a log is on a full disk, causes no failure: it is counted, and the count is written as soon as
-//! there is room again, or at the end of the process.
+//! Writes lines for people to standard output and standard error. A line that cannot be written, for example
+//! because a log is on a full disk, is not an error: it is counted, and the count is written as soon as that
+//! is possible, or at the end of the process.
 //!
 //! A run must not wait for a reader that has stopped reading, such as `less` or a terminal under Ctrl-S: see
 //! [`never_block`]. Commands whose purpose is their output do wait.
@@ -25,23 +25,23 @@ pub use bar::{Bar, columns};
 pub use progress::{Meter, ProgressLine, gauge};
 pub use stream::{Silence, silence};
 
-/// Maximum time to wait, at the end, for a stream that accepts nothing.
+/// How long the end of the process waits for a stream that accepts nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Writes a line to standard output, [`printable`]. A line that cannot be written is counted.
+/// Writes a line to standard output, made [`printable`]. A line that cannot be written is counted.
 pub fn print_line(text: &str) {
     if !is_silent() {
         put(&STDOUT, &STDERR, format!("{}\n", printable(text)).as_bytes());
     }
 }
 
-/// Writes a line to standard error, [`printable`]. A line that cannot be written is counted.
+/// Writes a line to standard error, made [`printable`]. A line that cannot be written is counted.
 pub fn eprint_line(text: &str) {
     put(&STDERR, &STDOUT, format!("{}\n", printable(text)).as_bytes());
 }
 
-/// Writes after the lines that wait for the other stream. While there is a bar, all lines go to its stream,
-/// above it: both streams are then the same terminal, and the order is preserved.
+/// Writes to `stream` after the lines waiting for the stream `other`. While there is a bar, writes above the
+/// bar, to its stream: both streams are then the same terminal, so the order is preserved.
 fn put(stream: &Stream, other: &Stream, bytes: &[u8]) {
     if !bar::put_above_bar(bytes) {
         other.let_go_first(ORDER);
@@ -72,9 +72,9 @@ impl Write for Console {
     }
 }
 
-/// Replaces characters in `text` that a terminal would interpret: names come from other people's files.
-/// Control characters other than the end of a line and the tab are escaped as in JSON, `\u001b`, so that JSON
-/// remains valid.
+/// Replaces characters in `text` that a terminal would interpret, because names come from other people's
+/// files. Control characters except line breaks and tabs are escaped as in JSON, such as `\u001b`, so that
+/// JSON remains valid.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let is_obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(is_obeyed) {
@@ -87,8 +87,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// Returns `text` on one line of at most `columns` columns, [`printable`]: runs of white space become a
-/// space, and an ellipsis replaces the omitted part.
+/// Returns `text` as one [`printable`] line of at most `columns` columns: each run of white space becomes a
+/// space, and an ellipsis replaces what does not fit.
 pub fn one_line(text: &str, columns: usize) -> String {
     let words: Vec<_> = text.split_whitespace().map(printable).collect();
     let line = words.join(" ");
@@ -105,14 +105,13 @@ pub fn one_line(text: &str, columns: usize) -> String {
     cut.trim_end().to_owned() + "…"
 }
 
-/// While a value of this type lives, writing to standard output and standard error does not wait for any
-/// reader.
+/// While a value of this type lives, writes to standard output and standard error do not wait for a reader.
 #[derive(Debug)]
 #[must_use]
 pub struct NeverBlocks(());
 
-/// Makes separate threads write the lines. Lines for which a reader leaves no room are counted and dropped.
-/// Dropping the returned value waits until everything is written or the reader has stopped.
+/// Makes separate threads write the lines. Lines that do not fit because a reader is slow are counted and
+/// dropped. Dropping the returned value waits until everything is written, or until the reader has stopped.
 pub fn never_block() -> NeverBlocks {
     STDOUT.hold();
     STDERR.hold();
@@ -128,23 +127,23 @@ impl Drop for NeverBlocks {
     }
 }
 
-/// Waits until everything is written, or nothing more can be. Reports lines that could not be written,
-/// wherever that is possible: on the stream itself, on the other one, or to the launcher. Call it at the end
-/// of a process. Returns true if standard output has accepted every line of this process.
+/// Waits until everything is written, or nothing more can be. Reports the lines that could not be written,
+/// wherever that is possible: on the stream itself, on the other stream, or to the launcher. Call it at the
+/// end of a process. Returns whether standard output has accepted every line of this process.
 pub fn finish() -> bool {
     let lost = [&STDERR, &STDOUT].map(|stream| stream.finish(PATIENCE));
     for (text, other) in lost.into_iter().zip([&STDOUT, &STDERR]) {
         let Some(text) = text else { continue };
         launcher::send(Message::Note, &text);
-        // If that is full as well, nothing more can be done.
+        // If the other stream is full as well, nothing more can be done.
         other.put(format!("kiln: {text}\n").as_bytes());
         other.drain(PATIENCE);
     }
     !STDOUT.has_lost()
 }
 
-/// Reports panics with the text of Rust's own hook, but written like any other line: a rank that panics must not wait
-/// for a reader either.
+/// Reports panics with the text of Rust's own hook, but through this module, because a rank that panics must
+/// not wait for a reader either.
 pub fn report_panics() {
     panic::set_hook(Box::new(|panic| {
         let thread = thread::current();
@@ -158,7 +157,7 @@ pub fn report_panics() {
     }));
 }
 
-/// Returns true if lines for standard error wait to be written. May be called in a signal handler.
+/// Returns whether lines for standard error are waiting to be written. May be called in a signal handler.
 pub(super) fn has_waiting_errors() -> bool {
     STDERR.waiting() > 0
 }

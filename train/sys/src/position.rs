@@ -1,5 +1,5 @@
-//! The ranks of this process and their positions in the run, in a form that can be read at any moment, even
-//! by a signal handler.
+//! The ranks of this process and their positions in the run. The positions can be read at any moment, even by
+//! a signal handler.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +12,7 @@ use kiln_collectives::RankView;
 use super::facts::facts;
 use super::launcher::{self, Message, Progress};
 
-/// Folder of crashes inside a run folder.
+/// Name of the folder of crash reports in a run folder.
 pub const CRASHES: &str = "crash";
 
 static RANKS: Mutex<Vec<Arc<Position>>> = Mutex::new(Vec::new());
@@ -21,22 +21,22 @@ fn ranks() -> MutexGuard<'static, Vec<Arc<Position>>> {
     RANKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the contents of a rank's flight recorder file.
+/// Returns the contents of the file with a rank's flight recorder.
 pub type MakeFlight = Box<dyn Fn() -> Vec<u8> + Send + Sync>;
 
 /// The position of a rank.
 pub(super) struct Position {
     pub(super) rank: usize,
-    /// Memory shared with its launcher, if any.
+    /// The memory shared with the launcher, if there is one.
     shared: Option<&'static Progress>,
     own: Progress,
     peak_bytes: AtomicU64,
     pub(super) view: RankView,
     /// The last step whose outcome is known.
     settled: Mutex<Option<StepOutcome>>,
-    /// The folder of crashes of its run.
+    /// The run's folder of crash reports.
     pub(super) crashes: Vec<u8>,
-    /// The number of its folder there; 0 before its first crash.
+    /// The number of the rank's crash folder in `crashes`; 0 before the rank's first crash.
     pub(super) crash: AtomicU64,
     pub(super) flight: MakeFlight,
 }
@@ -51,12 +51,14 @@ impl Position {
         self.progress().step.load(Ordering::Relaxed)
     }
 
-    /// Returns the activity other than communication, such as `"forward"`. Waits for no lock and allocates nothing.
+    /// Returns the rank's activity other than communication, such as `"forward"`. Waits for no lock and
+    /// allocates nothing.
     pub(super) fn phase(&self) -> &'static str {
         self.view.recorder().activity_now().unwrap_or("unknown")
     }
 
-    /// Writes the module that the rank is in, or was in last. Waits for no lock and allocates nothing.
+    /// Writes the module that the rank is in, or was in most recently. Waits for no lock and allocates
+    /// nothing.
     pub(super) fn write_module(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         (facts().write_module_of)(self.rank, out)
     }
@@ -67,31 +69,32 @@ impl Position {
 pub struct StepOutcome {
     /// The step.
     pub step: u64,
-    /// Its loss.
+    /// The loss of the step.
     pub loss: f64,
-    /// Tokens of all ranks over its time.
+    /// Number of tokens of all ranks, divided by the step's time.
     pub tokens_per_s: f64,
-    /// Its time, in seconds. For readers, the longest recent time: long steps are gradually forgotten.
+    /// Duration of the step in seconds. Readers get the longest recent duration, which decays slowly after a
+    /// long step.
     pub step_s: f64,
 }
 
-/// Factor by which the longest step time decays after each step.
+/// Factor by which the longest step time decays with each step.
 const REMEMBERED: f64 = 0.95;
 
-/// The position of a rank, for readers.
+/// The position of a rank, as returned to readers.
 #[derive(Clone, Debug)]
 pub struct Whereabouts {
     /// The rank.
     pub rank: usize,
     /// The current optimizer step; 0 before the first one.
     pub step: u64,
-    /// The last step saved in a complete checkpoint; 0 if nothing was saved.
+    /// The last step saved in a complete checkpoint; 0 if no step was saved.
     pub saved: u64,
-    /// Peak bytes of the memory that the rank computes with; 0 before the first step.
+    /// Peak number of bytes in the memory that the rank computes with; 0 before the first step.
     pub peak_bytes: u64,
-    /// The last step whose outcome is known, if any.
+    /// The last step whose outcome is known, and its outcome; `None` if there is none.
     pub settled: Option<StepOutcome>,
-    /// The view of its activities.
+    /// A view of the rank's activities.
     pub view: RankView,
 }
 
@@ -110,11 +113,11 @@ pub fn all() -> Vec<Whereabouts> {
     all
 }
 
-/// A rank that can be found for as long as this lives.
+/// The registration of a rank, whose position can be read until this is dropped.
 pub struct RankPosition(Arc<Position>);
 
 impl RankPosition {
-    /// Registers a rank of the run in `out`; `view` shows its activities.
+    /// Registers a rank of the run in the folder `out`; `view` shows the rank's activities.
     pub fn new(out: &Path, view: RankView, flight: MakeFlight) -> RankPosition {
         let crashes = out.join(CRASHES);
         launcher::send(Message::Crashes, &crashes.to_string_lossy());
@@ -140,7 +143,8 @@ impl RankPosition {
         self.0.view.recorder().begin_step(step);
     }
 
-    /// Records the fetched micro-batch of the step: `samples` samples from `first` on in the global order.
+    /// Records the micro-batch that was fetched: its index in the step, and its `samples` samples from
+    /// `first` on in the global order.
     pub fn begin_micro_batch(&self, index: u64, first: u64, samples: u64) {
         for (place, value) in self.0.progress().micro_batch.iter().zip([index, first, samples]) {
             place.store(value, Ordering::Relaxed);
@@ -154,12 +158,12 @@ impl RankPosition {
         *settled = Some(StepOutcome { step_s: outcome.step_s.max(longest), ..outcome });
     }
 
-    /// Records the peak bytes of the memory that the rank computes with.
+    /// Records the peak number of bytes in the memory that the rank computes with.
     pub fn has_held(&self, bytes: u64) {
         self.0.peak_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Records the last saved step of the run.
+    /// Records that `step` of the run was saved.
     pub fn saved(&self, step: u64) {
         self.0.progress().saved.store(step, Ordering::Relaxed);
     }
@@ -175,9 +179,9 @@ impl Drop for RankPosition {
     }
 }
 
-/// Returns the position of `rank`, or of the only rank of this process if `rank` is `None` or not one of
-/// them: in large worlds, a process that is one rank counts its memory under another number. Waits for no
-/// lock and allocates nothing.
+/// Returns the position of `rank`, or of the process's only rank if `rank` is `None` or unknown here: in
+/// large worlds, a process that is one rank counts its memory under a different number. Waits for no lock and
+/// allocates nothing.
 pub(super) fn of(rank: Option<usize>) -> Option<Arc<Position>> {
     let ranks = RANKS.try_lock().ok()?;
     let own = ranks.iter().find(|position| Some(position.rank) == rank);
@@ -190,8 +194,8 @@ pub(super) fn any() -> Option<Arc<Position>> {
     RANKS.try_lock().ok()?.first().cloned()
 }
 
-/// Writes the position of `rank`, or of all ranks of this process if `rank` is `None` or not one of them.
-/// Waits for no lock and allocates nothing.
+/// Writes the position of `rank`, or of all ranks of this process if `rank` is `None` or unknown here. Waits
+/// for no lock and allocates nothing.
 pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Result {
     let Ok(ranks) = RANKS.try_lock() else { return Ok(()) };
     let own = ranks.iter().find(|position| Some(position.rank) == rank);
@@ -211,7 +215,8 @@ pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Re
     Ok(())
 }
 
-/// Writes the step in which this process ends, and what is saved. Waits for no lock and allocates nothing.
+/// Writes the step in which this process ends, and which step was saved last. Waits for no lock and allocates
+/// nothing.
 pub(super) fn write_unsaved_to(out: &mut dyn fmt::Write) -> fmt::Result {
     let Ok(ranks) = RANKS.try_lock() else { return Ok(()) };
     let latest = |of: fn(&Position) -> &AtomicU64| {

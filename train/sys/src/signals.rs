@@ -1,5 +1,5 @@
-//! Signals that ask a run to stop. A signal that the parent process had ignored (`nohup`, `trap ''`) stays
-//! ignored.
+//! Handles signals that ask a run to stop. A signal that the parent process ignores (`nohup`, `trap ''`)
+//! stays ignored.
 
 use std::ffi::c_int;
 use std::io;
@@ -14,25 +14,25 @@ use signal_hook::low_level;
 use super::action::action_of;
 use super::{crash, launcher};
 
-/// Signals that arrive sooner than this after the first belong to the same request. `timeout` sends its
-/// signal to the process and then to its group, and a closing terminal sends SIGHUP, as its shell does.
+/// Signals that arrive sooner than this after the first one belong to the same request: `timeout` sends its
+/// signal to the process and then to its group, and on closing, both a terminal and its shell send SIGHUP.
 const SAME_REQUEST: Duration = Duration::from_secs(1);
 
-/// Signals that announce the end of a job and only ask to save: SIGUSR1 by convention, SIGUSR2 from submitit, and
-/// SIGXCPU from the kernel and from schedulers that limit CPU time.
+/// Signals that announce the end of a job and only ask to save: SIGUSR1 by convention, SIGUSR2 from submitit,
+/// and SIGXCPU from the kernel and from schedulers that limit CPU time.
 pub const PREEMPTIONS: [c_int; 3] = [SIGUSR1, SIGUSR2, SIGXCPU];
 
-/// The flag of [`stop_on_signals`].
+/// The flag that [`stop_on_signals`] returns.
 static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// The first signal that has requested a stop; 0 before it.
+/// The first signal that asked to stop; 0 until one arrives.
 static FIRST: AtomicI32 = AtomicI32::new(0);
 
 /// Returns a flag that becomes true on SIGINT, SIGTERM, SIGHUP or one of [`PREEMPTIONS`]; every call returns
-/// the same one. If one of the first three arrives again, a second or more after the first of its kind, the
-/// process ends at once. This does not apply to processes started by `kiln launch`: the launcher passes on
-/// the signals it receives, and systems that stop all processes of a machine's job, as Slurm and systemd do,
-/// have sent them to the rank as well.
+/// the same flag. If SIGINT, SIGTERM or SIGHUP arrives again, a second or more after the first of its kind,
+/// the process ends immediately. This does not apply to processes started by `kiln launch`. They may get
+/// every signal twice, because the launcher forwards signals, and systems such as Slurm and systemd, which
+/// stop all processes of a job on a machine, also send them directly.
 pub fn stop_on_signals() -> Arc<AtomicBool> {
     let register = || {
         let stop = Arc::default();
@@ -44,29 +44,29 @@ pub fn stop_on_signals() -> Arc<AtomicBool> {
     STOP.get_or_init(register).clone()
 }
 
-/// True once SIGINT has arrived, whether or not another signal came first.
+/// True once SIGINT has arrived, even if a different signal came first.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if [`stop_on_signals`] has been called.
+/// Returns whether [`stop_on_signals`] has been called.
 pub(super) fn are_handled() -> bool {
     STOP.get().is_some()
 }
 
-/// Returns true if someone at a terminal has requested the stop.
+/// Returns whether a user at a terminal has asked to stop.
 pub fn was_interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// Returns the name of the signal that has requested the stop, if any.
+/// Returns the name of the signal that asked to stop, if one did.
 pub fn stop_signal() -> Option<&'static str> {
     low_level::signal_name(FIRST.load(Ordering::Relaxed))
 }
 
 fn register(stop: &Arc<AtomicBool>) -> io::Result<()> {
-    // A launcher ends its ranks itself when their time is up.
+    // The launcher itself ends its ranks when their time is up.
     let may_end = !launcher::is_set();
-    // Each kind counts separately: on Ctrl-C a launcher may send SIGTERM to processes to which the terminal
-    // has already sent SIGINT, and that is one request.
+    // Each kind of signal counts separately: on Ctrl-C, a launcher may send SIGTERM to processes that have
+    // already received SIGINT from the terminal, and both belong to one request.
     for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().chain(PREEMPTIONS) {
         if is_ignored(signal) {
             continue;
@@ -87,15 +87,15 @@ fn register(stop: &Arc<AtomicBool>) -> io::Result<()> {
     Ok(())
 }
 
-/// The requests of one kind.
+/// The stop requests by one kind of signal.
 #[derive(Default)]
 struct Requests {
-    /// Time of the first one, by [`now`]; 0 before it.
+    /// Arrival time of the first request, as returned by [`now`]; 0 until then.
     first: AtomicU64,
 }
 
 impl Requests {
-    /// Records a signal at time `now`. Returns true if it is a different request from the first.
+    /// Records a signal at time `now`. Returns whether it belongs to a later request than the first.
     fn is_another(&self, now: u64) -> bool {
         match self.first.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => false,
@@ -104,18 +104,18 @@ impl Requests {
     }
 }
 
-/// Returns the milliseconds of a monotonic clock, never 0. May be called in a handler.
+/// Returns the time of a monotonic clock in milliseconds, never 0. May be called in a signal handler.
 fn now() -> u64 {
     let since = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1)
 }
 
-/// Returns true if `signal` is ignored.
+/// Returns whether this process ignores `signal`.
 pub fn is_ignored(signal: c_int) -> bool {
     action_of(signal).is_some_and(|action| action.sa_sigaction == libc::SIG_IGN)
 }
 
-/// Lets this process learn how its children end, whatever its parent does on SIGCHLD: a process that ignores
+/// Lets this process learn how its children end, even if its parent ignores SIGCHLD: a process that ignores
 /// SIGCHLD cannot wait for its children. The children inherit the default action.
 pub fn hear_of_children() {
     if is_ignored(libc::SIGCHLD) {
@@ -124,8 +124,8 @@ pub fn hear_of_children() {
     }
 }
 
-/// Makes a write beyond the file size limit (`ulimit -f`) fail, as it does on a full disk. By default,
-/// SIGXFSZ would end this process without a message. An existing handler is kept.
+/// Makes a write beyond the file size limit (`ulimit -f`) fail, as on a full disk. By default, SIGXFSZ would
+/// end this process without a message. An existing handler is kept.
 pub(super) fn let_large_writes_fail() {
     let is_default = |action: libc::sigaction| action.sa_sigaction == libc::SIG_DFL;
     if action_of(libc::SIGXFSZ).is_some_and(is_default) {

@@ -1,7 +1,7 @@
-//! Call stacks of all threads of this process, while it runs.
+//! Takes the call stacks of all threads of this process while it runs.
 //!
-//! A signal is sent to one thread after the other. Its handler records the addresses of the interrupted calls
-//! in preallocated memory. Finding their names is left to the reader.
+//! A signal is sent to one thread after another. Its handler records the addresses of the interrupted calls
+//! in preallocated memory. The reader of the addresses must find the names.
 
 use std::ffi::{c_int, c_void};
 use std::fs;
@@ -14,21 +14,21 @@ use nix::unistd::gettid;
 
 use super::action::{action_of, handle, interrupted_at};
 
-/// Maximum number of calls recorded per thread, from the innermost one.
+/// Maximum number of calls recorded per thread, starting with the innermost.
 const MOST_CALLS: usize = 128;
 
-/// Maximum time for a thread to answer. A thread that blocks all signals never does.
+/// How long a thread may take to answer. A thread that blocks all signals never answers.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Maximum time for all threads together.
+/// How long all threads together may take to answer.
 const PATIENCE_FOR_ALL: Duration = Duration::from_millis(700);
 
 /// The id of the thread being asked, or one of the constants below.
 static ASKED: AtomicI32 = AtomicI32::new(NOBODY);
 const NOBODY: i32 = 0;
-/// A handler is writing.
+/// Value of [`ASKED`] while a handler records the calls.
 const ANSWERING: i32 = -1;
-/// The next thread is about to be asked.
+/// Value of [`ASKED`] while the next thread is about to be asked.
 const PREPARING: i32 = -2;
 
 /// The addresses recorded by the handler, and their number; valid once `ANSWERED` is true.
@@ -38,18 +38,18 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 static INTERRUPTED: AtomicUsize = AtomicUsize::new(0);
 static ANSWERED: AtomicBool = AtomicBool::new(false);
 
-/// Held to take stacks one call at a time.
+/// Locked while stacks are taken, so that only one request runs at a time.
 static TAKING: Mutex<()> = Mutex::new(());
 
 /// A thread and its call stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadStack {
-    /// Its id, as numbered by the system.
+    /// The thread's id, as numbered by the system.
     pub id: i32,
-    /// Its name, of at most 15 characters.
+    /// The thread's name, of at most 15 characters.
     pub name: String,
-    /// Addresses in the functions that it is in, innermost first, or the reason why they are unknown. All but
-    /// the first are return addresses.
+    /// Addresses in the functions that the thread is in, innermost first, or the reason why they are unknown.
+    /// All except the first are return addresses.
     pub calls: Result<Vec<usize>, &'static str>,
 }
 
@@ -82,7 +82,7 @@ pub fn of_all_threads() -> Vec<ThreadStack> {
     others.map(ask).collect()
 }
 
-/// Returns the signal that asks a thread, with its handler installed: one that no other code uses.
+/// Returns the signal that asks a thread, after installing its handler. No other code uses this signal.
 fn signal() -> Option<c_int> {
     static SIGNAL: OnceLock<Option<c_int>> = OnceLock::new();
     *SIGNAL.get_or_init(|| {
@@ -97,7 +97,7 @@ fn signal() -> Option<c_int> {
     })
 }
 
-/// Returns the addresses of the calls that thread `id` is in.
+/// Asks thread `id` for its calls; returns their addresses.
 fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     let begun = Instant::now();
     while ASKED.compare_exchange(NOBODY, PREPARING, Ordering::AcqRel, Ordering::Relaxed).is_err() {
@@ -137,7 +137,8 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     Ok(calls)
 }
 
-/// This handler may interrupt any code: it writes atomics, and unwinding reads tables of the program.
+/// Handles the signal. It may interrupt any code, so it writes only atomics; unwinding reads tables of the
+/// program.
 extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the address of this thread's own error number.
     let errno = unsafe { *libc::__errno_location() };
@@ -156,7 +157,7 @@ extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void)
             });
         }
         COUNT.store(count, Ordering::Relaxed);
-        // In this order: a late answer is not mistaken for that of the next thread.
+        // In this order, so that a late answer is not mistaken for the next thread's.
         ANSWERED.store(true, Ordering::Release);
         ASKED.store(NOBODY, Ordering::Release);
     }

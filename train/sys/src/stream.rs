@@ -1,7 +1,8 @@
-//! Large files, written once from their start to their end, bypassing the system's cache.
+//! Writes large files once, from start to end, bypassing the system's cache.
 //!
-//! The contents of a checkpoint are not read again soon. Direct writes take no cache memory, and almost no processor
-//! time from concurrent training steps; on a fast disk, they also finish sooner.
+//! The contents of a checkpoint are not read again soon. Direct writes use no cache memory, and take almost
+//! no processor time away from training steps that run at the same time; on a fast disk, they also finish
+//! sooner.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -11,22 +12,23 @@ use std::path::Path;
 use memmap2::{Advice, MmapMut};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-/// Addresses and lengths of direct writes must be multiples of this.
+/// Addresses and lengths of direct writes must be multiples of this number.
 const PAGE: usize = 4096;
 
 /// Number of bytes collected before they are written.
 const BUFFER: usize = 4 << 20;
 
-/// Number of bytes copied at a time: they are still in a core's own cache when they are read again.
+/// Number of bytes copied at a time: few enough that they are still in a core's own cache when they are read
+/// again.
 const CHUNK: usize = 1 << 15;
 
 /// A file that is being written.
 pub struct Stream {
     file: File,
     buffer: MmapMut,
-    /// Number of bytes in the buffer.
+    /// Number of bytes in use in the buffer.
     filled: usize,
-    /// Number of bytes before the buffer.
+    /// Number of bytes written to the file so far.
     written: u64,
     direct: bool,
 }
@@ -38,18 +40,19 @@ impl Stream {
         options.write(true).create(true).truncate(true);
         let direct = options.clone().custom_flags(OFlag::O_DIRECT.bits()).open(path);
         let (file, direct) = match direct {
-            // Not every file system supports it.
+            // Not every file system supports direct writes.
             Err(error) if error.kind() == ErrorKind::InvalidInput => (options.open(path)?, false),
             other => (other?, true),
         };
-        // A mapping begins at a page. With large pages, the system has fewer to look up for every write.
+        // A mapping starts at a page boundary. With large pages, the system has fewer pages to look up per
+        // write.
         let buffer = MmapMut::map_anon(BUFFER)?;
         let _ = buffer.advise(Advice::HugePage);
         Ok(Stream { file, buffer, filled: 0, written: 0, direct })
     }
 
-    /// Appends `bytes`, chunk by chunk: `each` sees every chunk right after it has been copied, while
-    /// it is in the processor's cache.
+    /// Appends `bytes` in chunks, and calls `each` with every chunk right after copying it, while the chunk
+    /// is in the processor's cache.
     pub fn append(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let mut left = bytes;
         while !left.is_empty() {
@@ -83,7 +86,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes the rest and waits until everything is on disk.
+    /// Writes the remaining bytes and waits until everything is on disk.
     pub fn finish(mut self) -> io::Result<()> {
         let length = self.length();
         if self.filled > 0 {
@@ -97,8 +100,8 @@ impl Stream {
     }
 }
 
-/// Writes all of `bytes` with `write`. If the file system cannot write directly, whether from the start or
-/// within a page, `buffered` turns direct writing off, and the rest follows.
+/// Writes all of `bytes` with `write`. If the file system cannot write directly, from the start or to part of
+/// a page, turns direct writing off with `buffered` and writes the rest.
 fn write_all(
     mut bytes: &[u8],
     direct: &mut bool,
@@ -145,7 +148,7 @@ mod tests {
         Stream::create(&path).unwrap().finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"");
     }
-    /// As on a file system that has accepted part of a direct write, up to within a page.
+    /// As on a file system that accepted only part of a direct write, up to the middle of a page.
     #[test]
     fn a_direct_write_that_was_cut_short_goes_on_where_it_was() {
         for cut in [0, 100] {

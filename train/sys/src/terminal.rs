@@ -1,4 +1,4 @@
-//! The controlling terminal of this process, lent to another process for a while.
+//! Takes the controlling terminal of this process, or lends it to another process for a while.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -27,8 +27,8 @@ fn give(terminal: &File, group: Pid) {
     let _ = blocked.thread_unblock();
 }
 
-/// Makes this process the foreground process of the terminal. Ctrl-Z does not stop it: the shell, which waits
-/// for the run, would not resume it.
+/// Makes this process the foreground process of the terminal. Also makes it ignore Ctrl-Z, because the shell,
+/// which waits for the run, would not resume this process.
 pub fn take() {
     // SAFETY: no handler is set; the signal is ignored from here on.
     unsafe { libc::signal(libc::SIGTSTP, libc::SIG_IGN) };
@@ -37,8 +37,9 @@ pub fn take() {
     }
 }
 
-/// Starts `command` on the terminal, if this process or its launcher is in the foreground, and takes the
-/// terminal back when the command has ended. Returns true if it has started. The command must call [`take`].
+/// Starts `command` on the terminal if this process or its launcher is in the foreground, and takes the
+/// terminal back when the command has ended. Returns whether the command has started. The command must call
+/// [`take`].
 pub fn lend(mut command: Command) -> bool {
     let Some(terminal) = terminal() else { return false };
     let Ok(foreground) = tcgetpgrp(&terminal) else { return false };

@@ -1,4 +1,4 @@
-//! Threads for work outside of ranks.
+//! Threads for work that does not belong to a rank.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -10,12 +10,13 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 static POOL: Mutex<Option<&'static ThreadPool>> = Mutex::new(None);
 
-/// Runs `work`, such as reading many files, on one thread per core: its parallel parts use them. The threads are
-/// started by the first call. Without this, such work panics if the system starts no more threads.
+/// Runs `work`, such as reading many files, in a pool with one thread per core, which its parallel parts use.
+/// The first call starts the threads. Without the pool, such work would panic if the system could not start
+/// threads.
 ///
 /// # Errors
 ///
-/// If the system cannot start them.
+/// If the system cannot start the threads.
 pub fn in_pool<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let pool = {
         let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,7 +32,7 @@ pub fn in_pool<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     Ok(pool.install(work))
 }
 
-/// Repeats work in a separate thread until it is dropped; dropping waits for the thread.
+/// Repeats work in a separate thread until this is dropped; dropping it waits for the thread.
 #[derive(Debug)]
 pub struct Repeat {
     stop: Option<Sender<()>>,
@@ -39,8 +40,8 @@ pub struct Repeat {
 }
 
 impl Repeat {
-    /// Runs `work` after every `pause`, in the thread `name`, and once at the end, with `true` as its
-    /// argument.
+    /// Runs `work` after every `pause` in a thread called `name`, and a last time, with `true` as its
+    /// argument, when this is dropped.
     ///
     /// # Errors
     ///

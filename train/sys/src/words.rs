@@ -1,4 +1,4 @@
-//! Wording of numbers, sizes and times in messages.
+//! Formats numbers, sizes and times for messages.
 
 use std::fmt::{self, Display, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -66,7 +66,8 @@ pub fn in_ranges(numbers: &[usize]) -> String {
 
 const DAY: u64 = 24 * 60 * 60;
 
-/// Writes the current time, in UTC, such as `2026-11-24T18:03:59.042Z`. Allocates nothing, for signal handlers.
+/// Writes the current time, in UTC, such as `2026-11-24T18:03:59.042Z`. Allocates nothing, so signal handlers
+/// may call it.
 pub(super) fn write_now(out: &mut (impl Write + ?Sized)) -> fmt::Result {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     write_time(out, now.as_secs(), now.subsec_millis())
@@ -79,9 +80,9 @@ fn write_time(out: &mut (impl Write + ?Sized), seconds: u64, millis: u32) -> fmt
     write!(out, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// Returns the year, month and day of the Gregorian calendar, `days` days after 1970-01-01. Howard Hinnant,
-/// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`: years begin in March, so that a leap day
-/// is the last one.
+/// Returns the year, month and day of the Gregorian calendar, `days` days after 1970-01-01. Uses
+/// `civil_from_days` from Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in
+/// March, so that a leap day is the last day of its year.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,8 +1,8 @@
 //! Waiting in tests. Every wait has a deadline, [`PATIENCE`]; when it passes, the test fails and shows the
-//! state so far.
+//! last known state.
 //!
-//! A condition must not depend on which of several processes or ranks comes first: wait for a state that all
-//! orders lead to.
+//! A condition must not depend on which of several processes or ranks comes first: wait for a state that is
+//! reached in every order.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest wait: longer than anything in a test takes, even on a busy machine.
+/// The longest time that a wait may take: longer than anything in a test, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Repeats `look` until it finds something, and returns it. `what` names it, and the error of a look
-/// describes the actual state.
+/// Calls `look` repeatedly until it returns `Ok`, and returns the value. `what` describes the value that the
+/// test waits for; the errors of `look` describe the actual state.
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over, with the last state.
+/// When [`PATIENCE`] is over; the message has the last state.
 #[track_caller]
 pub fn wait_for<T>(what: &str, look: impl FnMut() -> Result<T, String>) -> T {
     found_within(PATIENCE, what, look).unwrap_or_else(|problem| panic!("{problem}"))
@@ -39,7 +39,7 @@ pub fn wait_until(what: &str, mut is_done: impl FnMut() -> bool) {
     wait_for(what, || if is_done() { Ok(()) } else { Err("nothing of it".to_owned()) });
 }
 
-/// Waits for a message.
+/// Waits for a message and returns it; `what` describes the message.
 ///
 /// # Panics
 ///
@@ -66,11 +66,11 @@ fn found_within<T>(
     }
 }
 
-/// Runs `command` to its end, and returns its output. Its input is empty.
+/// Runs `command` to its end, with empty input, and returns its output.
 ///
 /// # Panics
 ///
-/// As [`output_of`], or if the command cannot be started.
+/// Like [`output_of`], and if the command cannot be started.
 #[track_caller]
 pub fn run_to_end(command: &mut Command) -> Output {
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -78,21 +78,21 @@ pub fn run_to_end(command: &mut Command) -> Output {
     output_of(child)
 }
 
-/// Waits for the end of `child`, and returns the output in its pipes.
+/// Waits until `child` ends, and returns the output from its pipes.
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over, with the output so far. The child is killed then.
+/// When [`PATIENCE`] is over; the message has the output so far, and the child is killed.
 #[track_caller]
 pub fn output_of(child: Child) -> Output {
     output_within(PATIENCE, child).unwrap_or_else(|problem| panic!("{problem}"))
 }
 
-/// Waits for the end of `child`.
+/// Waits until `child` ends.
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over. The child is killed then.
+/// When [`PATIENCE`] is over; the child is killed.
 #[track_caller]
 pub fn status_of(child: &mut Child) -> ExitStatus {
     status_within(PATIENCE, child).unwrap_or_else(|problem| panic!("{problem}"))
@@ -128,7 +128,7 @@ fn output_within(patience: Duration, mut child: Child) -> Result<Output, String>
     }
 }
 
-/// The contents of a pipe, read by a separate thread.
+/// Contents of a pipe, collected by a separate thread.
 struct Collected {
     bytes: Arc<Mutex<Vec<u8>>>,
     end: Receiver<()>,
@@ -159,7 +159,7 @@ impl Collected {
 }
 
 /// A point where threads wait for each other. Unlike at a [`Barrier`](std::sync::Barrier), no thread waits
-/// forever for one that has failed before.
+/// forever for a thread that has failed.
 pub struct Meeting {
     size: usize,
     arrivals: AtomicUsize,
@@ -171,7 +171,7 @@ impl Meeting {
         Meeting { size, arrivals: AtomicUsize::new(0) }
     }
 
-    /// Waits until all threads have arrived. Each may call it several times.
+    /// Waits until all threads have arrived. Every thread may call this several times.
     ///
     /// # Panics
     ///
@@ -187,7 +187,7 @@ impl Meeting {
     }
 }
 
-/// The lines that a process writes, one after the other.
+/// The lines that a process writes, received one after another.
 pub struct Said {
     lines: Receiver<String>,
     /// The lines received so far.
@@ -211,11 +211,11 @@ impl Said {
         Said { lines, all: String::new() }
     }
 
-    /// Returns the next line, with its end. `None` at the end.
+    /// Returns the next line, including its line end; `None` after the last line.
     ///
     /// # Panics
     ///
-    /// When [`PATIENCE`] is over, with the lines received so far.
+    /// When [`PATIENCE`] is over; the message has the lines received so far.
     #[track_caller]
     pub fn next_line(&mut self) -> Option<String> {
         match self.lines.recv_timeout(PATIENCE) {
@@ -234,7 +234,7 @@ impl Said {
     ///
     /// # Panics
     ///
-    /// When [`PATIENCE`] is over or there are no more lines, with the lines received so far.
+    /// When [`PATIENCE`] is over or there are no more lines; the message has the lines received so far.
     #[track_caller]
     pub fn expect(&mut self, text: &str) -> String {
         loop {
@@ -246,11 +246,11 @@ impl Said {
         }
     }
 
-    /// Waits for the end, and returns all lines from the first one.
+    /// Waits until the output ends, and returns all lines from the first one on.
     ///
     /// # Panics
     ///
-    /// When [`PATIENCE`] is over before another line comes.
+    /// When [`PATIENCE`] passes without another line.
     #[track_caller]
     pub fn all(mut self) -> String {
         while self.next_line().is_some() {}

@@ -26,7 +26,7 @@ fn connected() -> [Channel; 2] {
     })
 }
 
-/// The message reports the time that the rank has waited for an answer; the wait had no other limit.
+/// The message reports how long the rank has waited for an answer; the wait had no other limit.
 #[test]
 fn a_lost_connection_reports_the_time_waited() {
     let [_silent, channel] = connected();

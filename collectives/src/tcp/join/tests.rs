@@ -10,7 +10,7 @@ use std::sync::Mutex;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Returns the options of the ranks of a world whose rendezvous is bound already.
+/// Returns the options of the ranks of a world whose rendezvous already has its port.
 fn options(world_size: usize) -> Vec<JoinOptions> {
     let listener = Arc::new(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     let port = listener.local_addr().unwrap().port();
@@ -24,7 +24,7 @@ fn options(world_size: usize) -> Vec<JoinOptions> {
     options.collect()
 }
 
-/// The peers connect, and send nothing until all peers have connected.
+/// The peers connect, but send nothing until all of them have connected.
 #[test]
 fn peers_that_answer_late_are_all_let_in() {
     const PEERS: usize = 300;

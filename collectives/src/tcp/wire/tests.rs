@@ -6,7 +6,7 @@ use crate::tcp::transfer::Transfer;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 
-/// Bytes of each rank's part: many records, and not a multiple of their size.
+/// Number of bytes of each rank's part: many records, and not a multiple of a record's size.
 const PART: usize = 1_000_003;
 
 fn connected() -> [TcpStream; 2] {
@@ -111,8 +111,8 @@ fn a_connection_cut_inside_a_record_is_lost() {
     assert!(reason.contains("ended inside record"), "{reason}");
 }
 
-/// A peer that has read this rank's memory reports that, and gets a confirmation. Nothing else will do: the
-/// next byte of a connection that is out of step is not the end of an exchange.
+/// A peer that has read this rank's memory reports that, and gets a confirmation. No other byte is accepted:
+/// on a connection that is out of step, the next byte does not end the exchange.
 #[test]
 fn an_exchange_ends_with_the_words_that_end_it() {
     let payload = vec![7; PEER_READ];

@@ -1,7 +1,7 @@
-//! Conversion of `config.json` to the shape of Kiln's decoder, and back.
+//! Converts `config.json` to the shape of Kiln's decoder, and back.
 //!
-//! Keys have the same meaning as in transformers, versions 4 and 5, and the same defaults. Keys that change
-//! the results and have no counterpart here are refused; keys that do not affect the results are ignored.
+//! Keys have the same meaning and the same defaults as in transformers, versions 4 and 5. Keys that change
+//! the results and that Kiln does not support are refused; keys that do not affect the results are ignored.
 
 use std::path::Path;
 
@@ -18,10 +18,10 @@ use crate::error::Result;
 const ARCHITECTURES: &str = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and \
                              Qwen3MoeForCausalLM";
 
-/// The number of experts of a Qwen3-MoE, in files of older and of newer versions.
+/// The keys for the number of experts of a Qwen3-MoE: the older name, then the newer one.
 const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
-/// Maximum length of the sequences of any model.
+/// Maximum sequence length of any model.
 const MAX_CONTEXT: usize = 1 << 40;
 
 /// The contents of a `config.json`.
@@ -33,7 +33,7 @@ pub struct FolderConfig {
     pub context_length: usize,
 }
 
-/// Architectures that are one decoder with variations.
+/// Architectures that are variations of one decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     Llama,
@@ -46,7 +46,7 @@ enum Family {
 impl Family {
     const ALL: [Family; 5] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3, Family::Qwen3Moe];
 
-    /// Returns its names in `architectures` and in `model_type`.
+    /// Returns the family's names in `architectures` and in `model_type`.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Family::Llama => ("LlamaForCausalLM", "llama"),
@@ -72,8 +72,8 @@ impl Family {
 }
 
 impl FolderConfig {
-    /// Reads `config.json` of `folder`. Fails if the file is missing or is not JSON, if a key is missing, has
-    /// the wrong type, or requires a feature that Kiln's decoder does not have or if the sizes are invalid.
+    /// Reads `config.json` of `folder`. Fails if the file is missing or is not JSON, the sizes are invalid,
+    /// or a key is missing, has the wrong type, or requires a feature that Kiln's decoder does not have.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(CONFIG_FILE);
         let keys = Keys::read(&path)?;
@@ -111,7 +111,7 @@ impl FolderConfig {
             layers,
             heads,
             kv_heads,
-            // A width of 0 is kept, so that the check below names it.
+            // A width of 0 is kept, so that the check of the sizes below reports it.
             head_dim: head_dim.filter(|width| *width == 0 || width.checked_mul(heads) != Some(d_model)),
             d_ff: size("intermediate_size")?,
             tie_embeddings: keys.flag("tie_word_embeddings")?,
@@ -148,7 +148,7 @@ impl FolderConfig {
     }
 }
 
-/// Refuses settings that make a different model of the same sizes.
+/// Refuses settings that describe a different model of the same sizes.
 fn refuse_other_models(keys: &Keys, family: Family) -> Result<()> {
     if keys.text("hidden_act")?.is_some_and(|name| name != "silu") {
         return Err(keys.unsupported("hidden_act", "silu"));
@@ -174,9 +174,9 @@ fn refuse_other_models(keys: &Keys, family: Family) -> Result<()> {
     Ok(())
 }
 
-/// Returns the experts of a Qwen3-MoE with this many layers, with transformers' defaults.
+/// Returns the experts of a Qwen3-MoE with `layers` layers, with the defaults of transformers.
 fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig> {
-    // Checked again with the other sizes; here before a list of layers is created.
+    // Checked here, before a list of layers is created, and again with the other sizes.
     if layers > MAX_LAYERS {
         return Err(keys.problem("num_hidden_layers", format!("is {layers}: must be at most {MAX_LAYERS}")));
     }
@@ -202,9 +202,9 @@ fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig> {
     })
 }
 
-/// Returns the window of attention, and the blocks that have it; `None` if no block has one. A position
-/// attends to itself and to the `sliding_window − 1` positions before it, as in transformers. A window longer
-/// than the context counts too: a run may train on longer sequences.
+/// Returns the attention window and the pattern of blocks that use it; both are `None` if no block does. A
+/// position attends to itself and to the `sliding_window − 1` positions before it, as in transformers. A
+/// window longer than the context is kept, because a run may train on longer sequences.
 fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>, Option<String>)> {
     let has_window = match family {
         Family::Llama => false,
@@ -239,7 +239,7 @@ fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>,
                 Family::Llama | Family::Mistral | Family::Qwen3Moe => 0,
                 Family::Qwen2 | Family::Qwen3 => keys.size("max_window_layers")?.unwrap_or(28),
             };
-            // More layers than permitted are refused with the other sizes.
+            // If there are more layers than permitted, the check of the sizes refuses them.
             (0..layers.min(MAX_LAYERS)).map(|index| window.is_some() && index >= full).collect()
         }
     };
@@ -255,7 +255,7 @@ fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>,
     }
 }
 
-/// Returns the base and stretching of the rotary frequencies, from `rope_scaling` and `rope_theta`, or from
+/// Returns the base and scaling of the rotary frequencies, from `rope_scaling` and `rope_theta`, or from
 /// `rope_parameters` in newer files. If both are present, the older keys win, as in transformers.
 fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>)> {
     let rope = match keys.object("rope_scaling")?.filter(|scaling| !scaling.map.is_empty()) {
@@ -297,8 +297,8 @@ fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>)> {
     Ok((theta, scaling))
 }
 
-/// Returns a `config.json` for `model`, which older and newer versions of transformers read alike. `dtype` is
-/// PyTorch's name of the weights' type; `folder` is the model's folder, for messages. Fails if no
+/// Returns a `config.json` for `model` that older and newer versions of transformers read in the same way.
+/// `dtype` is PyTorch's name for the weights' type; `folder` is the model's folder, for messages. Fails if no
 /// architecture has all features of the model.
 pub(crate) fn to_json(
     model: &ModelConfig,
@@ -347,8 +347,7 @@ pub(crate) fn to_json(
         let name = |windowed: &bool| if *windowed { "sliding_attention" } else { "full_attention" };
         set("use_sliding_window", json!(model.window.is_some()));
         set("layer_types", windowed.iter().map(name).collect());
-        // For older versions: layers before this one have full attention, and the others the window. They
-        // cannot express other patterns.
+        // Older versions express windows only like this: layers before this index have full attention.
         let full = windowed.iter().take_while(|windowed| !**windowed).count();
         if !windowed[full..].contains(&false) {
             set("max_window_layers", json!(full));
@@ -389,12 +388,13 @@ pub(crate) fn to_json(
     Ok(config)
 }
 
-/// Returns `true` if an architecture of Hugging Face has every feature of `model`, so that it can be exported.
+/// Returns whether a Hugging Face architecture has every feature of `model`, so that the model can be
+/// exported.
 pub fn has_architecture(model: &ModelConfig) -> bool {
     family_of(model, Path::new("")).is_ok()
 }
 
-/// Returns the architecture that has every feature of `model`.
+/// Returns the architecture that has every feature of `model`. Fails if there is none.
 fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family> {
     let feed_forward = &model.feed_forward;
     // Features that no architecture has.
@@ -534,7 +534,7 @@ mod tests {
         assert!(zero.contains("sliding_window is 0: must be at least 1"), "{zero}");
     }
 
-    /// Rotary settings of older and newer files.
+    /// Rotary settings as older and newer files spell them.
     #[test]
     fn rope_is_read_in_every_spelling() {
         let sizes = r#""model_type": "llama", "vocab_size": 8, "hidden_size": 64,

@@ -1,4 +1,4 @@
-//! A model folder in the layout of Hugging Face, as weights of Kiln's decoder.
+//! A model folder in the Hugging Face layout, read as weights of Kiln's decoder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -18,28 +18,28 @@ use crate::sharded::{outline, parameter_shapes};
 use crate::weights::Weights;
 use crate::{CheckpointError, MANIFEST_FILE};
 
-/// A folder with `config.json` and safetensors. Opening it checks names, shapes and dtypes of all weights;
-/// their values are read in place, part by part.
+/// A folder with `config.json` and safetensors files. Opening it checks the names, shapes and dtypes of all
+/// weights; the values are read from the files only when needed.
 #[derive(Clone, Debug)]
 pub struct HuggingFaceFolder {
     folder: PathBuf,
     config: FolderConfig,
     end_ids: Vec<u32>,
     files: Vec<WeightFile>,
-    /// Tensors by the names of Kiln's decoder.
+    /// The weights, by their names in Kiln's decoder.
     tensors: BTreeMap<String, Tensor>,
 }
 
 /// A weight of Kiln's decoder.
 #[derive(Clone, Debug)]
 struct Tensor {
-    /// Kiln's shape.
+    /// Shape of the weight in Kiln.
     shape: Vec<usize>,
-    /// Its tensors in the files: one, or one per expert, of equal size.
+    /// The tensors in the files that form the weight: one, or one per expert, of equal size.
     parts: Vec<Part>,
 }
 
-/// A tensor of a file.
+/// A tensor in a file.
 #[derive(Clone, Debug)]
 struct Part {
     there: HuggingFaceName,
@@ -55,13 +55,14 @@ impl Tensor {
 }
 
 impl HuggingFaceFolder {
-    /// Returns whether `folder` is a model in this layout rather than a checkpoint of Kiln, judging by names.
+    /// Returns whether `folder` is a model in this layout rather than a Kiln checkpoint, judging by its file
+    /// names.
     pub fn is_one(folder: &Path) -> bool {
         folder.join(CONFIG_FILE).is_file() && !folder.join(MANIFEST_FILE).exists()
     }
 
-    /// Opens `folder`. Fails if a file is missing or damaged, if Kiln's decoder does not support the model or
-    /// if the weights do not match `config.json`.
+    /// Opens `folder`. Fails if a file is missing or damaged, Kiln's decoder does not support the model, or
+    /// the weights do not match `config.json`.
     pub fn open(folder: &Path) -> Result<Self> {
         // A checkpoint may have the same index and files, but only its manifest describes them.
         if folder.join(MANIFEST_FILE).exists() {
@@ -95,7 +96,7 @@ impl HuggingFaceFolder {
         Ok(HuggingFaceFolder { folder: folder.to_owned(), config, end_ids, files, tensors })
     }
 
-    /// Returns the folder.
+    /// Returns the path of the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -110,7 +111,7 @@ impl HuggingFaceFolder {
         self.config.context_length
     }
 
-    /// Describes the folder: the model, and a line for each weight, with Kiln's name and the name there.
+    /// Describes the folder: the model, and for each weight a line with its names in Kiln and in the files.
     pub fn describe(&self) -> String {
         let parameters: u64 = self.tensors.values().map(|tensor| tensor.numel() as u64).sum();
         let (folder, files) = (self.folder.display(), self.files.len());
@@ -133,7 +134,7 @@ impl HuggingFaceFolder {
         lines.join("\n")
     }
 
-    /// Returns the ids that end a text; none if the folder names none.
+    /// Returns the ids that end a text; empty if the folder specifies none.
     pub fn end_ids(&self) -> &[u32] {
         &self.end_ids
     }
@@ -173,10 +174,11 @@ impl Weights for HuggingFaceFolder {
     }
 }
 
-/// The files of weights, and the index of each tensor's file.
+/// The weight files, and for each tensor the index of its file.
 type Files = (Vec<WeightFile>, BTreeMap<String, usize>);
 
-/// Opens the file of weights, or all files of the index, which must give the file of every tensor.
+/// Opens the single weight file, or all files of the index. The index must list exactly the tensors in the
+/// files.
 fn open_files(folder: &Path) -> Result<Files> {
     let whole = folder.join(MODEL_FILE);
     if whole.is_file() {
@@ -218,8 +220,8 @@ fn not_a_model(folder: &Path, problem: &'static str) -> CheckpointError {
     CheckpointError::NotAModel { path: folder.to_owned(), problem }
 }
 
-/// Returns the files that an index names, each with its tensors. They are next to the index: only the names
-/// of safetensors files are accepted.
+/// Returns the files that an index lists, each with its tensors. All are in the folder of the index, because
+/// only plain names of safetensors files are accepted.
 pub(super) fn files_of_index(index: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let weight_map = Keys::read(index)?;
     let Some(weight_map) = weight_map.object("weight_map")? else {
@@ -238,14 +240,15 @@ pub(super) fn files_of_index(index: &Path) -> Result<BTreeMap<String, BTreeSet<S
     Ok(files)
 }
 
-/// Finds every weight of the decoder; only tensors that can be computed may be left over.
+/// Finds the tensors of every weight of the decoder. Fails if other tensors remain, except ones that can be
+/// computed.
 fn place(
     folder: &Path,
     model: &ModelConfig,
     files: &[WeightFile],
     mut places: BTreeMap<String, usize>,
 ) -> Result<BTreeMap<String, Tensor>> {
-    // Checked before that many are created.
+    // Checked before layers and experts are created in these numbers.
     let experts = model.moe.as_ref();
     let experts = experts.map_or((0, 0), |moe| (moe.experts, moe.layers_with_experts(model.layers)));
     for (key, value, needed) in [
@@ -282,7 +285,7 @@ fn place(
         }
         tensors.insert(name, Tensor { shape, parts });
     }
-    // A tied model's head that is present equals the embedding.
+    // If a tied model has a head, it equals the embedding, as checked when the folder was opened.
     let is_known = |name: &String| is_buffer(name) || model.tie_embeddings && name == HEAD;
     mismatch.unexpected = places.into_keys().filter(|name| !is_known(name)).collect();
     if mismatch.is_empty() {
@@ -291,7 +294,8 @@ fn place(
     Err(CheckpointError::Tensors { path: folder.to_owned(), mismatch })
 }
 
-/// Returns the shape in Kiln of each of the `parts` tensors that form a weight of this shape there.
+/// Returns the shape, in Kiln's order, of each of the `parts` tensors in the files that form a weight of
+/// `shape`.
 pub(crate) fn part_shape(shape: &[usize], parts: usize) -> &[usize] {
     match shape {
         [stacked, part @ ..] if part.len() == 2 && *stacked == parts => part,
@@ -299,7 +303,7 @@ pub(crate) fn part_shape(shape: &[usize], parts: usize) -> &[usize] {
     }
 }
 
-/// Returns the shape that Kiln's `shape` has in a file.
+/// Returns the shape in the file of a tensor that has `shape` in Kiln.
 pub(crate) fn in_file(shape: &[usize], there: &HuggingFaceName) -> Vec<usize> {
     let mut shape = shape.to_vec();
     if there.transposed {

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use crate::CheckpointError;
 use crate::error::Result;
 
-/// Downloads the model `repo`, written as `owner/name`, at `revision` and returns its folder. Cached files
+/// Downloads the model `repo`, written as `owner/name`, at `revision`, and returns its folder. Cached files
 /// are not downloaded again. `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN` and `HF_ENDPOINT` have the same meaning as
-/// in the hub's own tools. Fails if the name is invalid, if this build lacks the feature `hub` or if a
-/// download fails.
+/// in the hub's own tools. Fails if the name is invalid, this build lacks the feature `hub`, or a download
+/// fails.
 pub fn download(repo: &str, revision: &str) -> Result<PathBuf> {
     let part = |part: &&str| {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -69,7 +69,7 @@ mod client {
         let config = needed(CONFIG_FILE, revision)?;
         let folder = config.parent().unwrap_or(Path::new(".")).to_owned();
         // The cache names the folder after the commit. All other files come from this commit too, even if the
-        // branch changes meanwhile.
+        // branch changes during the download.
         let commit = folder.file_name().and_then(|name| name.to_str()).unwrap_or(revision);
         for file in CARRIED {
             optional(file, commit)?;
@@ -85,8 +85,8 @@ mod client {
         Ok(folder)
     }
 
-    /// Formats an error with its sources: the outermost message of a client says that a request failed, and
-    /// the innermost gives the reason.
+    /// Formats an error with its sources: the client's outermost message says only that a request failed; the
+    /// innermost gives the reason.
     fn with_sources(error: &HFError) -> String {
         let mut problem = error.to_string();
         let mut source = error.source();

@@ -1,4 +1,4 @@
-//! Keys of a JSON file, with errors that name the file and the key.
+//! Reads keys of a JSON file, with errors that name the file and the key.
 
 use std::path::{Path, PathBuf};
 
@@ -9,14 +9,14 @@ use serde_json::{Map, Value};
 use crate::CheckpointError;
 use crate::error::Result;
 
-/// Maximum size of a file. The index of a model of many thousand tensors has a few million bytes.
+/// Maximum size of a file. The index of a model with many thousand tensors has a few million bytes.
 const MAX_BYTES: u64 = 1 << 28;
 
-/// An object of a JSON file. A key whose value is null counts as absent.
+/// A JSON object in a file. A key whose value is null counts as absent.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     path: PathBuf,
-    /// Prefix of names in messages, such as `rope_scaling.`.
+    /// Prefix of key names in messages, such as `rope_scaling.`.
     prefix: String,
     pub(super) map: Map<String, Value>,
 }
@@ -60,7 +60,7 @@ impl Keys {
         self.typed(key, "a number")
     }
 
-    /// Returns a boolean; false if it is absent.
+    /// Returns a boolean; false if the key is absent.
     pub(super) fn flag(&self, key: &str) -> Result<bool> {
         Ok(self.typed(key, "true or false")?.unwrap_or(false))
     }
@@ -75,12 +75,12 @@ impl Keys {
         self.typed(key, "an array of strings")
     }
 
-    /// Returns an array of sizes; empty if it is absent.
+    /// Returns an array of sizes; empty if the key is absent.
     pub(super) fn sizes(&self, key: &str) -> Result<Vec<usize>> {
         Ok(self.typed(key, "an array of whole numbers")?.unwrap_or_default())
     }
 
-    /// Returns token ids: a number or an array of numbers; empty if it is absent.
+    /// Returns token ids, written as a number or an array of numbers; empty if the key is absent.
     pub(super) fn ids(&self, key: &str) -> Result<Vec<u32>> {
         let expected = "a token id or an array of token ids";
         match self.get(key) {
@@ -89,7 +89,7 @@ impl Keys {
         }
     }
 
-    /// Returns `value` of a required key.
+    /// Returns the value of a required key; fails if `value` is `None`.
     pub(super) fn needed<T>(&self, key: &str, value: Result<Option<T>>) -> Result<T> {
         value?.ok_or_else(|| self.problem(key, "is missing"))
     }

@@ -1,13 +1,14 @@
-//! Models in the layout of Hugging Face: reading in place, and download.
+//! Models in the Hugging Face layout: reading them in place, and downloading them.
 //!
 //! - `config`: converts `config.json` to a [`kiln_model::ModelConfig`], key by key with `keys`, and back;
-//! - `names`: names of weights on either side, and transposition of matrices;
+//! - `names`: names of weights in both layouts, and transposition of matrices;
 //! - `weight_file`: safetensors files, read in parts;
-//! - `folder`: a folder of `config.json` and safetensors as [`crate::weights::Weights`];
+//! - `folder`: a folder with `config.json` and safetensors files as [`crate::weights::Weights`];
 //! - `tokens`: ids that start and end a text, and the small files that Kiln passes on;
-//! - `hub`: downloads (feature `hub`). [`crate::export`] and [`crate::import`] convert from and to checkpoints.
+//! - `hub`: downloads (feature `hub`). [`crate::export`] and [`crate::import`] convert from and to
+//!   checkpoints.
 //!
-//! Only safetensors are read: pickled weights run code when they are opened.
+//! Only safetensors files are read, because pickled weights run code when they are opened.
 
 pub(crate) mod config;
 pub(crate) mod folder;
@@ -52,7 +53,8 @@ const CARRIED: [&str; 10] = [
     GENERATION_FILE,
 ];
 
-/// Fails if the links of the file `name` in `folder` lead out of it. A missing file is no error.
+/// Fails if links lead from the file `name` in `folder` to a target outside `folder`. A missing file is
+/// accepted.
 fn check_inside(folder: &Path, name: &str) -> Result<()> {
     let leads_out = |target| CheckpointError::LeadsOut { path: folder.join(name), target };
     files::way_out(folder, name).map_or(Ok(()), |target| Err(leads_out(target)))

@@ -1,28 +1,28 @@
-//! Names of weights in Hugging Face's layout.
+//! Names of weights in the Hugging Face layout.
 //!
-//! Kiln's linear maps have weights `[d_in, d_out]`, PyTorch's `[d_out, d_in]`, so their matrices are
-//! transposed. Tables and vectors are the same on both sides. Both rotate element `j` of a head with element
-//! `j + head_dim / 2`, so queries and keys need no permutation. The experts of a layer are one weight in
-//! Kiln, and one matrix per expert there.
+//! Weights of linear maps are `[d_in, d_out]` in Kiln and `[d_out, d_in]` in PyTorch, so their matrices are
+//! transposed. Tables and vectors are the same in both. Both rotate element `j` of a head with element `j +
+//! head_dim / 2`, so queries and keys need no permutation. The experts of a layer are one weight in Kiln, and
+//! one matrix per expert in the Hugging Face layout.
 
-/// A weight of the decoder in Hugging Face's layout.
+/// A weight of the decoder in the Hugging Face layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HuggingFaceName {
     /// Name of the weight in the files.
     pub(crate) name: String,
-    /// True if its matrix is transposed there.
+    /// True if the matrix in the file is transposed.
     pub(crate) transposed: bool,
 }
 
-/// The embedding, which is also the head of a tied model.
+/// Kiln's name of the embedding, which is also the head of a tied model.
 const EMBEDDING: &str = "embed_tokens.weight";
-/// The name of the embedding in Hugging Face's layout.
+/// Hugging Face's name of the embedding.
 pub(super) const EMBEDDING_THERE: &str = "model.embed_tokens.weight";
-/// The head of a model that is not tied, on both sides.
+/// The name, in both layouts, of the head of a model that is not tied.
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// Returns the names of Kiln's weight `kiln` of this shape in Hugging Face's layout, or `None` if it has no
-/// name there: one name, or one per expert, whose matrices follow each other in Kiln's weight.
+/// Returns the names in the Hugging Face layout of Kiln's weight `kiln`: one name, or one per expert in the
+/// order in which the weight stores the experts' matrices. `None` if the weight has no name there.
 pub(crate) fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<HuggingFaceName>> {
     let stacked = kiln.rsplit_once(EXPERTS).filter(|(_, projection)| PROJECTIONS.contains(projection));
     let (Some((ffn, projection)), [experts, _, _]) = (stacked, shape) else {
@@ -37,13 +37,13 @@ pub(crate) fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<Hugg
     (0..*experts).map(of_expert).collect()
 }
 
-/// The text between the name of a layer and that of a projection of all of its experts.
+/// In the name of a weight that stacks all experts, the text between the layer and the projection.
 const EXPERTS: &str = ".experts.";
 
 /// The projections of an expert.
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// Returns the name of Kiln's weight `kiln` in Hugging Face's layout, or `None` if it has no single name
+/// Returns the name of Kiln's weight `kiln` in the Hugging Face layout, or `None` if it has no single name
 /// there.
 fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
     let plain = |name: String| Some(HuggingFaceName { name, transposed: false });
@@ -82,8 +82,8 @@ fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
     })
 }
 
-/// Returns whether the tensor `name` of a file is not one of the model's weights but a computable table,
-/// which older files contain.
+/// Returns whether the tensor `name` is not one of the model's weights but a table that can be computed.
+/// Older files contain such tables.
 pub(super) fn is_buffer(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq")
 }

@@ -19,12 +19,12 @@ pub struct TokenIds {
     pub start: Option<u32>,
     /// Ids that end a text.
     pub end: Vec<u32>,
-    /// Id that pads shorter texts of a batch.
+    /// Id that pads the shorter texts of a batch.
     pub pad: Option<u32>,
 }
 
 impl TokenIds {
-    /// Adds the ids of a file, where not set yet.
+    /// Takes from a file the ids that are not set yet.
     fn add(&mut self, keys: &Keys) -> Result<()> {
         if self.start.is_none() {
             self.start = keys.ids("bos_token_id")?.first().copied();
@@ -40,7 +40,7 @@ impl TokenIds {
         Ok(())
     }
 
-    /// Sets the keys of the ids in a `config.json` or `generation_config.json`. The ids that end a text are
+    /// Sets the token ids in a `config.json` or `generation_config.json`. The ids that end a text become
     /// null, a number, or an array.
     pub(super) fn set_keys(&self, config: &mut Value) {
         let end = match self.end.as_slice() {
@@ -56,8 +56,8 @@ impl TokenIds {
     }
 }
 
-/// Returns the ids that start, end and pad a text, from `generation_config.json` or else `config.json` of
-/// `folder`.
+/// Returns the ids that start, end and pad a text, from `generation_config.json` of `folder`, or else from
+/// `config.json`.
 pub fn token_ids(folder: &Path) -> Result<TokenIds> {
     let mut ids = TokenIds::default();
     for name in [GENERATION_FILE, CONFIG_FILE] {
@@ -73,8 +73,8 @@ pub fn token_ids(folder: &Path) -> Result<TokenIds> {
 pub type CarriedFile = (String, Arc<[u8]>);
 
 /// Returns the files in `folder`, a Hugging Face folder or a checkpoint, that Kiln passes on. `tokens` are
-/// added to `generation_config.json`: `config.json`, which may be their only source, is not passed on. Fails
-/// if a file cannot be read or leads out of the folder, or if `generation_config.json` is invalid.
+/// added to `generation_config.json`, because `config.json`, perhaps their only source, is not passed on.
+/// Fails if a file cannot be read or leads out of the folder, or if `generation_config.json` is invalid.
 pub fn carried_files(folder: &Path, tokens: &TokenIds) -> Result<Vec<CarriedFile>> {
     let mut carried = Vec::new();
     for name in CARRIED {
@@ -101,7 +101,7 @@ pub fn carried_files(folder: &Path, tokens: &TokenIds) -> Result<Vec<CarriedFile
     Ok(carried)
 }
 
-/// Returns a `generation_config.json` with `tokens` and nothing else.
+/// Returns a `generation_config.json` that contains only `tokens`.
 pub fn generation_file(tokens: &TokenIds) -> CarriedFile {
     generation_file_with(json!({}), tokens)
 }

@@ -1,4 +1,4 @@
-//! One safetensors file, and parts of its tensors as f32.
+//! Reads parts of the tensors in a safetensors file as f32.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,18 +16,18 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use crate::CheckpointError;
 use crate::error::Result;
 
-/// Bytes that are read and decoded, and elements that are compared, at a time: they stay in the L2 cache.
+/// Bytes to read and decode, or elements to compare, at a time; that much fits in the L2 cache.
 const CHUNK: usize = 1 << 18;
 
-/// Bytes of rows that are read before they are transposed.
+/// Bytes of rows to read before they are transposed.
 const PANEL: usize = 4 << 20;
 
-/// Rows and columns of a square that is transposed at once: its lines stay in the L1 cache.
+/// Number of rows and columns of a square to transpose at a time; its lines fit in the L1 cache.
 const BLOCK: usize = 64;
 
 /// A safetensors file. Opening it reads only the header, which is checked against the length of the file, so
-/// no contents of it can make a read fail. Values are read from their positions; the file is not mapped into
-/// memory, where a signal would end the process if the file were truncated.
+/// no content of the file can make a later read fail. Values are read at their offsets. The file is not
+/// mapped into memory, because truncating a mapped file would end the process with a signal.
 #[derive(Clone, Debug)]
 pub(super) struct WeightFile {
     pub(super) path: PathBuf,
@@ -35,12 +35,12 @@ pub(super) struct WeightFile {
     pub(super) tensors: BTreeMap<String, Entry>,
 }
 
-/// Location of a tensor.
+/// Type, shape and location of a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<usize>,
-    /// Bytes of the file.
+    /// The tensor's range of bytes in the file.
     bytes: Range<usize>,
 }
 
@@ -58,7 +58,7 @@ impl WeightFile {
         Ok(WeightFile { path: path.to_owned(), file: Arc::new(file), tensors })
     }
 
-    /// Returns the location of the tensor `name`. Fails unless it has a supported dtype.
+    /// Returns the entry of the tensor `name`. Fails unless its dtype is supported.
     pub(super) fn check_dtype(&self, name: &str) -> Result<&Entry> {
         let entry = &self.tensors[name];
         if matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
@@ -72,9 +72,8 @@ impl WeightFile {
         })
     }
 
-    /// Reads elements `range` of the tensor `name` into `values`, which has the same length. With
-    /// `transposed`, `range` counts elements of the transposed matrix, and only the columns that it touches
-    /// are read.
+    /// Reads elements `range` of the tensor `name` into `values`, which has the same length. If `transposed`,
+    /// `range` counts elements of the transposed matrix, and only the columns in the range are read.
     pub(super) fn read(
         &self,
         name: &str,
@@ -103,7 +102,8 @@ impl WeightFile {
         })
     }
 
-    /// Compares the tensor `name` with `other_name` of `other`; returns true if shapes or values differ.
+    /// Compares the tensor `name` with the tensor `other_name` of `other`; returns true if shapes or values
+    /// differ.
     pub(super) fn differs(&self, name: &str, other: &WeightFile, other_name: &str) -> Result<bool> {
         let shape = &self.tensors[name].shape;
         if *shape != other.tensors[other_name].shape {
@@ -126,7 +126,7 @@ impl WeightFile {
 
 /// Returns the tensors that a header of `header` bytes describes.
 fn entries(header: usize, metadata: &Metadata) -> BTreeMap<String, Entry> {
-    // Lies within the file, like all offsets, as checked when the header was read.
+    // The end of the data is within the file, like all offsets, as checked when the header was read.
     let entry = |info: &TensorInfo| Entry {
         dtype: info.dtype,
         shape: info.shape.clone(),
@@ -135,18 +135,18 @@ fn entries(header: usize, metadata: &Metadata) -> BTreeMap<String, Entry> {
     metadata.tensors().into_iter().map(|(name, info)| (name, entry(info))).collect()
 }
 
-/// The elements of a tensor in a file.
+/// The location of a tensor's elements in a file.
 struct Region<'a> {
     file: &'a File,
-    /// Position of the first byte.
+    /// Offset of the first byte.
     start: u64,
     /// Number of elements.
     numel: usize,
 }
 
 impl Region<'_> {
-    /// Reads elements `range` of the tensor, or of the transpose of a matrix that has `rows_in_file` rows.
-    /// Elements are `W` bytes wide.
+    /// Reads elements `range` of the tensor, or of its transpose if it is a matrix with `rows_in_file` rows
+    /// in the file. Elements are `W` bytes wide.
     fn read<const W: usize>(
         &self,
         decode: impl Fn([u8; W]) -> f32 + Sync,
@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of `bytes`.
+    /// Returns a file with the content `bytes`.
     fn file(bytes: &[u8]) -> File {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(bytes, 0).unwrap();
@@ -227,7 +227,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any part of a transpose is the same part of the whole, regardless of the blocks.
+        /// Reading a part of a transpose gives the same values as cutting it from the whole, wherever blocks
+        /// begin.
         #[test]
         fn transposes_are_read_in_parts(rows in 1..150_usize, columns in 1..150_usize, a: u32, b: u32) {
             let numel = rows * columns;
@@ -254,7 +255,7 @@ mod tests {
             check_header(&bytes);
         }
 
-        /// The same, with a matching length and text that is almost a header.
+        /// Like the test above, with a matching length and text that is almost a header.
         #[test]
         fn near_headers_are_read_without_a_panic(
             name in "[a-z]{0,3}",
@@ -286,7 +287,7 @@ mod tests {
         }
     }
 
-    /// More than one panel and more than one chunk, in every dtype.
+    /// Matrices of more than one panel and more than one chunk, in every dtype.
     #[test]
     fn large_matrices_are_read_in_panels() {
         let (rows, columns) = (3000, 700);

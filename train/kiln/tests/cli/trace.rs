@@ -324,7 +324,7 @@ fn communicators_end_in_good_order_unless_they_are_sick() {
     let broken = [("FAKE_NCCL_FAILS", "8")];
     let (ended, calls) = as_process(&broken, |variables| start(variables, ALONE));
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("NCCL cannot go on"), "{ended:?}");
+    assert!(ended.stderr.contains("NCCL cannot continue"), "{ended:?}");
     let made = count(&calls, "nccl_init");
     assert!(made > 0);
     for (name, times) in [("nccl_finalize", 0), ("nccl_destroy", 0), ("nccl_abort", made)] {

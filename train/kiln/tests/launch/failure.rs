@@ -43,8 +43,8 @@ esac"#,
     assert_eq!(
         lines[1..3],
         [
-            "kiln launch:   its last lines on stderr, all of which are in \
-             run/logs/rank_1.restart_0.stderr.log:",
+            "kiln launch:   its last lines on stderr (all lines are in \
+             run/logs/rank_1.restart_0.stderr.log):",
             "kiln launch:   | out of cheese",
         ]
     );

@@ -1,11 +1,11 @@
 //! The place of this process among the ranks of a job.
 //!
-//! Every launcher and scheduler describes the place of a process in its own variables. [`survey`] checks these sources
-//! in a fixed order. The first source with an answer wins, and an invalid answer is an error instead of a reason to
-//! check the next source: a rank that wrongly assumed it was alone would train by itself.
+//! Every launcher and scheduler describes the place of a process in its own variables. [`survey`] checks
+//! these sources in a fixed order. The first source with an answer wins. An invalid answer is an error; later
+//! sources are then not used, because a rank that wrongly assumed it was alone would train by itself.
 //!
-//! Everything here is a function of a lookup, so that it can be tested without touching the process's
-//! environment; only [`find_here`] reads it.
+//! Everything here is a function of a variable lookup, so that tests need not change the process's
+//! environment; only [`find_here`] reads the environment.
 
 mod error;
 mod node;
@@ -30,10 +30,10 @@ pub use ranks::Flags;
 pub use role::{Job, Master, Node, PerGpu, RankEnv, Role, Source};
 pub use vars::{DEFAULT_PORT, JobSecret, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};
 
-/// A function that reads the place of this process from flags and variables.
+/// A function that finds the place of this process from flags and variables.
 type Read = fn(&Flags, &Vars) -> Result<Finding, EnvError>;
 
-/// The sources in the order in which they are checked, and the variables that each reads, without the secret.
+/// The sources in the order in which they are checked, and the variables that each reads, except the secret.
 const SOURCES: [(Source, &[&str], Read); 7] = [
     (Source::Flags, &[], Flags::read),
     (Source::Torchrun, ranks::TORCHRUN, |_, vars| ranks::read_torchrun(vars)),
@@ -44,26 +44,26 @@ const SOURCES: [(Source, &[&str], Read); 7] = [
     (Source::JobSet, node::JOBSET, |_, vars| node::read_jobset(vars)),
 ];
 
-/// A source's answer.
+/// A source that was considered, and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Considered {
     /// The source.
     pub source: Source,
     /// The source's variables that are set, with values shortened.
     pub found: Vec<(String, String)>,
-    /// Reason why it was used or skipped.
+    /// The reason why the source was used or skipped.
     pub verdict: String,
 }
 
-/// Finds the role of a process without flags. Never panics, and its memory use is proportional to the size of
-/// the values, regardless of their contents.
+/// Finds the role of a process without flags. Never panics. Its memory use is proportional to the size of the
+/// values, whatever they contain.
 pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), EnvError> {
     let (role, considered) = survey(&Flags::default(), lookup);
     Ok((role?, considered))
 }
 
-/// Returns the role of this process. Warns once if it is alone though variables describe several ranks, or if it may
-/// wait in vain for other ranks.
+/// Returns the role of this process. Prints a warning, once, if the process is alone although variables
+/// describe several ranks, or if it may wait in vain for other ranks.
 pub fn find_here(flags: &Flags) -> Result<Role, EnvError> {
     static WARNED: Once = Once::new();
     let role = survey(flags, &environment).0?;
@@ -77,7 +77,8 @@ pub fn find_here(flags: &Flags) -> Result<Role, EnvError> {
     Ok(role)
 }
 
-/// Returns a variable of this process, or its host name if a shell has not exported it.
+/// Returns a variable of this process. `HOSTNAME` falls back to the machine's host name if the shell does not
+/// export it.
 pub fn environment(name: &str) -> Option<String> {
     let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     if name == "HOSTNAME" && value.is_none() {
@@ -86,7 +87,7 @@ pub fn environment(name: &str) -> Option<String> {
     value
 }
 
-/// Checks every source, and returns the answer of each, even if one of them is invalid.
+/// Checks every source. Returns the role, and the answer of each source even if one is invalid.
 pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Considered>) {
     // Flags may set the address where the ranks meet, whichever source provides the rest.
     let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
@@ -126,7 +127,7 @@ pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Co
     (role, considered)
 }
 
-/// Variables with a number of ranks, the variables without which they mean nothing, and the launchers that
+/// Variables with a number of ranks, the variables without which those mean nothing, and the launchers that
 /// set both.
 const SIZES: [(&str, &str, &str); 4] = [
     ("WORLD_SIZE", "RANK", "kiln launch or torchrun"),
@@ -135,7 +136,7 @@ const SIZES: [(&str, &str, &str); 4] = [
     ("PMI_SIZE", "PMI_RANK", "mpiexec"),
 ];
 
-/// Returns a remark about a process that runs alone although its environment implies several ranks.
+/// Returns a warning for a process that runs alone although its environment suggests several ranks.
 fn remark_alone(lookup: &Lookup) -> Option<String> {
     SIZES.iter().find_map(|(size, rank, launcher)| {
         let ranks: usize = lookup(size)?.trim().parse().ok()?;
@@ -149,9 +150,9 @@ fn remark_alone(lookup: &Lookup) -> Option<String> {
     })
 }
 
-/// The warning about a process that may wait in vain for other ranks, because a shell has inherited its place: a shell
-/// inside `salloc`, or one opened in a container. `None` for any but the first rank or node, and where nothing points to a
-/// shell. `has_terminal`: whether a person types the input of this process.
+/// Returns a warning for a process that may wait in vain for other ranks because it took its place from a
+/// shell: a shell inside `salloc`, or one opened in a container. `None` unless this is the first rank or node
+/// and something indicates a shell. `has_terminal`: whether the process's input is a terminal.
 fn remark_waiting(role: &Role, lookup: &Lookup, has_terminal: bool) -> Option<String> {
     let (source, (0, count), unit) = (match role {
         Role::Rank(place) => (place.source, (place.rank, place.world_size), "rank"),

@@ -1,5 +1,5 @@
-//! The place of a process that starts the ranks of its node: from the flags of `kiln launch`, from `PET_*`,
-//! from `RANK` without `LOCAL_RANK`, or from a JobSet.
+//! The place of a process that starts the ranks of its node, found from the flags of `kiln launch`, from
+//! `PET_*`, from `RANK` without `LOCAL_RANK`, or from a JobSet.
 
 use std::num::NonZero;
 
@@ -10,7 +10,7 @@ use super::node_list::first_host;
 use super::role::{Finding, Job, Master, Node, PerGpu, Role, Source};
 use super::vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, Named, Vars, below};
 
-/// torchrun's arguments as variables, as set by Kubeflow.
+/// Variables with torchrun's arguments, as set by Kubeflow.
 pub(super) const PET: &[&str] = &[
     "PET_NNODES",
     "PET_NPROC_PER_NODE",
@@ -23,9 +23,9 @@ pub(super) const PET: &[&str] = &[
     "PET_MAX_RESTARTS",
 ];
 
-/// Variables that Kubernetes and manifests set. Kubernetes itself sets only `JOB_COMPLETION_INDEX`. A JobSet has the rest as
-/// annotations of its pods (<https://jobset.sigs.k8s.io/docs/concepts/>), which a manifest passes on as variables;
-/// see `configs/k8s/`.
+/// Variables that Kubernetes and manifests set. Kubernetes itself sets only `JOB_COMPLETION_INDEX`. The rest
+/// are annotations of a JobSet's pods (<https://jobset.sigs.k8s.io/docs/concepts/>), which a manifest passes
+/// on as variables; see `configs/k8s/`.
 pub(super) const JOBSET: &[&str] = &[
     "JOB_COMPLETION_INDEX",
     "WORLD_SIZE",
@@ -73,11 +73,11 @@ pub struct NodeFlags {
 }
 
 impl Node {
-    /// Returns this node with one rank for each of the GPUs that `count` finds, if that was requested.
+    /// Returns this node with its number of ranks. If that depends on GPUs, `count` counts them.
     ///
     /// # Errors
     ///
-    /// If GPUs are required and there are none; `count` returns the reason.
+    /// If GPUs are required and there are none. `count` returns the reason.
     pub fn with_gpus(mut self, count: impl FnOnce() -> Result<usize, String>) -> Result<Self, EnvError> {
         let Some(per_gpu) = self.per_gpu.take() else { return Ok(self) };
         match (per_gpu, count()) {
@@ -97,7 +97,7 @@ impl Node {
     }
 }
 
-/// Fails if `ranks` on each of the nodes are more than a job can have.
+/// Fails if `ranks` ranks on each of the nodes would exceed the limit of a job.
 fn check_total(nodes: (&'static str, usize), ranks: usize) -> Result<(), EnvError> {
     if nodes.1 > MAX_RANKS / ranks {
         let problem = format!("a job has at most {MAX_RANKS} ranks");
@@ -129,7 +129,7 @@ pub fn node(flags: &NodeFlags, lookup: &Lookup) -> Result<Node, EnvError> {
     node_of(Source::Flags, &Vars(&overlaid))
 }
 
-/// Returns the node that `source` describes; flags take precedence.
+/// Returns the node that `source` describes; flags take precedence over it.
 pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, EnvError> {
     let standalone = standalone(vars)?;
     let nodes = match standalone {
@@ -164,7 +164,8 @@ pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, EnvError> {
     })
 }
 
-/// Returns the flag or variable that requests a single node, regardless of the environment.
+/// Returns the name of the flag or variable that requests a single node regardless of the environment, if one
+/// does.
 fn standalone(vars: &Vars) -> Result<Option<&'static str>, EnvError> {
     let Some(named) = vars.first(&["--standalone", "PET_STANDALONE"])? else { return Ok(None) };
     match named.value.to_ascii_lowercase().as_str() {
@@ -172,7 +173,7 @@ fn standalone(vars: &Vars) -> Result<Option<&'static str>, EnvError> {
         "0" | "false" => return Ok(None),
         _ => return Err(named.wrong("neither 1 nor 0; use one of them")),
     }
-    // A flag takes precedence over variables; neither of two flags does.
+    // A flag takes precedence over variables, but not over another flag.
     if let Some(nodes) = vars.first(&["--nnodes", "PET_NNODES"])?
         && (is_flag(nodes.name) || !is_flag(named.name))
         && fixed_number(&nodes)? != 1
@@ -188,7 +189,7 @@ fn is_flag(name: &str) -> bool {
     name.starts_with("--")
 }
 
-/// Returns the number of nodes of the job, and its source.
+/// Returns the number of nodes of the job, and the flag or variable that sets it.
 fn nodes(vars: &Vars) -> Result<(&'static str, usize), EnvError> {
     if let Some(named) = vars.first(&["--nnodes", "PET_NNODES"])? {
         return Ok((named.name, fixed_number(&named)?));
@@ -208,7 +209,7 @@ fn nodes(vars: &Vars) -> Result<(&'static str, usize), EnvError> {
     Ok(("--nnodes", 1))
 }
 
-/// Parses `4`, or torchrun's `4:4`.
+/// Parses a number of nodes, such as `4`, or torchrun's `4:4`.
 fn fixed_number(named: &Named) -> Result<usize, EnvError> {
     let Some((min, max)) = named.value.split_once(':') else {
         return at_least_1(named, MAX_RANKS);
@@ -228,7 +229,8 @@ fn at_least_1(named: &Named, max: usize) -> Result<usize, EnvError> {
     }
 }
 
-/// Returns the ranks per node: a number or one of torchrun's keywords, which have torchrun's meaning.
+/// Returns the number of ranks per node from a number or one of torchrun's keywords, which have the same
+/// meaning here.
 fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
     let cores = || {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -247,7 +249,7 @@ fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
     }
 }
 
-/// Returns this node's number, and its source.
+/// Returns this node's number, and the flag or variable that sets it.
 fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), EnvError> {
     let mut names = vec!["--node-rank", "PET_NODE_RANK"];
     names.extend((!vars.has("LOCAL_RANK")).then_some("RANK"));
@@ -266,10 +268,10 @@ fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), EnvErro
     }
 }
 
-/// Reads a host from the variables of a launcher.
+/// A function that reads the host of rank 0 from a launcher's variables.
 type HostSource = fn(&Vars) -> Result<Option<String>, EnvError>;
 
-/// Returns the address where the ranks meet; port 0 means a free one.
+/// Returns the address where the ranks meet; port 0 stands for any free port.
 fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvError> {
     let at = |host: String, port: u16| Master { host, port, shared_port: false };
     if standalone {
@@ -305,7 +307,8 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvErro
     }
 }
 
-/// Merges two names of the same value: a flag takes precedence over variables, otherwise they must agree.
+/// Merges two settings of the same value: a flag takes precedence over a variable; otherwise the two must
+/// agree.
 fn one_of<T: PartialEq>(
     master: Option<Named>,
     endpoint: Option<Named>,
@@ -324,7 +327,8 @@ fn one_of<T: PartialEq>(
     }
 }
 
-/// Returns the host and port of `HOST:PORT` or `HOST`. torchrun's default is an empty one.
+/// Returns the host and port of a rendezvous endpoint `HOST:PORT` or `HOST`. An empty endpoint, torchrun's
+/// default, counts as unset.
 fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, EnvError> {
     let names = ["--rdzv-endpoint", "PET_RDZV_ENDPOINT"];
     let Some(name) = names.into_iter().find(|name| vars.has(name)) else { return Ok(None) };
@@ -344,12 +348,12 @@ fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, EnvError> {
     }
 }
 
-/// Returns the node that `PET_*` variables describe.
+/// Returns the node that the `PET_*` variables describe.
 pub(super) fn read_pet(vars: &Vars) -> Result<Finding, EnvError> {
     /// Variables that describe the nodes of the job.
     const ABOUT_NODES: [&str; 5] =
         ["PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_STANDALONE"];
-    /// A variable of each source that is checked after this one.
+    /// One variable of each source that is checked after this one.
     const OTHERS: [&str; 5] =
         ["SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
     let set = |names: [&'static str; 5]| names.into_iter().find(|name| vars.has(name));
@@ -383,14 +387,14 @@ pub(super) fn read_jobset(vars: &Vars) -> Result<Finding, EnvError> {
     Ok(Finding::Taken(Role::Node(node), why.to_owned()))
 }
 
-/// Returns whether this is a pod of a group. An indexed Job may also be many single runs.
+/// Returns whether this is one pod of a group. An indexed Job may also consist of many independent runs.
 fn is_pod_of_group(vars: &Vars) -> bool {
     let signs = ["WORLD_SIZE", "NNODES", "MASTER_ADDR", "JOBSET_NAME", "JOBSET_COORDINATOR"];
     vars.has("JOB_COMPLETION_INDEX") && signs.iter().any(|name| vars.has(name))
 }
 
-/// Returns the host name of the first pod: the JobSet's coordinator, or the first pod's name according to the
-/// JobSet's rules: `<jobset>-<replicated job>-<job>-<pod>.<jobset>`.
+/// Returns the host name of the first pod: the JobSet's coordinator, or the name that a JobSet gives to its
+/// first pod, `<jobset>-<replicated job>-<job>-<pod>.<jobset>`.
 fn coordinator(vars: &Vars) -> Result<Option<String>, EnvError> {
     if let Some(host) = vars.host(&["JOBSET_COORDINATOR"])? {
         return Ok(Some(host));

@@ -1,5 +1,5 @@
-//! The place of a process whose launcher starts every rank: from the flags of `kiln train`, torchrun or MPI. Slurm is in
-//! `slurm`.
+//! The place of a process whose launcher starts every rank, found from the flags of `kiln train`, torchrun or
+//! MPI. For Slurm see `slurm`.
 
 use std::net::IpAddr;
 
@@ -10,14 +10,15 @@ use super::node::node_of;
 use super::role::{Finding, Job, Master, RankEnv, Role, Source};
 use super::vars::{DEFAULT_PORT, MAX_RANKS, Number, Vars, below};
 
-/// A launcher's information about a rank. Numbers come with the names of their variables, and may be missing.
+/// A launcher's information about a rank. Each number comes with the name of its variable, and may be
+/// missing.
 pub(super) struct Ranks {
     pub(super) source: Source,
     pub(super) rank: Number,
     pub(super) world_size: Number,
     pub(super) local_rank: (&'static str, Option<usize>),
     pub(super) local_world_size: (&'static str, Option<usize>),
-    /// `None` if the launcher never provides it.
+    /// Number of this node; `None` if the launcher never provides it.
     pub(super) node_rank: Option<(&'static str, Option<usize>)>,
     /// Number of nodes, if known.
     pub(super) nodes: Option<Number>,
@@ -25,18 +26,18 @@ pub(super) struct Ranks {
     pub(super) node: Option<String>,
     /// Machine of rank 0, if known.
     pub(super) host: Option<String>,
-    /// Name of this start of the ranks, the same on every rank.
+    /// Name of this launch of the ranks, the same on every rank.
     pub(super) name: Option<String>,
-    /// Number of restarts by the launcher.
+    /// Number of times that the launcher has restarted the ranks.
     pub(super) restarts: u64,
 }
 
-/// torchrun's name of a start without a name.
+/// The name that torchrun gives to a launch without a name.
 const NO_NAME: &str = "none";
 
 impl Ranks {
-    /// Returns the place of the rank, whose missing numbers follow from the others. Fails if the numbers contradict each
-    /// other.
+    /// Returns the place of the rank. Missing numbers are derived from the others. Fails if the numbers
+    /// contradict each other.
     pub(super) fn place(self, vars: &Vars) -> Result<RankEnv, EnvError> {
         let Ranks { source, rank, world_size, .. } = self;
         below(rank, world_size, "ranks are counted from 0")?;
@@ -84,7 +85,7 @@ impl Ranks {
                                --local-world-size plus --local-rank";
                 return Err(EnvError::contradiction(&[rank, local_rank, local_world_size], problem));
             }
-            // As if distributed cyclically; the host's name is more reliable than this number.
+            // Assumes a cyclic distribution of ranks. The host's name is more reliable than this number.
             (None, false) => rank.1.saturating_sub(local.saturating_mul(world_size.1.div_ceil(size))),
         };
         let is_one_node = size == world_size.1;
@@ -118,7 +119,7 @@ impl Ranks {
     }
 }
 
-/// Returns whether the ranks certainly share a machine, judging by the address where they meet.
+/// Returns whether the address where the ranks meet shows that they share a machine.
 fn meets_on_loopback(vars: &Vars) -> Result<bool, EnvError> {
     let is_loopback = |host: String| {
         host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
@@ -126,8 +127,8 @@ fn meets_on_loopback(vars: &Vars) -> Result<bool, EnvError> {
     Ok(vars.host(&["MASTER_ADDR"])?.is_none_or(is_loopback))
 }
 
-/// Returns a port for a job that sets none: the same on every node, different from that of most other jobs,
-/// and below the ports that systems assign automatically.
+/// Returns a port for a job that sets none: the same on every node, different from the ports of most other
+/// jobs, and below the ports that systems assign automatically.
 fn port_of_job(job: &str) -> u16 {
     const FIRST: u16 = 15_000;
     const COUNT: u64 = 16_384;
@@ -163,7 +164,8 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Returns the value of a flag by its name, or by the name of a variable that the flag overrides.
+    /// Returns the value of the flag with this name, or of the flag that overrides the variable with this
+    /// name.
     pub(super) fn overlay(&self, name: &str) -> Option<String> {
         let flag = match name {
             "MASTER_ADDR" => "--master-addr",
@@ -221,7 +223,7 @@ impl Flags {
     }
 }
 
-/// Variables that torchrun and `kiln launch` set, and other launchers imitate:
+/// Variables set by torchrun, `kiln launch` and similar launchers:
 /// <https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables>.
 pub(super) const TORCHRUN: &[&str] = &[
     "RANK",
@@ -237,7 +239,7 @@ pub(super) const TORCHRUN: &[&str] = &[
     "TORCHELASTIC_USE_AGENT_STORE",
 ];
 
-/// Returns the rank that torchrun's variables describe, or the node, if they count nodes.
+/// Returns the rank that torchrun's variables describe, or the node if the variables count nodes.
 pub(super) fn read_torchrun(vars: &Vars) -> Result<Finding, EnvError> {
     let Some(rank) = vars.number("RANK")? else {
         return Ok(Finding::Skipped("RANK is not set".to_owned()));
@@ -298,14 +300,15 @@ pub(super) const PMI: &[&str] = &[
     "MASTER_PORT",
 ];
 
-/// Names of a rank's local number and of the matching size in Hydra (MPICH, Intel MPI), Cray PMI and PALS.
+/// Variables with a rank's local number and the number of local ranks in Hydra (MPICH, Intel MPI), Cray PMI
+/// and PALS.
 const LOCAL: [[&str; 2]; 3] = [
     ["MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
     ["PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"],
     ["PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"],
 ];
 
-/// Returns the rank that Open MPI's variables describe. Kiln needs no MPI for that.
+/// Returns the rank that Open MPI's variables describe. This does not require MPI support in Kiln.
 pub(super) fn read_open_mpi(vars: &Vars) -> Result<Finding, EnvError> {
     let Some(rank) = vars.number("OMPI_COMM_WORLD_RANK")? else {
         return Ok(Finding::Skipped("OMPI_COMM_WORLD_RANK is not set".to_owned()));
@@ -362,7 +365,7 @@ fn read_mpi(
         nodes: None,
         node: vars.first(&["PMIX_HOSTNAME", "HOSTNAME"])?.map(|named| named.value),
         host: None,
-        // The launcher's name for this job, so two jobs meet at two ports.
+        // Named after the launcher's job, so that two jobs meet at different ports.
         name: vars.text("PMIX_NAMESPACE")?,
         restarts: 0,
     };

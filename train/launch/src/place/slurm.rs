@@ -1,4 +1,5 @@
-//! Tasks of Slurm's `srun`: <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
+//! Finds the place of a task of Slurm's `srun`:
+//! <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
 
 use super::error::EnvError;
 use super::node_list::first_host;
@@ -27,7 +28,7 @@ pub(super) const NAMES: &[&str] = &[
     "MASTER_PORT",
 ];
 
-/// Lowest number of the steps that are not an `srun`, such as the batch script.
+/// Lowest step number that does not belong to an `srun`, but, for example, to the batch script.
 const FIRST_SPECIAL_STEP: u64 = 0xFFFF_FFF0;
 
 pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
@@ -77,7 +78,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
     Ok(Finding::Taken(Role::Rank(ranks.place(vars)?), why))
 }
 
-/// Returns the number of tasks of this node, and its source.
+/// Returns the number of tasks on this node, and the variable that provides it.
 fn local_world_size(
     vars: &Vars,
     node: Option<usize>,
@@ -105,7 +106,8 @@ fn local_world_size(
     }
 }
 
-/// Returns the count for `node` in a list of counts per node, such as `2(x3),1`; `None` past its end.
+/// Returns the count for `node` in a list of counts per node, such as `2(x3),1`; `None` if the list has no
+/// such node.
 pub(super) fn tasks_of_node(list: &str, node: usize) -> Result<Option<usize>, &'static str> {
     let number = |text: &str| text.parse::<usize>().map_err(|_| "a count that is not a number");
     let mut left = node;

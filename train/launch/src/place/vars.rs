@@ -1,4 +1,4 @@
-//! Parsing variables: text, numbers, ports and hosts, each with its limits.
+//! Parses variables: text, numbers, ports and hosts, each within limits.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,13 +11,13 @@ pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 /// Maximum number of ranks and nodes of a job.
 pub const MAX_RANKS: usize = 1 << 20;
 
-/// Maximum number of ranks that one launcher starts.
+/// Maximum number of ranks that a launcher starts.
 pub const MAX_RANKS_PER_NODE: usize = 1024;
 
-/// Default port of the master, the same as torchrun's.
+/// Default port where the ranks meet, the same as torchrun's.
 pub const DEFAULT_PORT: u16 = 29500;
 
-/// Maximum bytes of a value.
+/// Maximum number of bytes in a value.
 const MAX_VALUE: usize = 64 * 1024;
 
 /// A variable or flag that is set.
@@ -35,7 +35,7 @@ impl Vars<'_> {
         (self.0)(name).is_some()
     }
 
-    /// Returns the first of `names` that is set; an empty variable is an error.
+    /// Returns the first of `names` that is set; fails if its value is empty.
     pub(super) fn first(&self, names: &[&'static str]) -> Result<Option<Named>, EnvError> {
         for &name in names {
             let Some(value) = (self.0)(name) else { continue };
@@ -59,13 +59,13 @@ impl Vars<'_> {
         self.first(&[name])?.map(|named| named.number(MAX_RANKS)).transpose()
     }
 
-    /// Parses a number that must be set; `problem` is the reason and the fix.
+    /// Parses a number that must be set; `problem` explains why, and the fix.
     pub(super) fn needed(&self, name: &'static str, problem: &str) -> Result<usize, EnvError> {
         self.number(name)?.ok_or_else(|| EnvError::missing(name, problem))
     }
 
-    /// Returns how often the job was restarted. A missing or invalid variable counts as never: these counters
-    /// belong to the scheduler, and some contain text.
+    /// Returns the number of times the job was restarted. A missing or invalid variable counts as 0, because
+    /// these counters belong to the scheduler, and some contain text.
     pub(super) fn restarts(&self, name: &str) -> u64 {
         (self.0)(name).and_then(|value| value.trim().parse().ok()).unwrap_or(0)
     }
@@ -78,7 +78,7 @@ impl Vars<'_> {
         self.first(names)?.map(|named| named.port()).transpose()
     }
 
-    /// Returns the job's secret. No error shows its value.
+    /// Returns the job's secret. No error shows the value of the secret.
     pub(super) fn secret(&self) -> Result<Option<JobSecret>, EnvError> {
         match (self.0)(SECRET) {
             Some(secret) if secret.trim().is_empty() => {
@@ -102,7 +102,7 @@ impl fmt::Debug for JobSecret {
     }
 }
 
-/// The variable with the job's secret.
+/// The variable that contains the job's secret.
 pub const SECRET: &str = "KILN_JOB_SECRET";
 
 impl Named {
@@ -141,12 +141,12 @@ impl Named {
     }
 }
 
-/// Returns whether a scheduler's name of a job is valid.
+/// Returns whether a scheduler's name for a job is valid.
 pub(super) fn is_name(text: &str) -> bool {
     !text.trim().is_empty() && text.len() <= 253
 }
 
-/// A number and the variable or flag that contains it.
+/// A number, preceded by the variable or flag that contains it.
 pub(super) type Number = (&'static str, usize);
 
 /// Fails unless an index is less than its size.

@@ -1,5 +1,5 @@
 //! A crash report in the run folder: the folder, the part that a signal handler can write, and a thread that
-//! adds the information that the handler cannot find out.
+//! adds what the handler cannot find out.
 
 use std::cell::Cell;
 use std::ffi::{CStr, OsStr, c_int, c_void};
@@ -23,16 +23,16 @@ use crate::position::{self, Position};
 use crate::words::{time_now, write_now};
 
 thread_local! {
-    /// Set while the thread reports a crash.
+    /// True while the thread reports a crash.
     static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether the calling thread reports a crash.
+/// Returns whether the calling thread is reporting a crash.
 pub(super) fn is_reporting() -> bool {
     IS_REPORTING.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Marks the calling thread as reporting a crash, for as long as this lives.
+/// Marks the calling thread as reporting a crash, until this value is dropped.
 pub(super) struct Reporting(bool);
 
 impl Reporting {
@@ -47,10 +47,10 @@ impl Drop for Reporting {
     }
 }
 
-/// Name of the file with the text of a crash, for people.
+/// Name of the file with the crash as text for people.
 const TEXT: &str = "crash.txt";
 
-/// Name of the file with the samples that a rank was working on.
+/// Name of the file with the samples that the rank was working on.
 const BATCH: &str = "batch.json";
 
 /// Name of the file with the rank's flight recorder.
@@ -59,18 +59,18 @@ const FLIGHT: &str = "flight.json";
 /// Maximum length of a path in bytes.
 const PATH: usize = libc::PATH_MAX as usize + 256;
 
-/// Maximum number of recorded calls of a thread, innermost first.
+/// Maximum number of calls recorded for a thread, innermost first.
 const FRAMES: usize = 128;
 
-/// Maximum number of folders of one rank.
+/// Maximum number of crash folders per rank.
 const MOST: u64 = 1000;
 
-/// The location of the program in memory: its first address, the address after its end, and the base of
-/// addresses in its file, which is 0 if it is linked for a fixed address.
+/// The location of the program in memory: its first address, the address after its end, and the address to
+/// which its file's address 0 is mapped (0 if the program is linked for a fixed address).
 static PROGRAM: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 
-/// Text in preallocated memory, for signal handlers, which may not allocate: up to `N - 1` bytes. Further bytes are
-/// dropped.
+/// Text of up to `N - 1` bytes in preallocated memory, for signal handlers, which may not allocate. Further
+/// bytes are dropped.
 pub(super) struct Text<const N: usize> {
     bytes: [u8; N],
     len: usize,
@@ -86,9 +86,9 @@ impl<const N: usize> Text<N> {
         self.len = self.len.min(len);
     }
 
-    /// Appends as many of `bytes` as there is room for; returns true if there was room for all.
+    /// Appends as many of `bytes` as fit; returns whether all fit.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
-        // Room for a last byte.
+        // One byte is kept free for `ended_by`.
         let taken = bytes.len().min(N - 1 - self.len);
         self.bytes[self.len..self.len + taken].copy_from_slice(&bytes[..taken]);
         self.len += taken;
@@ -99,7 +99,7 @@ impl<const N: usize> Text<N> {
         &self.bytes[..self.len]
     }
 
-    /// Returns the text followed by `last`, for which there is always room.
+    /// Returns the text followed by the byte `last`, for which there is always room.
     pub(super) fn ended_by(&mut self, last: u8) -> &[u8] {
         self.bytes[self.len] = last;
         &self.bytes[..=self.len]
@@ -111,7 +111,7 @@ impl<const N: usize> Text<N> {
         self.push(b"\n");
     }
 
-    /// Returns the text as a C string, which ends at the first zero.
+    /// Returns the text, up to its first zero, as a C string.
     fn as_c_str(&mut self) -> &CStr {
         CStr::from_bytes_until_nul(self.ended_by(0)).unwrap_or_default()
     }
@@ -123,7 +123,7 @@ impl<const N: usize> Write for Text<N> {
     }
 }
 
-/// The crash that is being written.
+/// The crash report that is being written.
 pub(super) static REPORT: Mutex<Report> = Mutex::new(Report {
     folder: Text::new(),
     text: Text::new(),
@@ -133,28 +133,29 @@ pub(super) static REPORT: Mutex<Report> = Mutex::new(Report {
     position: None,
 });
 
-/// The contents of a crash report, and its place.
+/// A crash report: its folder and its contents.
 pub(super) struct Report {
     folder: Text<PATH>,
     text: Text<4096>,
     frames: [usize; FRAMES],
     count: usize,
-    /// True if the first frame is the place of the fault, rather than a return address.
+    /// True if the first frame is the address of the fault rather than a return address.
     is_at_fault: bool,
-    /// The rank, if known.
+    /// The position of the rank, if known.
     position: Option<Arc<Position>>,
 }
 
 /// Nothing here allocates or waits for a lock.
 impl Report {
-    /// Begins the report of a crash of a thread of `rank`: creates its folder, and writes the facts available
-    /// at once. Adds the lines `more`. Returns `false` if there is no such folder, as outside of a run.
+    /// Begins the report of a crash in a thread of `rank`: creates the folder, and writes the facts that are
+    /// already known, followed by the lines `more`. Returns `false` if the folder cannot be created, as
+    /// outside of a run.
     pub(super) fn begin(&mut self, rank: Option<usize>, what: &dyn fmt::Display, more: &[u8]) -> bool {
         let position = position::of(rank);
         let place = position.clone().or_else(position::any);
         let is_made = place.as_ref().is_some_and(|place| self.make_folder(place, position.is_some()));
         self.count = 0;
-        // Dropping either could make the signal handler free memory.
+        // Dropping one of these could make the signal handler free memory.
         mem::forget(place);
         mem::forget(mem::replace(&mut self.position, position));
         if !is_made {
@@ -178,13 +179,13 @@ impl Report {
         true
     }
 
-    /// The folder of the crash.
+    /// Returns the folder of the crash.
     pub(super) fn folder(&self) -> &[u8] {
         self.folder.bytes()
     }
 
-    /// Records the calls of the calling thread, from the one at the address `fault` outwards, if that is one
-    /// of them.
+    /// Records the calls of the calling thread. If the address `fault` is among them, starts with it and
+    /// leaves out the handler's own calls.
     pub(super) fn add_frames(&mut self, fault: usize) {
         // First the part that needs no unwinding: an overwritten stack may abort the unwinding.
         (self.frames[0], self.count, self.is_at_fault) = (fault, usize::from(fault != 0), fault != 0);
@@ -227,8 +228,8 @@ impl Report {
         self.text.write_str("\n")
     }
 
-    /// Creates the folder of a crash in the run of `place`. A rank has one folder per life; a number
-    /// distinguishes it from those of earlier lives.
+    /// Creates the folder of a crash in the run of `place`. A rank has one folder per life; later lives add a
+    /// number to the folder's name.
     fn make_folder(&mut self, place: &Position, is_known: bool) -> bool {
         self.folder.truncate(0);
         self.folder.push(&place.crashes);
@@ -260,7 +261,7 @@ impl Report {
         false
     }
 
-    /// Creates `folder`.
+    /// Creates the folder at the path in `folder`.
     fn make(&mut self) -> rustix::io::Result<()> {
         mkdir(self.folder.as_c_str(), Mode::from_raw_mode(0o777))
     }
@@ -326,7 +327,7 @@ fn write_position<const N: usize>(text: &mut Text<N>, position: &Position) -> fm
     write_samples(text, seen)
 }
 
-/// Writes the lines with rank and step; step 0 is before the first one.
+/// Writes the lines with rank and step; step 0 means before the first step.
 fn write_step(out: &mut dyn Write, rank: usize, step: u64) -> fmt::Result {
     let note = if step == 0 { ", before the first one of this start" } else { "" };
     writeln!(out, "rank     {rank}\nstep     {step}{note}")
@@ -346,19 +347,20 @@ fn write_samples(out: &mut dyn Write, seen: Seen) -> fmt::Result {
     }
 }
 
-/// Writes the samples of a micro-batch in machine-readable form. Fails without any sample.
+/// Writes the samples of a micro-batch as JSON. Fails if no micro-batch was fetched.
 fn write_batch(out: &mut dyn Write, rank: usize, seen: Seen) -> fmt::Result {
     let (index, first, samples) = seen.micro_batch.ok_or(fmt::Error)?;
     write!(out, "{{\"rank\":{rank},\"step\":{},\"micro_batch\":{index},", seen.step)?;
     writeln!(out, "\"first_sample\":{first},\"last_sample\":{}}}", first + samples - 1)
 }
 
-/// Writes the report of a rank that was killed, which its launcher does because the rank could not: to a new
-/// folder in `crashes`, which is returned. `log` has all lines of standard error, `last_lines` the last ones.
+/// Writes the report of a killed rank, which its launcher does because the rank could not. Returns the folder
+/// of the report, a new one in `crashes`. `log` is the file with all of the rank's standard error,
+/// `last_lines` its last lines.
 ///
 /// # Errors
 ///
-/// Returns the errors of the file system.
+/// Errors of the file system.
 pub fn report_killed(
     crashes: &Path,
     (rank, pid): (usize, i32),
@@ -395,23 +397,23 @@ pub fn report_killed(
     Ok(folder)
 }
 
-/// The name of the helper: a thread that waits for a crash, and then does what a signal handler cannot: it
-/// names the calls and requests the flight recorder. The crashed thread waits for it, but not forever: it may
-/// hold a lock that the helper needs.
+/// Name of the helper, a thread that waits for a crash and then does what a signal handler cannot: finds the
+/// names of the calls and requests the flight recorder. The crashed thread waits for the helper, but only for
+/// a limited time, because it may hold a lock that the helper needs.
 const HELPER: &str = "kiln-crash";
 
-/// Interval between checks whether the helper is done.
+/// Interval between checks whether the helper has finished.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Wakes the helper.
 static WAKE: OnceLock<PipeWriter> = OnceLock::new();
 
-/// Number of requests to the helper, and of the last one it has answered.
+/// Number of requests made to the helper, and number of the last one that it has completed.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 static DONE: AtomicU64 = AtomicU64::new(0);
 
-/// Starts the helper. Without it, reports have addresses instead of names, and no flight recorder. To be called once, and
-/// not by handlers.
+/// Starts the helper. Without it, reports have addresses instead of names, and no flight recorder. Call this
+/// once, and not in a signal handler.
 pub(super) fn start_helper() {
     find_program();
     // Lets the system load what unwinding needs.
@@ -423,13 +425,12 @@ pub(super) fn start_helper() {
     }
 }
 
-/// Returns true if the calling thread is the helper.
+/// Returns whether the calling thread is the helper.
 pub(super) fn is_helper() -> bool {
     thread::current().name() == Some(HELPER)
 }
 
-/// Lets the helper finish the report, and waits for it, but no longer than `limit`. May be called in a signal
-/// handler.
+/// Lets the helper finish the report, and waits up to `limit` for it. May be called in a signal handler.
 pub(super) fn ask_helper(limit: Duration) {
     let Some(wake) = WAKE.get() else { return };
     let asked = ASKED.fetch_add(1, Ordering::Relaxed) + 1;
@@ -465,7 +466,7 @@ fn help(mut wake: PipeReader) {
     }
 }
 
-/// Appends `text` to the report of the crash in `folder`.
+/// Appends `text` to the crash report in `folder`.
 pub(super) fn append(folder: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().append(true).open(folder.join(TEXT))?.write_all(text.as_bytes())
 }

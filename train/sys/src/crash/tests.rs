@@ -21,7 +21,7 @@ fn facts() -> Facts {
     }
 }
 
-/// Not a test by itself: the tests below start it as a program.
+/// Not a test by itself: the tests below run it in a separate process.
 #[test]
 #[ignore = "a program for another test"]
 fn crashes() {
@@ -40,7 +40,7 @@ fn crashes() {
     crashes_like(&way);
 }
 
-/// Crashes; reports name this function, so it is not inlined.
+/// Crashes in the given way. Not inlined, because reports name this function.
 #[inline(never)]
 fn crashes_like(way: &OsStr) {
     match way.to_str() {
@@ -149,7 +149,7 @@ fn stack_overflows_keep_rusts_message() {
     assert!(!said.contains("kiln: SIGABRT"), "the first signal is the cause: {said}");
 }
 
-/// The first panic is the cause; the second may add information.
+/// The first panic is the cause; later panics may add information.
 #[test]
 fn later_panics_are_added() {
     let out = tempfile::tempdir().unwrap();

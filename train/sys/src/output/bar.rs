@@ -1,4 +1,4 @@
-//! The line at the bottom of a terminal that changes. Nothing here ever waits for the terminal.
+//! A line at the bottom of a terminal that is redrawn in place. Nothing here ever waits for the terminal.
 
 use std::io::{self, IsTerminal};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,41 +6,42 @@ use std::time::{Duration, Instant};
 
 use super::stream::{ORDER, STDERR, STDOUT, is_silent};
 
-/// Columns if the terminal does not report them.
+/// Number of columns if the terminal does not report it.
 const COLUMNS: u16 = 80;
 
-/// Time between two frames of a bar, on average.
+/// Average minimum time between two frames of a bar.
 const BETWEEN_FRAMES: Duration = Duration::from_millis(50);
 
-/// Number of frames that may be drawn without a pause: those of a few quick steps, after which the last frame may stay
-/// for long.
+/// Number of frames that may be drawn without a pause. It covers a few quick steps, after which the last
+/// frame may stay for a long time.
 const BURST: u32 = 20;
 
-/// Erases the line that the cursor is in.
+/// Erases the line that the cursor is on.
 const CLEAR: &str = "\r\x1b[2K";
 
-/// The frame on the terminal. There is one bar at a time.
+/// The frame on the terminal. At most one bar exists at a time.
 static SHOWN: Mutex<Option<Shown>> = Mutex::new(None);
 
 struct Shown {
     frame: String,
-    /// Frames that may be drawn at once, as of `at`.
+    /// Number of frames that could be drawn without a pause at the time `at`.
     burst: u32,
     at: Instant,
 }
 
 fn shown() -> MutexGuard<'static, Option<Shown>> {
-    // Any text may be drawn.
+    // Usable after a panic: any text may be drawn.
     SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A line at the bottom of the terminal, on standard error. Lines of [`say`](super::say) and
-/// [`complain`](super::complain) appear above it. Dropping it removes the line.
+/// A line at the bottom of the terminal, on standard error. Lines of [`print_line`](super::print_line) and
+/// [`eprint_line`](super::eprint_line) appear above it. Dropping it removes the line.
 #[derive(Debug)]
 pub struct Bar(());
 
 impl Bar {
-    /// Creates a bar if someone watches: both streams are terminals that can draw one, and silence is off.
+    /// Creates a bar if it would be visible: both streams are terminals that can draw one, and output is not
+    /// silenced.
     pub fn watched() -> Option<Self> {
         Self::is_watched().then(|| {
             // From here on, all lines go to the stream of the bar.
@@ -55,7 +56,8 @@ impl Bar {
         !is_silent() && !is_dumb && io::stdout().is_terminal() && io::stderr().is_terminal()
     }
 
-    /// Draws `line`, which has at most [`Bar::width`] columns, unless many frames were drawn a moment ago.
+    /// Draws `line`, which has at most [`Bar::width`] columns. Skips it if too many frames were drawn
+    /// recently.
     pub fn draw(&self, line: String) {
         let mut shown = shown();
         let Some(Shown { frame, burst, at }) = &mut *shown else { return };
@@ -92,7 +94,7 @@ pub(super) fn put_above_bar(bytes: &[u8]) -> bool {
     true
 }
 
-/// Returns the columns of the terminal that lines are shown on; 80 without a terminal.
+/// Returns the number of columns of the terminal that shows the lines; 80 without a terminal.
 pub fn columns() -> usize {
     let size = rustix::termios::tcgetwinsize(io::stderr()).map(|size| size.ws_col);
     usize::from(size.ok().filter(|columns| *columns > 0).unwrap_or(COLUMNS))

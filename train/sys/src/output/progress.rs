@@ -1,5 +1,5 @@
-//! Progress of long work, for people: a line at the bottom of a terminal that changes, and elsewhere a line from time
-//! to time. Nothing here ever waits for the terminal.
+//! Shows the progress of long work: on a terminal, a line at the bottom that is redrawn in place; otherwise,
+//! a new line from time to time. Nothing here ever waits for the terminal.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,26 +11,28 @@ use super::{eprint_line, print_line, printable};
 use crate::Repeat;
 use crate::words::size;
 
-/// Time between two frames of a [`ProgressLine`] on a terminal, so that the clock advances between reports.
+/// Time between two frames of a [`ProgressLine`] on a terminal, short enough that its clock keeps running
+/// between reports.
 const FRAME: Duration = Duration::from_millis(200);
 
-/// Shortest time between two lines of a [`ProgressLine`] without a terminal, and before the first one.
+/// Minimum time between two lines of a [`ProgressLine`] without a terminal, and before the first line.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Share of the time so far that passes between two lines without a terminal: long work prints few.
+/// Without a terminal, divides the time so far to get the pause before the next line, so that long work
+/// prints few lines.
 const PAUSE_SHARE: u32 = 4;
 
-/// Columns of the gauge of a [`ProgressLine`].
+/// Width of the gauge of a [`ProgressLine`], in columns.
 const GAUGE: usize = 24;
 
-/// Draws `done` of `of` as a bar of `columns` columns; an empty one if `of` is 0.
+/// Draws `done` of `of` as a bar of `columns` columns; the bar is empty if `of` is 0.
 pub fn gauge(done: u64, of: u64, columns: usize) -> String {
     let share = if of == 0 { 0.0 } else { done.min(of) as f64 / of as f64 };
     let full = (share * columns as f64) as usize;
     "\u{2588}".repeat(full) + &"\u{2591}".repeat(columns - full)
 }
 
-/// Counts the finished parts of a piece of work, for a thread that shows them. Counting never waits.
+/// Counts the finished parts of some work, for a thread that shows their number. Counting never waits.
 #[derive(Debug, Default)]
 pub struct Meter {
     done: AtomicU64,
@@ -38,7 +40,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Begins work of `of` parts, such as bytes; 0 if their number is unknown.
+    /// Begins work of `of` parts, such as bytes; `of` is 0 if their number is unknown.
     pub fn begin(&self, of: u64) {
         self.done.store(0, Ordering::Relaxed);
         self.of.store(of, Ordering::Relaxed);
@@ -55,20 +57,21 @@ impl Meter {
     }
 }
 
-/// Shows the current work until it is dropped.
+/// Shows the progress of some work until this value is dropped.
 #[derive(Debug)]
 pub struct ProgressLine {
     work: Arc<Mutex<Work>>,
-    /// `None` if the system has no thread left: nothing depends on the display.
+    /// The thread that shows the progress; `None` if the system could not start it, which does not affect the
+    /// work.
     _repeat: Option<Repeat>,
 }
 
-/// A piece of work at one moment.
+/// The state of some work at one moment.
 #[derive(Clone, Debug)]
 struct Work {
     what: String,
     done: u64,
-    /// 0 if unknown.
+    /// The total; 0 if unknown.
     of: u64,
     /// Start of the part of the work that `of` counts.
     since: Instant,
@@ -79,7 +82,7 @@ impl Work {
         Work { what, done, of, since: Instant::now() }
     }
 
-    /// Estimates the remaining time from the share that is done; `None` in the first seconds.
+    /// Estimates the remaining time from the fraction that is done; `None` in the first seconds.
     fn remaining(&self, elapsed: Duration) -> Option<Duration> {
         let is_known = self.done > 0 && self.done < self.of && elapsed >= PAUSE;
         is_known.then(|| elapsed.mul_f64((self.of - self.done) as f64 / self.done as f64))
@@ -87,13 +90,14 @@ impl Work {
 }
 
 impl ProgressLine {
-    /// Starts work of the kind `topic`; without a terminal, its lines begin with `topic`. Work that ends
-    /// before the first line is due prints none.
+    /// Starts to show work; `topic` begins every line, and `what` is the current work. Without a terminal,
+    /// nothing is printed if the work ends before the first line is due.
     pub fn start(topic: &str, what: &str) -> Self {
         Self::printing(topic, what, print_line)
     }
 
-    /// Like [`ProgressLine::start`], for commands whose standard output is a result: lines go to standard error.
+    /// Like [`ProgressLine::start`], for commands whose standard output is a result: prints to standard error
+    /// instead.
     pub fn on_stderr(topic: &str, what: &str) -> Self {
         Self::printing(topic, what, eprint_line)
     }
@@ -101,12 +105,12 @@ impl ProgressLine {
     fn printing(topic: &str, what: &str, print: fn(&str)) -> Self {
         let work = Arc::new(Mutex::new(Work::new(what.to_owned(), 0, 0)));
         let seen = work.clone();
-        // Work does not wait for a reader.
+        // Cloned, so that work never waits for a reader.
         let look = move || seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         ProgressLine { work, _repeat: repeat(topic, look, print) }
     }
 
-    /// Shows work whose bytes `meter` counts.
+    /// Shows work whose bytes are counted by `meter`.
     pub fn for_bytes(topic: &str, meter: Arc<Meter>) -> Self {
         let since = Instant::now();
         let look = move || {
@@ -117,8 +121,8 @@ impl ProgressLine {
         ProgressLine { work: unused(), _repeat: repeat(topic, look, print_line) }
     }
 
-    /// Shows work whose bytes `meter` counts, in a command whose output has a purpose: shows nothing without
-    /// a terminal.
+    /// Shows work whose bytes are counted by `meter`, in a command whose output serves a purpose: shows
+    /// nothing without a terminal.
     pub fn on_terminal(topic: &str, meter: Arc<Meter>) -> Self {
         match Bar::is_watched() {
             true => Self::for_bytes(topic, meter),
@@ -126,9 +130,10 @@ impl ProgressLine {
         }
     }
 
-    /// Sets the current work to `what`, of which `done` of `of` is done; `of` is 0 if unknown.
+    /// Sets the current work to `what`, of which `done` of `of` is finished; `of` is 0 if the total is
+    /// unknown.
     pub fn set(&self, what: String, done: u64, of: u64) {
-        // Any text may be shown.
+        // Usable after a panic: any text may be shown.
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         let since =
             if (work.of, work.done) <= (of, done) && work.of == of { work.since } else { Instant::now() };
@@ -136,12 +141,12 @@ impl ProgressLine {
     }
 }
 
-/// Returns work that is not shown.
+/// Returns a placeholder for work that is not shown.
 fn unused() -> Arc<Mutex<Work>> {
     Arc::new(Mutex::new(Work::new(String::new(), 0, 0)))
 }
 
-/// Shows the result of `look` repeatedly; without a terminal, `print` prints it.
+/// Shows the result of `look` repeatedly. Without a terminal, prints it with `print`.
 fn repeat(topic: &str, look: impl Fn() -> Work + Send + 'static, print: fn(&str)) -> Option<Repeat> {
     let (topic, start) = (topic.to_owned(), Instant::now());
     match Bar::watched() {
@@ -173,13 +178,14 @@ fn every(pause: Duration, mut show: impl FnMut() + Send + 'static) -> io::Result
     })
 }
 
-/// Returns the line without a terminal.
+/// Returns the line that is printed without a terminal.
 fn line(topic: &str, work: &Work, elapsed: Duration) -> String {
     let left = work.remaining(work.since.elapsed()).map(|left| format!(", about {} s left", left.as_secs()));
     format!("{topic}: {} ({} s so far{})", work.what, elapsed.as_secs(), left.unwrap_or_default())
 }
 
-/// Returns the line on a terminal of `columns` columns. Names in it come from other people's files.
+/// Returns the line for a terminal of `columns` columns, made printable, because names come from other
+/// people's files.
 fn frame(topic: &str, work: &Work, elapsed: Duration, columns: usize) -> String {
     let left = work.remaining(work.since.elapsed()).map(|left| format!(" | about {} s left", left.as_secs()));
     let text = format!("{topic}: {} | {} s{}", work.what, elapsed.as_secs(), left.unwrap_or_default());

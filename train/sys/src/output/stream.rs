@@ -1,5 +1,5 @@
-//! One output of the process. Its lines are written by the calling thread, or, while nothing may wait for the
-//! reader, by a thread that takes them from a bounded queue.
+//! An output stream of the process. Lines are written by the calling thread, or, while nothing may wait for
+//! the reader, by a thread that takes them from a bounded queue.
 
 use std::io::{self, Write};
 use std::mem;
@@ -13,17 +13,18 @@ use std::time::{Duration, Instant};
 use crate::words::number_of;
 use rustix::io::Errno;
 
-/// Maximum number of bytes that wait for the reader, besides a text that is being written.
+/// Maximum number of bytes that wait for the reader, in addition to the text being written.
 const ROOM: usize = 1 << 20;
 
-/// Maximum number of waiting lines for which a reader counts as prompt. Only then are frames of a progress bar drawn,
-/// and only then do lines of the other stream wait for these.
+/// Maximum number of waiting lines with which a reader counts as keeping up. Only then are frames of a
+/// progress bar drawn, and only then do lines of the other stream wait for these lines.
 const FEW: usize = 16;
 
-/// Bytes written at once: a pipe takes them in one piece, and a slow reader is seen to read.
+/// Number of bytes written at once: few enough that a pipe takes them in one piece, and that a slow reader
+/// shows progress.
 const PIECE: usize = 4096;
 
-/// Interval between checks whether waiting lines are written.
+/// Interval between checks whether the waiting lines have been written.
 const LOOK: Duration = Duration::from_millis(1);
 
 type WriteSome = fn(&[u8]) -> Result<usize, Errno>;
@@ -31,30 +32,30 @@ type WriteSome = fn(&[u8]) -> Result<usize, Errno>;
 pub(super) struct Stream {
     name: &'static str,
     write: WriteSome,
-    /// Held while something is written. True if the output ends within a line.
+    /// Locked while something is written. True if the output so far ends within a line.
     writing: Mutex<bool>,
-    /// Never held while something is written.
+    /// Never locked while something is written.
     state: Mutex<State>,
-    /// Number of lines in the queue and being written by its thread.
+    /// Number of lines in the queue or being written by the queue's thread.
     waiting: AtomicUsize,
     /// Number of bytes in the queue.
     queued: AtomicUsize,
 }
 
 struct State {
-    /// Leads to the thread that writes, once there is one.
+    /// Sends to the thread that writes; `None` until that thread is started.
     queue: Option<Sender<Text>>,
     /// Number of live guards that keep output from blocking.
     holders: usize,
-    /// Losses since the last notice.
+    /// Lines lost since the last notice.
     lost: Lost,
-    /// True if a line was ever lost. Lines for a reader that has gone away do not count.
+    /// True if a line was ever lost. Lines for a reader that has gone away are not counted as lost.
     has_lost: bool,
-    /// Time at which the reader has last accepted something, or lines have begun to wait.
+    /// Time at which the reader last accepted something, or lines began to wait.
     moved: Option<Instant>,
 }
 
-/// Lines that could not be written, and why.
+/// The number of lines that could not be written, and the reason.
 #[derive(Clone, Copy)]
 struct Lost {
     lines: usize,
@@ -63,7 +64,7 @@ struct Lost {
 
 const NOTHING: Lost = Lost { lines: 0, reason: Errno::AGAIN };
 
-/// A text, and the lines that were lost before it.
+/// A piece of output, and the lines that were dropped before it.
 struct Text {
     lost: Lost,
     bytes: Vec<u8>,
@@ -88,7 +89,7 @@ impl Stream {
         }
     }
 
-    /// Stops waiting for the reader. If no thread can be started for that, writing blocks as before.
+    /// Stops waiting for the reader. If no thread can be started for writing, writes still block.
     pub(super) fn hold(&'static self) {
         let mut state = self.state();
         state.holders += 1;
@@ -106,7 +107,7 @@ impl Stream {
         }
     }
 
-    /// Undoes one [`Stream::hold`].
+    /// Reverts one call of [`Stream::hold`].
     pub(super) fn release(&self) {
         self.state().holders -= 1;
     }
@@ -116,7 +117,7 @@ impl Stream {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// Writes a text, or counts its lines as lost.
+    /// Writes a piece of output, or counts its lines as lost.
     pub(super) fn put(&self, bytes: &[u8]) {
         let mut state = self.state();
         let State { queue, holders, lost, has_lost, moved } = &mut *state;
@@ -126,7 +127,7 @@ impl Stream {
             drop(state);
             return self.write(lost, bytes);
         };
-        // Lines are lost until half of the room is free again: one notice is enough for many lines.
+        // After a loss, lines are dropped until half of the room is free, so that one notice covers many.
         let room = if lost.lines == 0 { ROOM } else { ROOM / 2 };
         let queued = self.queued.load(Ordering::Acquire);
         // A text that is larger than the room may wait alone.
@@ -147,7 +148,7 @@ impl Stream {
         *has_lost = true;
     }
 
-    /// Writes a frame of a progress bar, unless the reader is behind.
+    /// Writes a frame of a progress bar. Skips it if the reader is behind.
     pub(super) fn draw(&self, frame: &[u8]) {
         if self.waiting() <= FEW {
             self.put(frame);
@@ -158,8 +159,8 @@ impl Stream {
         self.state().has_lost
     }
 
-    /// Waits until all waiting lines are written, or the reader has accepted nothing for `patience`. Returns
-    /// true if everything is written.
+    /// Waits until all waiting lines are written, or until the reader has accepted nothing for `patience`.
+    /// Returns whether everything is written.
     pub(super) fn drain(&self, patience: Duration) -> bool {
         loop {
             if self.waiting() == 0 {
@@ -172,8 +173,8 @@ impl Stream {
         }
     }
 
-    /// Lets waiting lines be written before a line of another stream, unless the reader is behind. Never
-    /// waits for longer than `limit`.
+    /// Waits until this stream's waiting lines are written, before a line of another stream. Does not wait if
+    /// the reader is behind, nor longer than `limit`.
     pub(super) fn let_go_first(&self, limit: Duration) {
         let end = Instant::now() + limit;
         while (1..=FEW).contains(&self.waiting()) && !self.has_stalled(limit) && Instant::now() < end {
@@ -185,10 +186,10 @@ impl Stream {
         self.state().moved.is_some_and(|moved| moved.elapsed() >= patience)
     }
 
-    /// Waits as [`Stream::drain`] does. Returns a message about lines that could not be written even now.
+    /// Waits as [`Stream::drain`] does. Returns a message about lines that still could not be written.
     pub(super) fn finish(&self, patience: Duration) -> Option<String> {
         if self.drain(patience) && self.state().lost.lines > 0 {
-            // Only the notice.
+            // An empty text, so that only the notice is written.
             self.put(&[]);
             self.drain(patience);
         }
@@ -197,7 +198,7 @@ impl Stream {
         (lost.lines > 0).then(|| self.notice(lost))
     }
 
-    /// Writes a notice about losses and then `bytes`, which may block this thread. Counts the lines that the
+    /// Writes a notice about `lost` lines and then `bytes`; may block this thread. Counts the lines that the
     /// system refuses.
     fn write(&self, mut lost: Lost, bytes: &[u8]) {
         let mut is_torn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -220,7 +221,7 @@ impl Stream {
         }
     }
 
-    /// Writes `bytes`. An error includes the number of bytes written before it.
+    /// Writes `bytes`. An error includes the number of bytes that were written before it.
     fn write_all(&self, bytes: &[u8], is_torn: &mut bool) -> Result<(), (usize, Errno)> {
         let mut written = 0;
         while written < bytes.len() {
@@ -255,7 +256,7 @@ impl Stream {
     }
 }
 
-/// Returns the number of lines, including an incomplete last one.
+/// Returns the number of lines in `bytes`, including an incomplete last line.
 fn lines_of(bytes: &[u8]) -> usize {
     bytes.split_inclusive(|byte| *byte == b'\n').count()
 }
@@ -271,19 +272,19 @@ pub(super) static STDOUT: Stream = Stream::new("standard output", |bytes| {
 pub(super) static STDERR: Stream =
     Stream::new("standard error", |bytes| rustix::io::write(io::stderr().as_fd(), bytes));
 
-/// Maximum time that a line waits for earlier lines on the other stream: both may go to the same terminal.
+/// How long a line waits for earlier lines on the other stream, because both may go to the same terminal.
 pub(super) const ORDER: Duration = Duration::from_millis(100);
 
 /// Number of live [`Silence`] guards.
 static SILENT: AtomicUsize = AtomicUsize::new(0);
 
-/// While a value of this type lives, [`say`](super::say) writes nothing, and there is no bar: for runs that are part of a
-/// command with different output. Errors and warnings are still shown.
+/// While a value of this type lives, [`print_line`](super::print_line) writes nothing, and there is no bar.
+/// Used for runs that are part of a command with its own output. Errors and warnings are still shown.
 #[derive(Debug)]
 #[must_use]
 pub struct Silence(());
 
-/// Suppresses output from now on.
+/// Suppresses output until the returned value is dropped.
 pub fn silence() -> Silence {
     SILENT.fetch_add(1, Ordering::Relaxed);
     Silence(())
@@ -303,7 +304,7 @@ pub(super) fn is_silent() -> bool {
 mod tests {
     use super::*;
 
-    /// Number of bytes for which there is room.
+    /// Number of bytes that the reader still accepts.
     static FREE: AtomicUsize = AtomicUsize::new(0);
     static WRITTEN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
@@ -337,7 +338,7 @@ mod tests {
         assert_eq!(stream.state().lost.lines, 0);
     }
 
-    /// Held while the reader of the next test reads nothing.
+    /// Locked while the reader of the next test reads nothing.
     static GATE: Mutex<()> = Mutex::new(());
     /// A line of 1 KiB.
     const LINE: &[u8] = &{

@@ -61,7 +61,7 @@ fn error(env: &str) -> String {
     }
 }
 
-/// Returns rank/world, local/local world, node.
+/// Returns rank, world size, local rank, local world size and node rank.
 fn numbers(place: &RankEnv) -> (usize, usize, usize, usize, usize) {
     (place.rank, place.world_size, place.local_rank, place.local_world_size, place.node_rank)
 }

@@ -106,7 +106,7 @@ fn nodes_come_from_slurm() {
     assert_eq!(found.job.name.as_deref(), Some("12"));
 }
 
-/// Two launches in one job of a scheduler are distinguished only by the names they were given.
+/// Two launches in one job of a scheduler differ only by the names that the user gives them.
 #[test]
 fn launches_in_a_job_have_separate_names() {
     let named = |env: &str, id: Option<&str>| {

@@ -150,8 +150,8 @@ fn inapplicable_slurm() {
     assert_eq!(rank(&format!("{SLURM} PMI_RANK=5 PMI_SIZE=6")).source, Source::Slurm);
 }
 
-/// When a job is requeued as a whole, its launchers start afresh: they count no restart, and may use other
-/// names for their ranks.
+/// When a whole job is requeued, its launchers start over: they count no restart, and may give their ranks
+/// different names.
 #[test]
 fn launchers_in_requeued_jobs() {
     let torchrun = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 TORCHELASTIC_RESTART_COUNT=0";
