@@ -40,13 +40,13 @@ pub enum FaultKind {
     Nan,
     /// Its part of a gradient is multiplied by this factor.
     Scale(f64),
-    /// It uses its own part of a sum over the ranks as the sum.
+    /// It uses its own addend instead of the sum over the ranks.
     Unreduced,
-    /// It uses the weights that the same gather returned the previous time.
+    /// It uses stale weights: the result of the previous gather of the same parameter group.
     Stale,
     /// It runs a program, such as one that pulls a cable, and continues.
     Run(PathBuf),
-    /// Its process may hold at most this many bytes from here on.
+    /// From here on, its process may use at most this much memory.
     Memory(ByteSize),
     /// Its clock is ahead by this many seconds, for `kiln check`, which compares clocks.
     Clock(f64),
@@ -55,15 +55,15 @@ pub enum FaultKind {
 /// The phase of a run at whose first collective a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FaultPhase {
-    /// Before the first step, which is step 0.
+    /// Before the first step; written as step 0.
     Start,
-    /// Before the data of a step is fetched; no collective.
+    /// Before the data of a step are fetched, which involves no collective.
     Data,
     /// Forward pass.
     Forward,
     /// Backward pass.
     Backward,
-    /// Norm of the gradient and optimizer.
+    /// Gradient norm and optimizer update.
     Optimizer,
     /// Saving after a step.
     Checkpoint,
@@ -72,7 +72,7 @@ pub enum FaultPhase {
 /// A fault, written `KIND@PHASE:STEP:RANK`, or `KIND@PHASE:STEP+:RANK` to repeat it in every later step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// The way of failing: `kill`, `stop`, `segv`, `bus`, `overflow`, `abort`, `panic`, `worker`, `error`,
+    /// How the rank fails: `kill`, `stop`, `segv`, `bus`, `overflow`, `abort`, `panic`, `worker`, `error`,
     /// `skip`, `size`, `slow=SECONDS`, `nan`, `scale=FACTOR`, `unreduced`, `stale`, `run=PROGRAM`,
     /// `memory=SIZE` or `clock=SECONDS`.
     pub kind: FaultKind,
@@ -80,15 +80,15 @@ pub struct Fault {
     pub phase: FaultPhase,
     /// The optimizer step.
     pub step: u64,
-    /// Set if it occurs again in every later step: `STEP+`.
+    /// True if the fault occurs again in every later step, written `STEP+`.
     pub onwards: bool,
     /// The rank.
     pub rank: usize,
-    /// Set if it occurs again when the job is restarted: `KIND!`.
+    /// True if the fault occurs again when the job is restarted, written `KIND!`.
     pub every_life: bool,
 }
 
-/// A text that is not a fault.
+/// The text is not a valid fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; write it as KIND@PHASE:STEP:RANK, for example kill@backward:3:1")]
 pub struct FaultParseError {
@@ -172,27 +172,27 @@ fn parse_kind(text: &str) -> Option<FaultKind> {
     })
 }
 
-/// The part of a call that a drill can change.
+/// The parts of a collective call that a fault can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Changeable {
     /// Nothing: there is no result to replace.
     Nothing,
-    /// Its arguments, or whether the call happens.
+    /// The arguments, or whether the call is made at all.
     Call,
-    /// The call, and the summed values.
+    /// The same as for [`Changeable::Call`], and the summed values.
     Sum,
-    /// The call, and the gathered values.
+    /// The same as for [`Changeable::Call`], and the gathered values.
     Gather,
 }
 
 impl FaultKind {
-    /// Returns `true` if the fault changes a collective.
+    /// Returns `true` if the fault changes a collective call.
     pub(super) fn changes_a_call(&self) -> bool {
         let is_call = matches!(self, FaultKind::Error | FaultKind::Skip | FaultKind::Size);
         is_call || self.is_of_sum() || *self == FaultKind::Stale
     }
 
-    /// Returns `true` if the fault changes a sum.
+    /// Returns `true` if the fault changes summed values.
     fn is_of_sum(&self) -> bool {
         matches!(self, FaultKind::Nan | FaultKind::Scale(_) | FaultKind::Unreduced)
     }

@@ -28,16 +28,16 @@ use kiln_config::device::{DeviceError, DeviceRequest, ResolvedDevice};
 use kiln_config::{Backend, CommSection, Config, Precision};
 use kiln_sys::words::duration;
 
-/// Environment variable with an operation whose kernel is treated as wrong: a drill of the fallback.
+/// Environment variable that names an operation whose kernel is treated as wrong, to test the fallback.
 const FAULT: &str = "KILN_KERNEL_FAULT";
 
-/// Ensures, before the first operation of a run as `config` describes it, that no operation of `device` uses a
-/// kernel that is wrong there. Collective if there is a `world`: operations that are plain on one rank are
-/// plain on all.
+/// Ensures, before the first operation of a run of `config`, that no operation uses a kernel that computes
+/// wrong results on `device`. Collective if there is a `world`: an operation that is plain on one rank is plain
+/// on all.
 ///
 /// # Errors
 ///
-/// If the ranks lose each other, or `FAULT` names an unknown operation.
+/// If the ranks lose contact, or `FAULT` names an unknown operation.
 pub fn settle(
     config: &Config,
     model: &ModelConfig,
@@ -50,7 +50,7 @@ pub fn settle(
     settle_in(config.precision.compute(), model, device, world, &config.comm)
 }
 
-/// Like [`settle`], on one of several ranks, which may be threads: these share the findings. Collective.
+/// Like [`settle`], on one of several ranks. Ranks that are threads share the findings. Collective.
 ///
 /// # Errors
 ///
@@ -108,8 +108,8 @@ pub fn settle_in(
     Ok(())
 }
 
-/// Returns the operations that are wrong on some ranks, with these ranks; `of_all` has a byte for each
-/// operation of each rank.
+/// Returns the operations that are wrong on at least one rank, each with these ranks. `of_all` has, for each
+/// rank, a byte for each operation.
 fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     let ranks = |index: usize| -> Vec<usize> {
         (0..of_all.len()).filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0)).collect()
@@ -118,7 +118,7 @@ fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     ops.filter(|(_, ranks)| !ranks.is_empty()).collect()
 }
 
-/// Returns the operations whose kernels are wrong, as found by an earlier start or now.
+/// Returns the operations whose kernels are wrong, from the stored findings or a new check.
 fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     let folder = cache_folder(&environment).map(|cache| cache.join("verified"));
     let file = folder.as_ref().map(|folder| folder.join(key.file_name()));
@@ -146,8 +146,8 @@ fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     wrong
 }
 
-/// Writes the findings to `file`, and a report next to it. Returns whether that succeeded; a run continues
-/// without them.
+/// Writes the findings to `file`, and a report next to it. Returns whether both were written; if not, the run
+/// continues without these files.
 fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
     let report = report::text(key, findings, time);
     let written = Kept::write(file, key, findings).and_then(|()| match wrong(findings).is_empty() {

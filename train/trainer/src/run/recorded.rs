@@ -85,7 +85,7 @@ impl RecordedStep {
     ///
     /// # Errors
     ///
-    /// If a GPU fails, or the ranks lose each other.
+    /// If a GPU fails, or the ranks lose contact.
     pub fn finish(self, engine: &Engine, loss: f64, loss_name: &str) -> Result<Values> {
         let read = self.values.map_or(Ok(Vec::new()), PendingValues::wait);
         let read = read.map_err(kiln_shard::ShardError::from)?;

@@ -32,7 +32,7 @@ pub fn micro_batches(config: &Config, ranks: usize) -> usize {
 ///
 /// # Errors
 ///
-/// If the ranks lose each other.
+/// If the ranks lose contact.
 pub fn forward_backward(
     model: &ShardedDecoder,
     config: &Config,

@@ -157,7 +157,7 @@ impl Trainer<'_> {
     ///
     /// # Errors
     ///
-    /// If data cannot be read, or the ranks lose each other.
+    /// If data cannot be read, or the ranks lose contact.
     pub fn evaluate(&mut self) -> Result<Option<f64>> {
         self.settle_step()?;
         if self.progress.is_stopping {

@@ -19,7 +19,7 @@ impl Trainer<'_> {
     ///
     /// # Errors
     ///
-    /// If the ranks lose each other.
+    /// If the ranks lose contact.
     pub fn sample(&mut self) -> Result<Vec<Sample>> {
         self.settle_step()?;
         if self.progress.is_stopping {

@@ -64,7 +64,7 @@ impl Trainer<'_> {
     /// # Errors
     ///
     /// If data cannot be read, the loss is not a number and the configuration does not skip such steps, a
-    /// background save has failed, or the ranks lose each other.
+    /// background save has failed, or the ranks lose contact.
     pub fn train_step(&mut self) -> Result<bool> {
         if self.progress.is_stopping || self.is_complete() {
             return Ok(false);
