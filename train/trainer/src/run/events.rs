@@ -86,7 +86,7 @@ impl Events {
         self.lock().step = step;
     }
 
-    /// Writes an event at `step`. A line that cannot be written does not end the run.
+    /// Writes an event at `step`. A failed write does not end the run.
     pub(super) fn note(&self, kind: EventKind, step: u64, text: &str) {
         let mut state = self.lock();
         let Some(lines) = &mut state.lines else { return };

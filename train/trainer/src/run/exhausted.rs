@@ -1,5 +1,5 @@
-//! The end of a run that needs more memory than the machine has: it reports what holds the memory, before the
-//! kernel would kill the process silently.
+//! Ends a run that needs more memory than the machine has with a report of what holds the memory, before the
+//! kernel kills the process silently.
 
 use std::process;
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ use crate::process::output::{self, eprint_line};
 use kiln_config::device::{self, Memory};
 use kiln_launch::place::RankEnv;
 
-/// Suggestions for the message.
+/// Suggestions for reducing memory, for the error message.
 static HELPS: OnceLock<String> = OnceLock::new();
 
 /// Memory of a process outside of its ranks and their heaps, in bytes.

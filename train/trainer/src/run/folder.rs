@@ -63,7 +63,7 @@ pub fn metrics_of_run(out: &Path) -> PathBuf {
 enum Content {
     /// Nothing, or only files that a launcher has put there for this run.
     Nothing,
-    /// A start that has not begun: it failed early or is about to begin.
+    /// A start that has taken the folder but not begun to train: it failed early or is about to begin.
     Unbegun(Identity),
     /// A run that has begun and has no checkpoint: there is nothing to resume from and no state to lose.
     Unsaved(Option<Identity>),
@@ -177,7 +177,7 @@ impl Found {
         (is_new && first != self.named).then_some(first)
     }
 
-    /// Returns whether `other`, which was found later, agrees in everything that matters.
+    /// Returns whether `other`, which was found later, has the same folder, checkpoint and content.
     fn is_still(&self, other: &Found) -> bool {
         (&self.out, &self.resume, &self.content) == (&other.out, &other.resume, &other.content)
     }
@@ -216,7 +216,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Returns the default folder of the run `index` of this name: `runs/<name>`, `runs/<name>-2`, …
+/// Returns the default folder of run number `index` of this name: `runs/<name>`, `runs/<name>-2`, …
 fn numbered(name: &str, index: u64) -> PathBuf {
     match index {
         1 => Path::new("runs").join(name),
@@ -224,8 +224,8 @@ fn numbered(name: &str, index: u64) -> PathBuf {
     }
 }
 
-/// Returns `runs/<name>` or one of its successors: the first that is free, or the one with the run that this
-/// start continues, which is the interrupted run that was active last, or the last run if none was interrupted.
+/// Returns `runs/<name>`, `runs/<name>-2`, …: the first that is free for a new run. A restarted job gets its
+/// own run; a resumed run, the interrupted run that was active last, or the last run if none was interrupted.
 fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> bool) -> Result<PathBuf> {
     let folder = |index| numbered(name, index);
     let (mut index, mut runs, mut last_restart) = (1, Vec::new(), None);

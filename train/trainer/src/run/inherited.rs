@@ -19,8 +19,7 @@ pub struct Inherited {
     pub end_ids: Vec<u32>,
     /// The longest sequence, in tokens, that the model supports.
     pub context_length: usize,
-    /// The same length if the configuration or the weights set it, as opposed to the length of training
-    /// sequences.
+    /// The same length if the configuration or the weights set it; `None` if it is that of training sequences.
     pub given_context: Option<usize>,
     /// The tokenizer of the weights, if the data use a different one.
     pub other_tokenizer: Option<PathBuf>,
@@ -28,9 +27,9 @@ pub struct Inherited {
 
 impl Inherited {
     /// Reads the files and settings that a run with `config` inherits from `source`. `tokenizer` is the content
-    /// of the data's tokenizer: the chat template and end tokens of a different tokenizer would mean different
-    /// text. The token that ends documents of `data` also ends a generated text; if nothing else declares it,
-    /// `generation_config.json` does.
+    /// of the data's tokenizer file; the chat template and end tokens of a different tokenizer are not
+    /// inherited. The token that ends documents of `data` also ends generated text; if no file declares it, it
+    /// is added to `generation_config.json`.
     ///
     /// # Errors
     ///

@@ -20,8 +20,8 @@ const MACHINE: &str = "this machine";
 const PROCESS: &str = "the address space of this process (ulimit -v)";
 const GPU: &str = "the GPU";
 
-/// Smallest share of its planned memory that a run may really need: measured runs needed at least this much.
-/// GPU runs have not been measured yet, so more of them pass, with a warning.
+/// Smallest share of its planned memory that a run may actually need: measured runs needed at least this much.
+/// GPU runs have not been measured yet, so their share is lower, and more of them start with a warning.
 const ALLOWANCE: f64 = 0.98;
 const GPU_ALLOWANCE: f64 = 0.85;
 
@@ -57,7 +57,7 @@ struct Needs {
 }
 
 impl Run<'_> {
-    /// Returns the memory that `config` needs, or `None` if its ranks cannot be arranged.
+    /// Returns the memory that `config` needs, or `None` if its ranks do not fit its sharding strategy.
     fn needs(&self, config: &Config) -> Option<Needs> {
         let Run { model, decoder, optimizer, on_gpu, processes } = *self;
         let mut config = config.clone();
@@ -118,8 +118,8 @@ impl Need {
 }
 
 /// Compares a run's planned memory with that of this machine or its GPU. `decoder` is built from `model`.
-/// Allocates almost nothing, whatever the sizes are. Returns warnings if the run fits, but not into the memory
-/// that is free now.
+/// Allocates almost nothing, whatever the sizes are. Returns warnings if the run fits into the memory, but not
+/// into the part that is free now.
 ///
 /// # Errors
 ///

@@ -25,7 +25,7 @@ pub struct RunOptions {
     /// The rank of this process, if a launcher has started one process per rank. Without it, ranks are threads
     /// of this process.
     pub place: Option<RankEnv>,
-    /// The job of a process that trains alone; a rank's place has its own job.
+    /// The job of a process that trains alone; that of one rank of several is in `place`.
     pub job: Job,
     /// True if this process trains alone although its environment says that it is one rank of several.
     pub alone: bool,
@@ -34,19 +34,19 @@ pub struct RunOptions {
     pub stop: Arc<AtomicBool>,
     /// Weights that may be missing from the initial checkpoint; they keep their initial values.
     pub allow_missing: AllowMissing,
-    /// True if the initial checkpoint may have been trained with other parts than those of this run. Its
-    /// weights are then matched by name and shape alone.
+    /// True if the initial checkpoint may have been trained with different layers from this run's. Its weights
+    /// are then matched by name and shape alone.
     pub allow_other_parts: bool,
     /// Keys that may differ from the checkpoint to resume from, though they change which samples come next.
     pub allow_changed: Vec<PositionKey>,
-    /// Tools that look into the run; without them, nothing outside can inspect it.
+    /// Tools that inspect the run; without them, the run cannot be inspected from outside.
     pub tools: Option<Arc<dyn Tools>>,
     /// A fault to rehearse.
     pub fault: Option<Fault>,
 }
 
 impl RunOptions {
-    /// Returns the job that starts this run, perhaps not for the first time.
+    /// Returns the job that starts or restarts this run.
     pub(super) fn job(&self) -> &Job {
         self.place.as_ref().map_or(&self.job, |place| &place.job)
     }
@@ -64,10 +64,10 @@ pub enum Resume {
 /// The folder that a run writes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunFolder {
-    /// This folder.
+    /// The folder at this path.
     At(PathBuf),
     /// `runs/<name>`, or the first free `runs/<name>-2`, `-3`, … for a new run. A resumed run continues in the
-    /// one that was interrupted last.
+    /// folder of the interrupted run that was active last.
     Next(String),
 }
 

@@ -44,7 +44,7 @@ pub struct Plan {
     pub resume: Option<Checkpoint>,
     /// The source of the model and its weights: the checkpoint of `resume`, or `init.from`.
     pub source: Option<ModelSource>,
-    /// Files and settings inherited from that source.
+    /// Files and settings inherited from `source`.
     pub inherited: Inherited,
     /// The device of this process.
     pub device: ResolvedDevice,
@@ -56,9 +56,9 @@ pub struct Plan {
     pub loss: Option<TokenLoss>,
     /// Weights that may be missing from checkpoints.
     pub allow_missing: AllowMissing,
-    /// The tools that look into this process; attached once the plan is settled.
+    /// The tools that inspect this process; attached once the plan is settled.
     pub tools: Option<Box<dyn AttachedTools>>,
-    /// Request for this process to save a checkpoint and stop.
+    /// Set to request that this process save a checkpoint and stop.
     pub stop: Arc<AtomicBool>,
     /// Durations of the start's stages, on rank 0.
     pub start: StartTimes,
@@ -77,9 +77,9 @@ pub struct PlanMessage {
     /// The run folder as the user named it: links may lead elsewhere on another machine.
     out: SentPath,
     resume: Option<SentPath>,
-    /// Prompts with answers whose loss evaluations also report.
+    /// Prompts with answers. Evaluations also report the loss on these answers.
     pub answers: Vec<TokenPair>,
-    /// The peak memory of all ranks together; `None` if it cannot be predicted well.
+    /// The peak FLOP/s of all ranks' devices together, for `mfu`; `None` if it is not reliably known.
     pub peak: Option<Peak>,
     /// Compute threads of each rank.
     pub threads: usize,
@@ -197,9 +197,9 @@ pub(super) fn make(
     })
 }
 
-/// Returns the differences between `config` and the run that saved `checkpoint`, in keys that the device may
-/// have settled and in the learning rate of the next step. They change the numbers of a run, but not their
-/// meaning.
+/// Returns the differences between `config` and the run that saved `checkpoint`, in keys whose default may
+/// depend on the device and in the learning rate of the next step. Such differences change the numbers that a
+/// run computes, but not what it trains.
 fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     // A checkpoint of an older build may have other keys.
     let Ok(before) = config::load(&checkpoint.folder().join("config.toml"), &[]) else {
@@ -228,8 +228,8 @@ fn accumulate_of(before: &Config) -> Accumulate {
     before.shard.accumulate.unwrap_or(Accumulate::Unsharded)
 }
 
-/// Returns the `shard.accumulate` of a run: the value that is set, else that of the checkpoint to resume from, so
-/// that the run keeps its bits, else the strategy's default.
+/// Returns the `shard.accumulate` of a run: the configured value, else that of the checkpoint to resume from,
+/// so that results stay bitwise the same, else the strategy's default.
 fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accumulate {
     let before = resume.map(|checkpoint| {
         // An unreadable configuration comes from a build without this key.
@@ -239,7 +239,7 @@ fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accu
     shard.accumulate.or(before).unwrap_or_else(|| shard.accumulate())
 }
 
-/// The intended start, before it has touched its folder.
+/// A start before it has changed its run folder.
 struct Draft {
     found: Found,
     resume: Option<Checkpoint>,
@@ -255,7 +255,7 @@ struct Draft {
     accumulate: Accumulate,
     /// Warnings about memory and about the context.
     warnings: Vec<String>,
-    /// A note for the user if the initial weights belong to another tokenizer.
+    /// A note for the user if the initial weights belong to a different tokenizer.
     note: Option<String>,
     /// Allowed differences from the checkpoint.
     changed: Vec<String>,

@@ -52,7 +52,8 @@ pub fn check_source(
     Ok(())
 }
 
-/// Returns the differences from the position in the data of `checkpoint`, as far as `options` allow them.
+/// Returns the differences that change the position in the data from that of `checkpoint`. Fails if `options` do not
+/// allow one of them.
 pub fn check_position(
     checkpoint: &Checkpoint,
     config: &Config,
@@ -142,7 +143,7 @@ pub fn resolve_model(
     Ok(model)
 }
 
-/// Passes `required` on, but only warns about a different architecture if the user allows it.
+/// Returns `required`, but turns the error about a different architecture into a warning if the user allows it.
 fn allow_parts(required: Result<(), CheckpointError>, options: &RunOptions) -> Result<(), CheckpointError> {
     match required {
         Err(error @ CheckpointError::OtherArchitecture { .. }) if options.allow_other_parts => {

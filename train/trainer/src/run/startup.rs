@@ -40,7 +40,7 @@ impl StartTimes {
         self.begun.elapsed()
     }
 
-    /// Returns the time from the beginning of the start until `then`.
+    /// Returns the time from the start to `then`.
     pub(super) fn until(&self, then: Instant) -> Duration {
         then.saturating_duration_since(self.begun)
     }

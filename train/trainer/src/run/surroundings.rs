@@ -1,4 +1,4 @@
-//! Checks of the process around a run: it must be a whole job, or know which rank it is.
+//! Checks of the process that runs a job: it must be the whole job, or know which rank of the job it is.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ impl RunOptions {
     ///
     /// # Errors
     ///
-    /// If the environment contradicts itself, if `KILN_LOG` is not a level, or if this process was started once
-    /// per node instead of once per rank.
+    /// If environment variables contradict each other, if `KILN_LOG` is not a level, or if this process was
+    /// started once per node instead of once per rank.
     pub fn from_environment() -> Result<RunOptions> {
         let stop = process::start().map_err(|error| TrainError::usage(error.to_string()))?;
         let (place, job) = match place::find_here(&Flags::default())? {
@@ -35,7 +35,7 @@ impl RunOptions {
 }
 
 /// Fails if this process is one rank of several and `options` do not say which: every rank would start the
-/// whole job. Otherwise reports what the process lacks.
+/// whole job. First warns about setup that the process lacks.
 pub(super) fn check(options: &RunOptions) -> Result<()> {
     // A caller that keeps a clone of the flag sets it.
     process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);

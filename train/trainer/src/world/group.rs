@@ -33,8 +33,8 @@ impl<'a> Ranks<'a> {
         })
     }
 
-    /// Like [`Ranks::join`], and checks that all processes were started alike, as described by `told`, and that
-    /// their devices, of which this process has `device`, fit together.
+    /// Like [`Ranks::join`], but also checks that `told`, which describes how a process was started, is the
+    /// same on all processes, and that their devices fit together. `device` is that of this process.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! The ranks of a run that have arrived while others are awaited: one file per process in the run folder, which
-//! no run has claimed yet.
+//! The ranks of a run that have arrived and wait for others: one file per process in the run folder, which no
+//! run has claimed yet.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -45,7 +45,7 @@ pub struct Waiting {
     pub come: BTreeMap<usize, IpAddr>,
 }
 
-/// Shows in a run folder that this process waits, until it is dropped.
+/// Shows in a run folder, until dropped, that this process waits for other ranks.
 #[derive(Debug)]
 pub(in crate::run) struct Meeting {
     waiting: Waiting,
@@ -91,8 +91,8 @@ impl Meeting {
         }
     }
 
-    /// Replaces the file atomically, so readers never see a part of it. It need not survive a crash of the
-    /// machine.
+    /// Replaces the file atomically, so readers never see an incomplete file. It is not synced to disk, since
+    /// it need not survive a crash of the machine.
     fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let beside = path.with_extension("new");

@@ -26,7 +26,7 @@ const ACTIVITIES: [(&str, &str); 7] = [
 const MUCH: f64 = 0.2;
 const SOME_LENGTH: Duration = Duration::from_secs(60);
 
-/// Smaller shares are not shown.
+/// Share of time below which an activity is not shown.
 const LITTLE: f64 = 0.005;
 
 /// The data for the summary of a run, or of one start of it.

@@ -48,7 +48,7 @@ pub(super) struct GroupTable {
 
 impl GroupTable {
     /// Builds the table for `engine`. With `copies`, a rank also holds its share of the weights in the compute
-    /// dtype, since the masters are elsewhere.
+    /// dtype, because the master weights are stored elsewhere.
     pub(super) fn from_engine(engine: &Engine, copies: bool) -> Self {
         let (layout, mesh, dtype) = (engine.layout(), engine.mesh(), engine.policy().compute_dtype);
         let width = dtype.size() as u64;
