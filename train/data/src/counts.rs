@@ -12,8 +12,8 @@ use super::{DataError, Result, Tokenizer, UnigramEntropy};
 pub(super) struct Unknown {
     /// The token that stands for unknown text.
     id: Option<u32>,
-    /// For a BPE without such a token, which omits characters instead: the same BPE with a token for them,
-    /// and its id.
+    /// For a BPE without an unknown token, which omits unknown characters: the same BPE with such a token, and
+    /// the token's id.
     dropped: Option<(Box<Inner>, u32)>,
 }
 
@@ -100,7 +100,7 @@ impl Spellings {
         }
     }
 
-    /// Total number of occurrences.
+    /// Returns the total number of occurrences.
     pub(super) fn total(&self) -> u64 {
         self.counts.iter().sum()
     }

@@ -1,5 +1,5 @@
-//! Finds places where a document may be cut so that encoding the pieces separately gives the tokens of the
-//! whole.
+//! Finds places where a document may be cut so that encoding the pieces separately gives the same tokens as
+//! encoding the whole.
 //!
 //! Encoding takes about 150 bytes of memory for each byte of text, so a file of gigabytes must be encoded in
 //! pieces. A cut must not add a space in front of a piece, lose a merge across the border, or split words
@@ -95,7 +95,7 @@ pub(super) struct Cuts {
 }
 
 impl Cuts {
-    /// Places for a text that is not encoded.
+    /// Every place, for text that is not encoded.
     pub(super) const ANYWHERE: Self =
         Self { anywhere: true, after_line: false, at_space: false, restores_space: false };
 
@@ -167,7 +167,7 @@ struct Normalized {
 }
 
 impl Normalized {
-    /// Returns `None` for a normalizer that may change more than single characters and accents.
+    /// Returns the effects of a normalizer; `None` if it may change more than single characters and accents.
     fn by(normalizer: Option<&NormalizerWrapper>) -> Option<Self> {
         let mut found = Self::default();
         if let Some(normalizer) = normalizer {
@@ -217,7 +217,7 @@ struct Borders {
     after_line: bool,
     /// True if it always splits before a space.
     at_space: bool,
-    /// True if its matches elsewhere are independent of the text across a place.
+    /// True if no other match of the pre-tokenizer depends on text on both sides of a place.
     unbroken: bool,
     /// True if it may put a space in front of a piece that starts with another character.
     prefixes: bool,
@@ -298,7 +298,7 @@ fn stages(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Vec<&PreTokenizerWrapp
     }
 }
 
-/// Reports whether each match becomes one piece.
+/// Reports whether each match of `split` becomes one piece, and no matched text is removed.
 fn keeps_all(split: &Split) -> bool {
     matches!(
         (split.behavior, split.invert),
@@ -343,12 +343,12 @@ fn normalized_spelling<'a>(tokenizer: &Inner, token: &'a AddedToken) -> Cow<'a, 
     }
 }
 
-/// Reports whether `text` contains a place, where each of `spaces` stands for a space.
+/// Reports whether `text` contains a place, with any character of `spaces` counted as a space.
 fn spans_place(text: &str, spaces: &[char]) -> bool {
     spans_space(text, spaces) || pairs(text).any(|(a, b)| a == '\n' && b.is_alphanumeric())
 }
 
-/// Reports whether `text` contains a place at a space.
+/// Reports whether `text` contains a place at a space, with any character of `spaces` counted as a space.
 fn spans_space(text: &str, spaces: &[char]) -> bool {
     pairs(text).any(|(a, b)| a.is_ascii_alphanumeric() && spaces.contains(&b))
 }

@@ -32,7 +32,7 @@ impl SampleOrder {
         Ok(Self { num_samples, shuffle, seed })
     }
 
-    /// Number of samples in an epoch.
+    /// Returns the number of samples in an epoch.
     pub fn num_samples(&self) -> u64 {
         self.num_samples
     }

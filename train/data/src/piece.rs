@@ -8,7 +8,7 @@ use super::cut::Cuts;
 /// Maximum size of a chunk in bytes where cuts permit.
 pub(super) const CHUNK_BYTES: usize = 8 * 1024;
 
-/// Number of bytes examined after a place.
+/// Number of bytes after a possible cut that are examined to decide on it.
 const LOOKAHEAD: usize = 4;
 
 /// A chunk of one document. The chunks of a document, put together, are its text.
@@ -26,7 +26,7 @@ pub(super) struct TextChunk {
     pub(super) ends: bool,
 }
 
-/// Text of a document, and which parts end with it.
+/// Text of a document, and whether a section or the document ends with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TextPiece {
     pub(super) text: String,
@@ -94,8 +94,8 @@ impl Cutter {
         Ok(TextPiece { text, ends_section: ends_section || ends_document, ends_document })
     }
 
-    /// Reads until more than `wanted` bytes are pending or the reader is drained, so that whether a chunk is
-    /// the last one is known when it is returned.
+    /// Reads until more than `wanted` bytes are pending or the reader is drained, so that each chunk is
+    /// returned with the knowledge whether it is the last one.
     fn fill(&mut self, wanted: usize) -> io::Result<()> {
         while !self.drained && self.pending.len() <= wanted {
             let missing = (wanted + 1 - self.pending.len()) as u64;

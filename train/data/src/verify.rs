@@ -19,7 +19,7 @@ const CHUNK: u64 = 1 << 20;
 
 const MISSING: &str = "it is missing";
 
-/// Maximum number of damaged places named for a file.
+/// Maximum number of damaged places that are listed for a file.
 const NAMED: usize = 5;
 
 /// The result of checking every byte of a folder.
@@ -68,7 +68,7 @@ pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verif
     Ok(check.found)
 }
 
-/// The check of one folder.
+/// The state of checking one folder.
 struct Check<'a> {
     folder: &'a Path,
     info: &'a DataInfo,
