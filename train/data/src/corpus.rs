@@ -54,7 +54,7 @@ impl Source {
             Format::Parquet => open_parquet(self.file()?, path)?,
             Format::Text => match TextFile::new(self.file()?, path)? {
                 Ok(file) => {
-                    // Source folders contain such files, too.
+                    // Other JSON files are common in source folders, and not remarked on.
                     if file.json().is_some_and(|kind| self.listed.is_named || kind == Json::Documents) {
                         json.add(|| path.display().to_string());
                     }
@@ -229,7 +229,7 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
         .create_new(true)
         .open(&path)
         .map_err(DataError::io("create", &path))?;
-    // No one else needs its name, and a file without a name cannot be left behind.
+    // Nothing else needs the file's name, and an unnamed file cannot be left behind.
     fs::remove_file(&path).map_err(DataError::io("remove", &path))?;
     listed.bytes = stream::copy_to_end(&listed.path, &mut copy, u64::MAX, stop)?;
     Ok(copy)

@@ -364,7 +364,7 @@ fn no_merge_spans(tokenizer: &Inner, space: char) -> bool {
     let BPE { continuing_subword_prefix, end_of_word_suffix, .. } = model;
     let has = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     let vocabulary = model.get_vocab();
-    // Looking up whole texts in the vocabulary could find a piece, where merges make other tokens of the whole.
+    // With `ignore_merges`, a piece may be in the vocabulary, although merges give the uncut text other tokens.
     !model.ignore_merges
         && !has(continuing_subword_prefix)
         && !has(end_of_word_suffix)

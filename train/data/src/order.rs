@@ -46,9 +46,9 @@ impl SampleOrder {
         }
         let key = mix_pair(self.seed, epoch);
         let half_bits = half_bits(self.num_samples);
-        // Cycle walking: the network permutes a domain of up to four times the number
-        // of samples. Following it from a sample leads back to one, at the latest to
-        // the one it started from, and different samples lead to different ones.
+        // Cycle walking: the network permutes a domain of up to four times the number of samples. Applied
+        // repeatedly from a sample, it reaches a sample again, at the latest the first one, and different
+        // samples reach different samples.
         let mut sample = feistel(position, half_bits, key);
         while sample >= self.num_samples {
             sample = feistel(sample, half_bits, key);

@@ -240,7 +240,7 @@ fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
         validation.file_name(),
         validation.block_sums_name(),
     ];
-    // Those of the large files are already known.
+    // The checksums of the large files are already known.
     let known = [train, validation].map(|split| (split.file_name(), info.split(split).sha256.as_ref()));
     Sums::compute(folder, &files, &known)
 }

@@ -150,7 +150,7 @@ impl Check<'_> {
     }
 
     fn check_small_file(&mut self, name: &'static str) -> Result<Option<bool>> {
-        // Folders written by other programs need not have it.
+        // Folders written by other programs need not have this file.
         let is_there = self.path(name).exists();
         if !is_there && name == INPUTS_FILE && self.sums.is_none() {
             return Ok(None);

@@ -378,7 +378,7 @@ pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     if rest.is_empty() && is_whole {
         return Ok(false);
     }
-    // First append there, then remove here, so that every line is always in one of the files.
+    // Appended to `cut` before being removed here, so that every line is always in one of the files.
     let mut file = files::open_with(OpenOptions::new().create(true).append(true), cut)?;
     file.write_all(&rest)?;
     file.sync_all()?;

@@ -212,7 +212,7 @@ pub enum PositionKey {
 
 impl fmt::Display for PositionKey {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        // No value is hidden.
+        // Never `None`, because no variant is skipped.
         self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
@@ -376,7 +376,7 @@ impl From<RanksError<TrainError>> for TrainError {
     fn from(error: RanksError<TrainError>) -> Self {
         match error {
             // The rank matters only for errors of the engine. A bad file or loss is the same on all ranks,
-            // whichever has met it first.
+            // whichever rank met it first.
             RanksError::Failed {
                 rank,
                 error: source @ (TrainError::Shard(_) | TrainError::Recorded(..)),

@@ -71,7 +71,7 @@ pub fn mean_answer_loss(losses: &[AnswerLoss]) -> f64 {
 /// If the file cannot be read, has no pair, or has a line that is not a pair.
 pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
     let text = files::read(path, MAX_WHOLE).and_then(|bytes| {
-        // The message of the standard library.
+        // The standard library's message about invalid UTF-8.
         String::from_utf8(bytes)
             .map_err(|_| io::Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
     });

@@ -70,7 +70,7 @@ impl Drill {
     /// Performs the fault if it is of a kind that needs no collective.
     fn act(&self) {
         match &self.fault.kind {
-            // If a signal cannot be sent, nothing happens, as the outcome of the drill shows.
+            // If a signal cannot be sent, the outcome of the drill shows that nothing happened.
             FaultKind::Kill => _ = kill_process(getpid(), Signal::KILL),
             FaultKind::Stop => _ = kill_process(getpid(), Signal::STOP),
             FaultKind::Segv => drills::raise_segv(),

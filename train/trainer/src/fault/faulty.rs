@@ -199,7 +199,7 @@ impl Communicator for Faulty {
         key: i64,
         timeout: Duration,
     ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
-        // Faults that change a call wait for one whose result they can replace.
+        // Faults that change a call wait for a call whose result they can replace.
         let label = Label::new(name, Phase::Init);
         let _ = self.drill.calling(&label, Changeable::Nothing);
         let group = self.inner.split_within(name, color, key, timeout)?;

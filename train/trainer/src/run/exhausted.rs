@@ -34,7 +34,7 @@ pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
     let Ok(decoder) = decoder else { return };
     let helps = what_helps(config, model, &decoder, optimizer, false, place);
     let processes = place.map_or(1, |place| place.local_world_size.max(1));
-    // Below an address space limit, an allocation fails before the process would be killed.
+    // Under an address space limit, an allocation fails before the process would be killed.
     let Some(machine) = Memory::for_machine() else { return };
     let share = config.device.memory_fraction.unwrap_or(1.0) / processes as f64;
     // Cached file pages and the kernel's pages count as well.

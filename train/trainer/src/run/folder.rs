@@ -145,7 +145,7 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
         Content::File => return Err(FolderError::File(out).into()),
         Content::Nothing | Content::Unbegun(_) => {}
         _ if goes_on => {}
-        // The same command again.
+        // The same command was run again.
         Content::Unsaved(Some(run)) if run.was_started_as(&claimant) => {}
         Content::Unsaved(run) => {
             Lock::check_free(&out)?;
@@ -288,8 +288,8 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     let entries = fs::read_dir(out).map_err(FolderError::io("list", out))?.flatten();
     let foreign = entries.filter(|entry| {
         let (path, name) = (entry.path(), entry.file_name());
-        // Ours are the identity while another start writes it, and the folder of locks unless it is a link,
-        // which would lead the locks into another folder.
+        // Kiln's own entries are the identity while another start writes it, and the folder of locks unless it
+        // is a link, which would put the locks into another folder.
         let is_ours =
             (name == lock::FOLDER && path.is_dir() && !path.is_symlink()) || is_beside(&name, identity::FILE);
         !is_ours && !is_of_file_system(&name) && !kiln_launch::is_log_folder(&path) && !is_same(&path, data)

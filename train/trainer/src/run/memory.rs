@@ -205,7 +205,7 @@ pub fn lay_out_memory(
     optimizer: &Optimizer,
     device: &Device,
 ) {
-    // A configuration whose ranks cannot be arranged fails elsewhere, with a reason.
+    // A configuration whose ranks do not fit its sharding strategy fails elsewhere, with a reason.
     if let Ok(shape) = RankShape::from_config(config, model, decoder, optimizer, Gathers::Pooled, false) {
         kiln_shard::lay_out_pages(device, shape.step(&Speed::INSTANT).largest);
     }
@@ -348,7 +348,7 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     let ranks = config.train.ranks.max(1);
     let replicates = !matches!(config.shard.strategy, Strategy::FullShard);
     if ranks > 1 && replicates {
-        // An existing group size would belong to another strategy.
+        // An existing group size would belong to a different strategy.
         let size =
             config.shard.shard_size.map_or_else(String::new, |_| format!(" --set shard.shard_size={ranks}"));
         change(format!("shard.strategy=FULL_SHARD{size}"), &|config| {

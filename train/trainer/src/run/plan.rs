@@ -277,8 +277,8 @@ impl Draft {
         let source = open_source(resume.as_ref(), config)?;
         let layers = options.registry.layers();
         let weights = source.as_ref().map(|source| source.model_of(layers));
-        // Checked before hours of work on data, although the vocabulary is not known yet: the smallest possible one
-        // decides, and the suggestions assume the expected one.
+        // Checked before hours of work on data, although the vocabulary is not known yet: the smallest possible
+        // vocabulary decides, and the suggestions assume the expected one.
         let known = |vocab_size| {
             let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
             model.ok().filter(|model| model.validate().is_ok())
@@ -383,7 +383,7 @@ impl PlanMessage {
         let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
         let config: Config = toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         device.check_precision(config.precision.compute())?;
-        // The model is complete in this configuration, so that every rank reads the same digits.
+        // The model is complete in this configuration, so that every rank reads the same values.
         let model = config.model.resolve(None).map_err(unreadable)?;
         let tokenizer: Arc<[u8]> = data::read_tokenizer_of(&config.data.path)?.into();
         let out = folder::resolve(self.out.path());

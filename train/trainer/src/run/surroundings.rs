@@ -37,7 +37,7 @@ impl RunOptions {
 /// Fails if this process is one rank of several and `options` do not say which: every rank would start the
 /// whole job. First warns about setup that the process lacks.
 pub(super) fn check(options: &RunOptions) -> Result<()> {
-    // A caller that keeps a clone of the flag sets it.
+    // A caller that keeps a clone of the stop flag sets the flag itself.
     process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);
     // Checked before any work is done.
     launcher::grace()?;

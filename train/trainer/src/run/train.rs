@@ -227,7 +227,7 @@ pub fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config> {
     }
     let mut checked = config.clone();
     if config.shard.strategy.is_hybrid() {
-        // The size is known once the machines of all ranks are; see `with_groups`.
+        // The size is known only once the machines of all ranks are known; see `with_groups`.
         checked.shard.shard_size.get_or_insert(config.train.ranks);
     }
     checked.validate()?;

@@ -151,7 +151,7 @@ impl Claim {
             ));
         }
         let metrics = metrics_of_run(&self.out);
-        // Nothing in a run without a checkpoint leads to this start, wherever it resumes from.
+        // A run without a checkpoint has no step that this start continues from, whatever checkpoint it resumes from.
         let last = if self.is_unsaved { 0 } else { step };
         let was_cut = cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
         if was_cut && self.is_unsaved {

@@ -70,7 +70,7 @@ impl Meeting {
         };
         let mut meeting = Meeting { waiting, path: None, made: Vec::new() };
         let folder = out.join(FOLDER);
-        // Rank 0 creates the run folder anyway; no other process does.
+        // Only rank 0 may create the run folder, which it will need anyway.
         let may_show = (place.rank == 0 || out.is_dir()) && !is_foreign(out) && !folder.is_symlink();
         if may_show {
             let missing = folder.ancestors().take_while(|folder| !folder.exists());
@@ -103,7 +103,7 @@ impl Meeting {
 
 impl Drop for Meeting {
     fn drop(&mut self) {
-        // A file that cannot be removed names a process that will be gone.
+        // A file that cannot be removed does no harm: the process that it names will be gone.
         if let Some(path) = &self.path {
             let _ = fs::remove_file(path);
         }

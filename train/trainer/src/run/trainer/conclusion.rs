@@ -112,7 +112,7 @@ impl Conclusion {
 
     /// Returns the share of the time during which rank 0 waited for others.
     fn waiting(&self) -> f64 {
-        // Until the first step, ranks wait for the one that prepares it.
+        // Until the first step, ranks wait for the rank that prepares the run.
         let is_work =
             |time: &&ActivityTime| ACTIVITIES.iter().any(|(activity, _)| time.activity == *activity);
         let waited: Duration = self.times.iter().filter(is_work).map(|time| time.waited).sum();

@@ -71,8 +71,8 @@ impl Trainer<'_> {
             };
             let mut continuation = Continuation::new(&tokenizer, prompt, &sampling)?;
             loop {
-                // Rank 0 chooses: other kinds of machines compute other last bits, and all ranks must choose
-                // the same token.
+                // Rank 0 chooses for all ranks, since the last bits of the logits differ between kinds of
+                // machines.
                 let agree = |choice| {
                     let own = if *rank == 0 { choice } else { 0.0 };
                     Ok(engine.sum_over_ranks("sample", &[own])?[0])

@@ -38,7 +38,7 @@ impl Trainer<'_> {
 
     /// Begins to save. A failure is an error if this is the run's `last` save, or if the configuration says so.
     pub(super) fn begin_save(&mut self, last: bool) -> Result<()> {
-        // Settled first, so that its failure is not taken for one of this save.
+        // The earlier save is settled first, so that its failure is not mistaken for one of this save.
         self.settle_earlier_save()?;
         let Plan { message, inherited, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
@@ -101,7 +101,7 @@ impl Trainer<'_> {
             }
             Err(error)
                 if !goes_on
-                    // The ranks have lost each other, or the run has nowhere to save.
+                    // The ranks have lost contact, or the run has nowhere to save.
                     || matches!(
                         error,
                         CheckpointError::Shard(_) | CheckpointError::NotHeld { .. }

@@ -83,7 +83,7 @@ impl Trainer<'_> {
             let last = index + 1 == micro_batches;
             forward_backward(&self.model, config, &self.device, batch, last)?;
             if self.stops_after_pass(last)? {
-                // The state is that after the previous step.
+                // The state remains that after the previous step.
                 self.drop_step()?;
                 self.progress.is_stopping = true;
                 self.settle_step()?;
@@ -205,7 +205,7 @@ impl Trainer<'_> {
     /// follows. Collective.
     fn stops_after_pass(&mut self, last: bool) -> Result<bool> {
         let engine = self.model.engine();
-        // After the last micro-batch, the ranks exchange this and more.
+        // After the last micro-batch, `sync` exchanges this and more.
         if !self.stops.pace.end(engine.world().holds().total()) || last {
             return Ok(false);
         }
@@ -390,8 +390,8 @@ impl Trainer<'_> {
         };
         let parameter = non_finite.clone();
         self.progress.skipped_in_a_row += 1;
-        // Consecutive bad steps are examined only once. A GPU, which is not waited for, is examined only if the
-        // run ends because of it.
+        // Only the first of consecutive bad steps is examined. On a GPU, which is not waited for, a bad step is
+        // examined only if it ends the run.
         let ends = self.plan.config.train.nonfinite != NonFinite::Skip;
         let is_looked_for = self.progress.skipped_in_a_row == 1 && (ends || !self.plan.device.is_gpu());
         let origin = if is_looked_for { self.find_non_finite(step)? } else { String::new() };
