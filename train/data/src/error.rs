@@ -132,7 +132,7 @@ pub enum DataError {
     AlreadyPrepared { path: PathBuf },
     /// The folder was prepared from different inputs or options than those requested now.
     #[error(
-        "{} was prepared from other text or options than requested now:\n  {}\n\
+        "{} was prepared from different text or options than requested now:\n  {}\n\
          To use it as it is, omit data.text: --set data.text=[]\n\
          To keep it and prepare a new folder: --set data.path={}-2\n\
          To replace it, remove {} first",

@@ -231,7 +231,7 @@ impl Inputs {
             }
         }
         if before == differences.len() && !pairs.is_sorted() {
-            differences.push("text: the same files in another order".to_owned());
+            differences.push("text: the same files in a different order".to_owned());
         }
         Ok(())
     }
@@ -411,7 +411,7 @@ mod tests {
         assert!(folder.differences(&apart("texts/a.txt", "texts/b.txt")).is_empty());
         assert_eq!(
             folder.differences(&apart("texts/b.txt", "texts/a.txt")),
-            ["text: the same files in another order"]
+            ["text: the same files in a different order"]
         );
 
         folder.write("a.txt", "another");
@@ -447,7 +447,7 @@ mod tests {
         assert!(folder.differences(&of(&["moved"])).is_empty());
         assert_eq!(
             folder.differences(&of(&["moved/b.txt", "moved/a.txt"])),
-            ["text: the same files in another order"]
+            ["text: the same files in a different order"]
         );
         // As JSON lines it would be different text.
         fs::rename(folder.path("moved/b.txt"), folder.path("moved/b.jsonl")).unwrap();

@@ -150,7 +150,7 @@ impl Tokenizer {
         let largest = inner.get_vocab(true).into_values().max();
         let vocab_size = largest.ok_or("its vocabulary is empty")? as usize + 1;
         if vocab_size > VOCABULARY_MAXIMUM {
-            return Err(format!("token id {} is larger than ids may be", vocab_size - 1));
+            return Err(format!("token id {} is larger than the maximum", vocab_size - 1));
         }
         let start_of_text = tokens_in_front(&inner);
         Ok(Self { inner, vocab_size, dropout, end_of_text: None, start_of_text })

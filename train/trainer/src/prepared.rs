@@ -54,7 +54,7 @@ pub fn open(
         Some(differences) if differences.is_empty() => {}
         Some(differences) if trained_on.is_some() && trained_on == info.train.sha256.as_deref() => {
             tracing::warn!(
-                "{path} was prepared from other text or options than data.text sets now ({}); the run \
+                "{path} was prepared from different text or options than data.text sets now ({}); the run \
                  continues with the data that it was trained on",
                 differences.join("; ")
             );

@@ -82,7 +82,7 @@ pub enum EvalError {
     NoPairs { path: PathBuf },
     /// A token is not in the model's vocabulary. `position`: its position in the list, from 1; `known`: size of
     /// the vocabulary, at least 1.
-    #[error("--tokens: {id} (number {position}) is not a token of the model, which knows 0 to {}", .known - 1)]
+    #[error("--tokens: {id} (number {position}) is not a token of the model, whose ids are 0 to {}", .known - 1)]
     UnknownToken { id: u32, position: usize, known: usize },
     /// A file cannot be read.
     #[error("cannot read {}: {source}; check the path", .path.display())]

@@ -116,8 +116,8 @@ pub enum TrainError {
     /// Resuming from the checkpoint at `path` would continue at a different position in the data, because these
     /// `keys` have changed; `differences` has the old and new values.
     #[error(
-        "{} was trained with other values, and continuing would read the data at another position: {}. Use \
-         the values from before, or accept another position with {}",
+        "{} was trained with different values, and continuing would read the data at a different position: \
+         {}. Use the earlier values, or accept the different position with {}",
         .path.display(), .differences.join(", "), allow(.keys)
     )]
     OtherPosition { path: PathBuf, keys: Vec<PositionKey>, differences: Vec<String> },
@@ -140,7 +140,7 @@ pub enum TrainError {
     /// A quantity that the model computed, `what`, is not finite.
     #[error(
         "{what} is {value}: the model computes with numbers that are too large; use an earlier checkpoint, \
-         or another model"
+         or a different model"
     )]
     NotANumber { what: &'static str, value: f64 },
     /// A smoke run that resumed from its own checkpoint has different losses from the uninterrupted run.

@@ -124,7 +124,7 @@ impl FromStr for Fault {
         let step: u64 = step.parse().map_err(|_| wrong("STEP is not a number"))?;
         let rank = rank.parse().map_err(|_| wrong("RANK is not a number"))?;
         if (phase == FaultPhase::Start) != (step == 0) {
-            return Err(wrong("start is step 0, and nothing else is"));
+            return Err(wrong("write step 0 for start, and a later step for every other phase"));
         }
         if phase == FaultPhase::Data && kind.changes_a_call() && kind != FaultKind::Error {
             return Err(wrong("data loading has no collective to skip or to change"));

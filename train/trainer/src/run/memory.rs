@@ -240,7 +240,7 @@ fn compare(
     let there = match (config.device.memory, config.device.memory_fraction) {
         (None, None) => format!("{place} has {}", size(memory.total)),
         (Some(_), None) => format!("device.memory is {}", size(memory.total)),
-        (_, Some(share)) => format!("device.memory_fraction = {share} leaves it {}", size(memory.total)),
+        (_, Some(share)) => format!("device.memory_fraction = {share} leaves the run {}", size(memory.total)),
     };
     let mut table = String::new();
     // Omit negligible rows.

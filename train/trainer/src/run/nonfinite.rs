@@ -45,7 +45,8 @@ impl NonFiniteFinder {
             Some((_, rank, text)) => {
                 format!("; the first tensor that is not finite is {text}, on rank {rank}")
             }
-            None => "; the passes are finite when repeated: it came from a collective, or was not computed"
+            None => "; all tensors are finite when the passes are repeated: the value came from a \
+                     collective or corrupted memory"
                 .to_owned(),
         })
     }

@@ -150,7 +150,7 @@ pub(super) fn make(
         }
         if !draft.changed.is_empty() {
             print_line(&format!(
-                "reading the data at another position, as allowed: {}",
+                "reading the data at a different position, as allowed: {}",
                 draft.changed.join(", ")
             ));
         }
@@ -299,7 +299,7 @@ impl Draft {
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let open = || prepared::open(&config.data, config.train.seed, trained_on, &options.stop);
         let data = start.time("data", || process::in_pool(open));
-        let data = data.map_err(TrainError::threads("threads that look at the data"))??;
+        let data = data.map_err(TrainError::threads("threads that open or prepare the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, source.as_ref(), &tokenizer, layers)?;
         let loss = options.registry.losses().make(&config.loss, model.vocab_size)?;
@@ -319,8 +319,8 @@ impl Draft {
         warnings.extend(inherited.beyond_context(config));
         let note = inherited.other_tokenizer.as_ref().filter(|_| resume.is_none()).map(|own| {
             format!(
-                "the data in {} have another tokenizer than the initial weights ({}): the model reads their \
-                 token ids as other text, and checkpoints omit the chat template and end tokens of the \
+                "the data in {} have a different tokenizer from the initial weights ({}): their token ids mean \
+                 different text to the model, and checkpoints omit the chat template and end tokens of the \
                  weights' tokenizer",
                 config.data.path.display(),
                 own.display()

@@ -135,7 +135,7 @@ pub fn resolve_model(
             ),
             None => format!(
                 "the tokenizer in {data} has {tokens} tokens, but model.vocab_size is {known}: raise \
-                 model.vocab_size to at least {tokens}, or leave it out"
+                 model.vocab_size to at least {tokens}, or remove it"
             ),
         };
         return Err(invalid(problem).into());

@@ -224,8 +224,8 @@ fn has_rival(attempt: Attempt, holder_path: &Path, out: &Path, watched: &mut boo
         Rival::Unknown => {
             if !std::mem::replace(watched, true) {
                 print_line(&format!(
-                    "{} was last in use on {holder}, which did not record its end: watching for {} s whether \
-                     it still runs",
+                    "{} was last in use on {holder}, which did not record its end: watching for {} s to see \
+                     whether it still runs",
                     out.display(),
                     LOOK.as_secs() * LOOKS as u64
                 ));
