@@ -80,7 +80,7 @@ pub(super) struct Spellings {
     tokens: Vec<String>,
     /// Number of occurrences of each token.
     counts: Vec<u64>,
-    /// `None` if there are no tokens to search for.
+    /// Finds all tokens in one pass; `None` if there are no tokens to search for.
     automaton: Option<AhoCorasick>,
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Encoder<'a> {
     pub(super) division: &'a Division,
 }
 
-/// The token files of a whole text, and findings about the text.
+/// The entries for both token files, and findings about the text.
 pub(super) struct Encoded {
     pub(super) train: SplitWriter,
     pub(super) validation: SplitWriter,

@@ -130,7 +130,7 @@ pub enum DataError {
     /// The output folder already holds prepared data.
     #[error("{} already holds prepared data; remove it or choose another folder", path.display())]
     AlreadyPrepared { path: PathBuf },
-    /// The folder was prepared from different inputs or options than those requested now.
+    /// The folder was prepared from different inputs or options than are requested now.
     #[error(
         "{} was prepared from different text or options than requested now:\n  {}\n\
          To use it as it is, omit data.text: --set data.text=[]\n\
@@ -151,7 +151,8 @@ pub enum DataError {
     /// `data.json` could not be understood. `problem`: the key or line at fault and why.
     #[error("{}: {problem}; correct the file or run `kiln data prepare` again", path.display())]
     Info { path: PathBuf, problem: String },
-    /// `data.json` has another format version. `found`: in the file; `supported`: by this build.
+    /// `data.json` has a different format version. `found`: version in the file; `supported`: version that this build
+    /// reads.
     #[error(
         "{}: `format_version` is {found}, and this build reads {supported}; run `kiln data prepare` again",
         path.display()

@@ -126,7 +126,7 @@ impl TokenWidth {
     }
 }
 
-/// The one key that is read before the format is known.
+/// The only key of `data.json` that is read before the format version is known.
 #[derive(Deserialize)]
 #[serde(expecting = "an object with the key `format_version`")]
 struct Version {

@@ -29,8 +29,8 @@
 //! # Detecting changes
 //!
 //! [`verify()`] reads everything and reports what differs from its checksum. A run does not read everything
-//! before it starts: small files are compared whenever they are read, [`TokenFile::check`] checks a few
-//! blocks, and [`TokenFile::read_sample`] checks each block when it first reads from it.
+//! before it starts: small files are compared with their checksums whenever they are read, [`TokenFile::check`]
+//! checks a few blocks, and [`TokenFile::read_sample`] checks each block when it first reads from it.
 //!
 //! # Samples
 //!

@@ -63,8 +63,8 @@ fn half_bits(count: u64) -> u32 {
     bits.div_ceil(2).max(1)
 }
 
-/// Permutes the numbers below `4^half_bits`. Whatever the round function is, each round can be undone, so the
-/// whole is a bijection.
+/// Permutes the numbers below `4^half_bits`. Each round can be undone, whatever the round function is, so the
+/// network is a bijection.
 fn feistel(value: u64, half_bits: u32, key: u64) -> u64 {
     let mask = (1 << half_bits) - 1;
     let (mut left, mut right) = (value >> half_bits, value & mask);

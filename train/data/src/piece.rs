@@ -30,14 +30,14 @@ pub(super) struct TextChunk {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TextPiece {
     pub(super) text: String,
-    /// True if it ends the first section of a document that is divided in two.
+    /// True if the text ends the first section of a document that is divided in two.
     pub(super) ends_section: bool,
-    /// True if it ends the document.
+    /// True if the text ends the document.
     pub(super) ends_document: bool,
 }
 
 /// Cuts one document. A chunk ends where the tokenizer allows it, however long it becomes; a document that is
-/// divided between the splits is also cut there, at the end of a line if there is one.
+/// divided between the splits is also cut at the division, at the end of a line if there is one.
 pub(super) struct Cutter {
     reader: Box<dyn Read + Send>,
     limit: usize,

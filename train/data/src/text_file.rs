@@ -93,7 +93,7 @@ const COMPRESSED: [(&[u8], &str); 5] = [
 /// The reason why a file is not UTF-8 text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotText {
-    /// Text in another encoding.
+    /// UTF-16 text.
     Utf16,
     /// A compressed file. `format`: the compression format.
     Compressed { format: &'static str },

@@ -280,8 +280,8 @@ impl Tokenizer {
     }
 
     /// Returns the number of tokens in front of a prompt, and all token ids including the prompt's. As in
-    /// transformers, the tokens that the post-processor puts in front of a text come first, unless the prompt
-    /// itself starts with them. Those that it puts after a text are omitted, since a prompt is continued.
+    /// transformers, the tokens that the post-processor puts in front of a text come first, unless the prompt itself
+    /// starts with them. Tokens that the post-processor puts after a text are omitted, since a prompt is continued.
     ///
     /// # Errors
     ///

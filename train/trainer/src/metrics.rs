@@ -269,7 +269,7 @@ impl Reporter {
         self.record(metrics)
     }
 
-    /// Returns the lowest validation loss of the run, including its earlier starts.
+    /// Returns the lowest validation loss of the run, including earlier starts of a resumed run.
     pub fn best(&self) -> Option<BestLoss> {
         self.best
     }

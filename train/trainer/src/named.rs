@@ -26,7 +26,7 @@ pub fn check(path: &Path) -> Result<()> {
 ///
 /// # Errors
 ///
-/// If a file of a run or of another kind exists there, or on errors of the file system.
+/// If `path` is a file of a run or a file that `is_of_kind` rejects, or on errors of the file system.
 pub fn write(path: &Path, content: &[u8], kind: &str, is_of_kind: impl FnOnce(&[u8]) -> bool) -> Result<()> {
     check(path)?;
     write_named(path, content, kind, is_of_kind).map_err(refused("write", path))

@@ -64,7 +64,7 @@ pub fn begin() -> Result<(), LogLevelError> {
 /// Command-line name of this program, set by [`has_commands`].
 static COMMAND: OnceLock<String> = OnceLock::new();
 
-/// Records that this program has the commands of `kiln`, so that [`command`] returns its name.
+/// Records that this program accepts the commands of `kiln`, so that [`command`] returns the program's name.
 pub fn has_commands() {
     COMMAND.get_or_init(|| {
         let called = std::env::args_os().next().unwrap_or_default();
@@ -76,7 +76,7 @@ pub fn has_commands() {
     });
 }
 
-/// Returns the command-line name of this program, if it has the commands of `kiln`.
+/// Returns the command-line name of this program, if the program accepts the commands of `kiln`.
 pub fn command() -> Option<&'static str> {
     COMMAND.get().map(String::as_str)
 }

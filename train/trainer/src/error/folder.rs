@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_sys::files;
 
-/// Reasons why a run folder cannot be used. The path in each error is that of the folder, unless stated
-/// otherwise.
+/// Reasons why a run folder cannot be used. Paths are those of the run folder unless stated otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
     /// The path is a file.
@@ -18,7 +17,7 @@ pub enum FolderError {
         .0.display(), .1
     )]
     Foreign(PathBuf, String),
-    /// The folder holds another run.
+    /// The folder already holds a run, and this start does not resume it.
     #[error(
         "{} already holds a run: continue with --resume latest, choose another folder with --out, or remove it",
         .0.display()

@@ -31,7 +31,7 @@ pub use folder::FolderError;
 /// batch cannot cause so many.
 pub const MAX_SKIPPED: u64 = 10;
 
-/// The result of an operation of a run.
+/// The result of an operation that is part of training.
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
 /// Reasons why a run fails.
@@ -43,7 +43,7 @@ pub enum TrainError {
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// There is not enough memory.
+    /// The run needs more memory than there is.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// A layer of the model cannot be built.
@@ -88,7 +88,7 @@ pub enum TrainError {
     /// A file with network measurements cannot be used.
     #[error(transparent)]
     Links(#[from] LinksError),
-    /// This process could not join the others.
+    /// This process could not connect to the other ranks.
     #[error(transparent)]
     Join(#[from] JoinError),
     /// This process could not join its MPI job.
@@ -156,7 +156,7 @@ pub enum TrainError {
     /// The file to write exists already.
     #[error("{} already exists: overwrite it with --force, or name another file with --out", .0.display())]
     Exists(PathBuf),
-    /// A stop was requested while this process waited for the others.
+    /// A stop was requested while this process waited for the other ranks.
     #[error(
         "stopped on request before the ranks were connected: there was nothing to save yet; start it again"
     )]

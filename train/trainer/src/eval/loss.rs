@@ -48,9 +48,9 @@ impl Validation {
     ///
     /// # Errors
     ///
-    /// If there are no such data, if their tokens are not the model's, if the sequences are longer than the
-    /// model's context, if the data are shorter than one sequence, or if a check of some of the data shows that
-    /// they have changed since they were prepared.
+    /// If the data do not exist, if they were prepared with a different tokenizer, if the sequences are longer
+    /// than the model's context, if the data are shorter than one sequence, or if a check of some of the data
+    /// shows that they have changed since they were prepared.
     pub fn open(model: &ModelSource, data: Option<&Path>, options: ValidationOptions) -> Result<Self> {
         let context = model.context_length();
         if let Some(seq_len) = options.seq_len.filter(|seq_len| *seq_len > context) {
@@ -118,7 +118,7 @@ fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<()> {
     }
 }
 
-/// Finds the data that a model was trained on, through the configuration next to it.
+/// Finds the data that a model was trained on, as named in the configuration next to the model.
 fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
     let checkpoint = model.folder().to_owned();
     let path = checkpoint.join("config.toml");

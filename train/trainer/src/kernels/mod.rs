@@ -32,8 +32,8 @@ use kiln_sys::words::duration;
 const FAULT: &str = "KILN_KERNEL_FAULT";
 
 /// Ensures, before the first operation of a run of `config`, that no operation uses a kernel that computes
-/// wrong results on `device`. Collective if there is a `world`: an operation that is plain on one rank is plain
-/// on all.
+/// wrong results on `device`. Collective if there is a `world`: an operation that uses no kernel on one rank
+/// uses none on all.
 ///
 /// # Errors
 ///
@@ -108,7 +108,7 @@ pub fn settle_in(
     Ok(())
 }
 
-/// Returns the operations that are wrong on at least one rank, each with these ranks. `of_all` has, for each
+/// Returns the operations whose kernels are wrong on some ranks, each with these ranks. `of_all` has, for each
 /// rank, a byte for each operation.
 fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     let ranks = |index: usize| -> Vec<usize> {
@@ -193,8 +193,8 @@ fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, wh
     }
 }
 
-/// Checks the kernels of a GPU, and returns a line for each kernel and dtype, and whether all are right. With
-/// `backend` auto, uses an NVIDIA GPU if there is one, else wgpu's adapter.
+/// Checks the kernels of a GPU, and returns a report line for each kernel and dtype, and whether all kernels
+/// are right. With `backend` auto, uses an NVIDIA GPU if there is one, else wgpu's adapter.
 pub fn examine(backend: Backend) -> (Vec<String>, bool) {
     match examined(backend) {
         Ok(found) => found,

@@ -1,4 +1,4 @@
-//! `events.jsonl`: the events of a run, over all of its starts.
+//! `events.jsonl`: the events of a run, including each time that it was started or resumed.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -58,7 +58,7 @@ impl EventKind {
     }
 }
 
-/// The events of one start of a run. Nothing is written before [`Events::open`].
+/// Records the events of a run from this start on. Nothing is written before [`Events::open`].
 #[derive(Default)]
 pub(super) struct Events(Mutex<State>);
 

@@ -1,9 +1,9 @@
 //! The run folder: its choice, its owner and its content.
 //!
 //! - `identity`: `run.json`, which marks a folder as a run of Kiln;
-//! - `lock`: a folder belongs to one run at a time; `holder`: the process that holds it;
-//! - `claim`: the changes that a start makes to its folder before and after its ranks begin;
-//! - `meeting`: the ranks that have arrived while others are awaited;
+//! - `lock`: ensures that only one process works on a run; `holder`: the process that holds the lock;
+//! - `claim`: the changes to the folder when a run is started or resumed, before and after its ranks begin;
+//! - `meeting`: the ranks that have arrived and wait for others;
 //! - `look`: read-only queries about a run.
 //!
 //! Only files with Kiln's own names are ever replaced, and files that a run no longer needs are moved aside.

@@ -42,7 +42,7 @@ struct Run<'a> {
 /// The memory that a run needs on one device.
 struct Need {
     bytes: u64,
-    /// Bytes by owner, over all ranks that share the memory.
+    /// Bytes by owner, such as gradients, summed over all ranks that share the memory.
     rows: Vec<(&'static str, u64)>,
     /// Layers whose memory is only a guess.
     undescribed: BTreeSet<&'static str>,
@@ -50,9 +50,9 @@ struct Need {
 
 /// The memory that a run needs on all devices that it uses.
 struct Needs {
-    /// Memory of the device that computes.
+    /// Memory on the device that computes.
     computing: Need,
-    /// Memory of the host while a GPU computes.
+    /// Host memory for offloaded tensors while a GPU computes.
     offloaded: Need,
 }
 

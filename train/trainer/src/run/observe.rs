@@ -207,9 +207,9 @@ pub struct Controls(Arc<Mutex<Changes>>);
 /// The requested changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Changes {
-    /// `optim.lr` from here on.
+    /// New value of `optim.lr`.
     pub lr: Option<f64>,
-    /// `optim.grad_clip` from here on.
+    /// New value of `optim.grad_clip`.
     pub grad_clip: Option<f64>,
     /// True if a checkpoint is requested after this step.
     save: bool,
@@ -220,7 +220,7 @@ impl Controls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the value of a key from here on. Returns a message for the user.
+    /// Changes the value of a key for the following steps. Returns a message for the user.
     pub fn set(&self, key: &str, value: &str) -> String {
         let Some(number) = value.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)
         else {

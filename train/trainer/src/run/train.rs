@@ -179,8 +179,8 @@ fn run_rank(
     summary.map_err(|error| error.with_flights(&plan.out))
 }
 
-/// Prepares this process, which has `ranks`, for their work: checks the kernels of its device, and attaches the tools.
-/// `place`: the communicator and place of a rank that is a process.
+/// Prepares this process, which has `ranks`, for their work: checks the kernels of its device, and attaches the
+/// tools. `place`: for a rank that is a process, its communicator and its place in the job.
 fn prepare_process(
     plan: &mut Plan,
     options: &RunOptions,

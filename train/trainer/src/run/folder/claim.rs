@@ -1,4 +1,4 @@
-//! The changes that a start makes to its run folder.
+//! The changes to a run folder when a run is started or resumed.
 //!
 //! Before the ranks begin, [`Found::claim`] takes the folder. Once the ranks have loaded their checkpoint,
 //! [`Claim::begin`] records this start in the folder and moves aside everything that an earlier start wrote
@@ -120,7 +120,7 @@ impl Found {
 }
 
 impl Claim {
-    /// The events of this start.
+    /// Returns the events of this start.
     pub(in crate::run) fn events(&self) -> &Arc<Events> {
         &self.events
     }

@@ -29,7 +29,7 @@ const SOME_LENGTH: Duration = Duration::from_secs(60);
 /// Share of time below which an activity is not shown.
 const LITTLE: f64 = 0.005;
 
-/// The data for the summary of a run, or of one start of it.
+/// The data for the summary of a run since it was started or last resumed.
 pub(super) struct Conclusion {
     /// The run folder, for display.
     pub(super) out: PathBuf,

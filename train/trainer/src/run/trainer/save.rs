@@ -1,4 +1,4 @@
-//! The saves of a rank, and the reaction to failed ones.
+//! Saves the checkpoints of a rank, and handles failed saves.
 
 use std::path::PathBuf;
 

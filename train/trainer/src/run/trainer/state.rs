@@ -84,9 +84,9 @@ pub(super) struct Splits {
     pub(super) validation: BatchSource,
 }
 
-/// Progress of a start of a run.
+/// Progress of a run since it was started or last resumed.
 pub(super) struct Progress {
-    /// Step and tokens of the run at the start.
+    /// Step and tokens of the run when this start began.
     pub(super) first_step: u64,
     pub(super) first_tokens: u64,
     /// True once this start has done a step.
@@ -105,7 +105,7 @@ pub(super) struct Progress {
     pub(super) is_stopping: bool,
 }
 
-/// The times of a start of a run.
+/// Times of a run since it was started or last resumed.
 pub(super) struct SpeedMeter {
     pub(super) flops_per_token: f64,
     /// The peak FLOP/s that `mfu` is a share of. Without a known peak, there is no `mfu`.
@@ -120,7 +120,7 @@ pub(super) struct SpeedMeter {
     pub(super) start_times: Option<StartTimes>,
 }
 
-/// The checkpoints of a start of a run.
+/// Checkpoints saved since the run was started or last resumed.
 pub(super) struct Saves {
     pub(super) saver: Saver,
     /// The step of the last save that was begun.
@@ -371,7 +371,7 @@ impl<'a> Trainer<'a> {
         self.state.step >= self.plan.config.train.steps
     }
 
-    /// Returns the configuration of the run, with everything settled.
+    /// Returns the configuration of the run, with all defaults resolved.
     pub fn config(&self) -> &Config {
         &self.plan.config
     }
