@@ -35,9 +35,9 @@ const SENTENCEPIECE_SPACE: char = '\u{2581}';
 /// Represents a space in byte-level tokens.
 const BYTE_LEVEL_SPACE: char = '\u{120}';
 
-/// Patterns that match all white space, and whose matches never contain a space after a letter or digit, nor
-/// a letter or digit after a newline. At both kinds of places, therefore, a match starts or ends. They look
-/// ahead only after white space that is followed by white space, which never occurs at a candidate place.
+/// Patterns that match all white space, and whose matches never contain a space after a letter or digit, nor a
+/// letter or digit after a newline. At both kinds of places, therefore, a match starts or ends. The patterns
+/// look ahead only after white space that is followed by white space, which never occurs at a candidate place.
 const SPLITTING_PATTERNS: [&str; 7] = [
     // GPT-2.
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -317,8 +317,8 @@ fn is_sentencepiece_space(text: &str) -> bool {
     text.strip_prefix(SENTENCEPIECE_SPACE).is_some_and(str::is_empty)
 }
 
-/// Reports whether no added token that is searched for in text can span a place, reach across it, or depend
-/// on the text on the other side.
+/// Reports whether no added token that is searched for in text can span a place for a cut, strip white space
+/// across it, or depend on the text on its other side.
 fn added_tokens_stay_apart(tokenizer: &Inner, normalized: Normalized) -> bool {
     let skips_special = tokenizer.get_encode_special_tokens();
     let added = tokenizer.get_added_tokens_decoder();
@@ -343,12 +343,12 @@ fn normalized_spelling<'a>(tokenizer: &Inner, token: &'a AddedToken) -> Cow<'a, 
     }
 }
 
-/// Reports whether `text` contains a place, with any character of `spaces` counted as a space.
+/// Reports whether `text` contains a candidate place for a cut, with any character of `spaces` counted as a space.
 fn spans_place(text: &str, spaces: &[char]) -> bool {
     spans_space(text, spaces) || pairs(text).any(|(a, b)| a == '\n' && b.is_alphanumeric())
 }
 
-/// Reports whether `text` contains a place at a space, with any character of `spaces` counted as a space.
+/// Reports whether `text` contains a candidate place at a space, with any character of `spaces` counted as a space.
 fn spans_space(text: &str, spaces: &[char]) -> bool {
     pairs(text).any(|(a, b)| a.is_ascii_alphanumeric() && spaces.contains(&b))
 }
@@ -357,8 +357,8 @@ fn pairs(text: &str) -> impl Iterator<Item = (char, char)> {
     text.chars().zip(text.chars().skip(1))
 }
 
-/// Reports whether the model is a BPE that never merges a space, which it sees as `space`, with the character
-/// before it.
+/// Reports whether the model is a BPE that never merges a space with the character before it. `space`: the
+/// character that stands for a space in the model's vocabulary.
 fn no_merge_spans(tokenizer: &Inner, space: char) -> bool {
     let ModelWrapper::BPE(model) = tokenizer.get_model() else { return false };
     let BPE { continuing_subword_prefix, end_of_word_suffix, .. } = model;

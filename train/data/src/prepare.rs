@@ -169,7 +169,7 @@ fn fill(
     Ok(info)
 }
 
-/// Returns the remarks to the user about the text, once all of it has been read.
+/// Returns the remarks to the user about the text, after the whole text has been read.
 fn remarks(encoded: &Encoded, files: usize, division: &Division, options: &PrepareOptions) -> Vec<Remark> {
     let mut remarks = Vec::new();
     let Findings { not_text, bad_lines, json } = &encoded.findings;

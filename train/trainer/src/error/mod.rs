@@ -199,7 +199,7 @@ pub enum PositionKey {
     /// Tokens per sequence.
     #[value(name = "data.seq_len")]
     SeqLen,
-    /// Whether samples are visited in random order.
+    /// The setting that samples are visited in random order.
     #[value(name = "data.shuffle")]
     Shuffle,
     /// The seed of the sample order and of dropout.

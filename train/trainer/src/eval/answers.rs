@@ -147,8 +147,8 @@ pub fn answer_losses(
     Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
 }
 
-/// Like [`answer_losses`], but returns `None` as soon as `go_on` returns false. `go_on` is called between
-/// passes and must return the same value on all ranks.
+/// Like [`answer_losses`], but ends early, with `None`, if `go_on` returns false after a pass that is not the
+/// last. `go_on` must return the same value on all ranks.
 pub fn answer_losses_while(
     model: &ShardedDecoder,
     device: &Device,

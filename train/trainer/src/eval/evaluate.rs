@@ -41,8 +41,8 @@ pub(crate) fn passes_of(engine: &Engine, source: &BatchSource, samples: u64, row
     samples.div_ceil(engine.world().world_size() as u64 * rows as u64)
 }
 
-/// Like [`evaluate`], but returns `None` as soon as `go_on` returns false. `go_on` is called between passes and
-/// must return the same value on all ranks.
+/// Like [`evaluate`], but ends early, with `None`, if `go_on` returns false after a pass that is not the last.
+/// `go_on` must return the same value on all ranks.
 pub(crate) fn evaluate_while(
     model: &ShardedDecoder,
     device: &Device,

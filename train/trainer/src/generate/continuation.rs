@@ -26,7 +26,7 @@ pub struct Continuation<'a> {
     /// Number of leading ids that come from the prompt, including the hidden ones.
     given: usize,
     cache: KeyValueCache,
-    /// Number of ids that the model has read, or that were dropped from its context unread.
+    /// Number of ids that the model has read, or that were dropped unread because the context is full.
     read: usize,
     /// Number of chosen tokens.
     chosen: usize,
@@ -49,7 +49,7 @@ impl<'a> Continuation<'a> {
         }
         let (mut hidden, mut ids) = tokenizer.encode_prompt(prompt)?;
         if ids.is_empty() {
-            // An empty prompt starts like a document, after the end of another.
+            // An empty prompt is replaced by an end-of-text token, after which the model expects a new document.
             (hidden, ids) = (1, vec![ends[0]]);
         }
         let given = ids.len();

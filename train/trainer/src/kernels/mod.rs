@@ -108,8 +108,8 @@ pub fn settle_in(
     Ok(())
 }
 
-/// Returns the operations whose kernels are wrong on some ranks, each with these ranks. `of_all` has, for each
-/// rank, a byte for each operation.
+/// Returns the operations whose kernels are wrong on some ranks, each with the list of those ranks. `of_all`
+/// has, for each rank, a byte for each operation.
 fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     let ranks = |index: usize| -> Vec<usize> {
         (0..of_all.len()).filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0)).collect()
@@ -146,8 +146,8 @@ fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     wrong
 }
 
-/// Writes the findings to `file`, and a report next to it. Returns whether both were written; if not, the run
-/// continues without these files.
+/// Writes the findings to `file`, and, if a kernel is wrong, a report next to it. Returns whether this
+/// succeeded; if not, the run continues without these files.
 fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
     let report = report::text(key, findings, time);
     let written = Kept::write(file, key, findings).and_then(|()| match wrong(findings).is_empty() {

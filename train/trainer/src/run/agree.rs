@@ -21,7 +21,7 @@ use kiln_config::Config;
 use kiln_config::device::ResolvedDevice;
 use kiln_data::DataError;
 
-/// The rank that decides.
+/// The rank that makes the plan.
 const ROOT: usize = 0;
 
 /// Longest time between two signs of life from rank 0. The same exchange collects the other ranks' stop requests.

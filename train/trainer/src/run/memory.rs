@@ -28,7 +28,7 @@ const GPU_ALLOWANCE: f64 = 0.85;
 /// Warnings of a check, none of which prevents the run.
 pub type Warnings = Vec<String>;
 
-/// A run to be checked. Only `config` changes when alternatives are tried.
+/// A run to be checked, without its configuration, which varies when alternatives are tried.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     model: &'a ModelConfig,

@@ -160,7 +160,7 @@ pub struct RunFacts<'a> {
     pub deadline: Duration,
     /// True if the ranks compute on GPUs.
     pub on_gpu: bool,
-    /// Address at which the run is shown to browsers: `log.http`.
+    /// Address at which browsers can watch the run: `log.http`.
     pub http: Option<SocketAddr>,
 }
 
@@ -183,7 +183,7 @@ pub struct ObservedRank {
     pub rows: usize,
     /// The run folder.
     pub out: PathBuf,
-    /// The steps and places of the run.
+    /// The steps and places at which breakpoints can hold the run.
     pub reach: Reach,
 }
 
@@ -192,7 +192,7 @@ pub struct ObservedRank {
 pub struct Reach {
     /// Remaining steps of the run.
     pub steps: RangeInclusive<u64>,
-    /// Number of blocks of its model.
+    /// Number of blocks of the run's model.
     pub layers: usize,
     /// True if custom layers may show additional places and tensors.
     pub has_own_places: bool,

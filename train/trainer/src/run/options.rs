@@ -22,10 +22,10 @@ pub struct RunOptions {
     pub registry: Registry,
     /// Number of ranks, overriding the configuration.
     pub ranks: Option<usize>,
-    /// The rank of this process, if a launcher has started one process per rank. Without it, ranks are threads
+    /// The rank of this process, if a launcher has started one process per rank. If `None`, ranks are threads
     /// of this process.
     pub place: Option<RankEnv>,
-    /// The job of a process that trains alone; that of one rank of several is in `place`.
+    /// The job of a process that trains alone. One rank of several takes its job from `place`.
     pub job: Job,
     /// True if this process trains alone although its environment says that it is one rank of several.
     pub alone: bool,
@@ -41,7 +41,7 @@ pub struct RunOptions {
     pub allow_changed: Vec<PositionKey>,
     /// Tools that inspect the run; without them, the run cannot be inspected from outside.
     pub tools: Option<Arc<dyn Tools>>,
-    /// A fault to rehearse.
+    /// A fault to cause deliberately, as with `--fault`.
     pub fault: Option<Fault>,
 }
 

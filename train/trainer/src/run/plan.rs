@@ -1,4 +1,4 @@
-//! The plan of a run, settled once before its ranks start.
+//! The plan of a run, made once before its ranks start.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -31,7 +31,7 @@ use kiln_config::schedule;
 use kiln_config::{self as config, Config, ModelSection, ShardSection};
 use kiln_data::{self as data, DataInfo, Split, TokenFile};
 
-/// The settled plan of a run, which every rank has. The files of the initial weights stay open.
+/// The plan of a run, which every rank has. The files of the initial weights stay open.
 pub struct Plan {
     /// The part of the plan that rank 0 sends to the other processes.
     pub message: PlanMessage,
@@ -56,7 +56,7 @@ pub struct Plan {
     pub loss: Option<TokenLoss>,
     /// Weights that may be missing from checkpoints.
     pub allow_missing: AllowMissing,
-    /// The tools that inspect this process; attached once the plan is settled.
+    /// The tools that inspect this process; attached once the plan is made.
     pub tools: Option<Box<dyn AttachedTools>>,
     /// Set to request that this process save a checkpoint and stop.
     pub stop: Arc<AtomicBool>,
@@ -99,8 +99,8 @@ impl SentPath {
     }
 }
 
-/// Makes the plan: checks everything that can be checked before work starts, prepares data, and settles the
-/// open values of `config`. Reads and writes the disk, so only one rank may call it.
+/// Makes the plan: checks everything that can be checked before work starts, prepares data, and resolves the
+/// unset values of `config`. Reads and writes the disk, so only one rank may call it.
 pub(super) fn make(
     asked: &Config,
     options: &RunOptions,
@@ -239,7 +239,7 @@ fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accu
     shard.accumulate.or(before).unwrap_or_else(|| shard.accumulate())
 }
 
-/// A start before it has changed its run folder.
+/// A run that is about to start and has not changed its folder yet.
 struct Draft {
     found: Found,
     resume: Option<Checkpoint>,
@@ -251,7 +251,7 @@ struct Draft {
     model: ModelConfig,
     optimizer: Optimizer,
     loss: Option<TokenLoss>,
-    /// The settled `shard.accumulate`.
+    /// The resolved `shard.accumulate`.
     accumulate: Accumulate,
     /// Warnings about memory and about the context.
     warnings: Vec<String>,

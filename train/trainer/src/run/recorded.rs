@@ -80,8 +80,8 @@ impl RecordedStep {
     /// Returns the values of the step under their names in `metrics.jsonl`. `loss` is the loss of the step, and
     /// `loss_name` names the part of it that does not come from layers, usually `cross_entropy`. Waits until
     /// the values are read. A value is the mean over the tokens of the passes that recorded it, over all ranks,
-    /// so ranks and passes may record different values. Collective: all ranks call it as soon as one of them
-    /// has recorded anything.
+    /// so ranks and passes may record different values. Collective: all ranks must call it if any rank has
+    /// recorded anything.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
 //! Checks that the parts of a run fit together before it starts: the configuration's parameters, the initial
-//! weights, the position in the data, the model. Used by a start and by `kiln check`.
+//! weights, the position in the data, the model. Used by runs and by `kiln check`.
 
 use kiln_model::{Decoder, Layers, ModelConfig};
 use kiln_shard::Optimizer;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kiln_sys::words::duration;
 
-/// The time that a start has taken so far.
+/// Measures the stages of starting a run.
 #[derive(Clone, Debug)]
 pub struct StartTimes {
     begun: Instant,

@@ -44,8 +44,8 @@ pub struct Claim {
 }
 
 impl Found {
-    /// Takes the folder for this run. Returns `None` if the folder has changed since it was found: then it must
-    /// be searched for again.
+    /// Takes the folder for this run. Returns `None` if the folder has changed since it was found, so that the
+    /// caller must search again.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl Found {
 }
 
 impl Claim {
-    /// Returns the events of this start.
+    /// Returns the event log that this start writes to.
     pub(in crate::run) fn events(&self) -> &Arc<Events> {
         &self.events
     }

@@ -104,7 +104,7 @@ impl fmt::Display for Holder {
 /// gone: several heartbeats may be late.
 pub(super) const LOOKS: usize = 20;
 
-/// Time between two checks.
+/// Time between two checks of a holder's file.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 /// Keeps the file `path`, already written by `holder`, up to date until the result is dropped, which marks the

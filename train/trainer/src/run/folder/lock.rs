@@ -136,7 +136,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// If another run has taken the folder in between. Without lock support, rank 0 holds the folder for all ranks.
+    /// If another run has taken the folder in the meantime. Without lock support, rank 0 holds the folder for all
+    /// ranks.
     pub(in crate::run) fn share(out: &Path) -> Result<Self, FolderError> {
         let path = out.join(FOLDER).join(RANKS_FILE);
         let file = open(&path, false).ok();

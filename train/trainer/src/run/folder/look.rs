@@ -34,7 +34,7 @@ pub enum Standing {
     Held(Option<ProcessId>),
     /// The last process that held the folder has released it.
     Ended,
-    /// The last process that held the folder ended without releasing it, so this process was killed.
+    /// The last process that held the folder was killed: it ended without releasing the folder.
     Killed(ProcessId),
 }
 

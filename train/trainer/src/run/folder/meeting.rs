@@ -83,7 +83,7 @@ impl Meeting {
         meeting
     }
 
-    /// Shows the ranks that have arrived, if they have changed.
+    /// Updates the file if `come`, the ranks that have arrived, has changed.
     pub(in crate::run) fn show(&mut self, come: BTreeMap<usize, IpAddr>) {
         if self.waiting.come != come {
             self.waiting.come = come;

@@ -51,7 +51,7 @@ pub(super) struct IssuedStep {
     pub(super) update: Update,
     pub(super) lr: f64,
     pub(super) start: ClockReading,
-    /// Clocks when the step had been issued completely.
+    /// Clock reading when the step had been issued completely.
     pub(super) end: ClockReading,
     pub(super) peak_bytes: u64,
     /// Tokens trained on so far.

@@ -135,7 +135,7 @@ pub(super) struct Watchers {
     pub(super) observers: Observers,
     /// The changes that observers make.
     pub(super) controls: Controls,
-    /// Reports where this rank is if a signal ends the process.
+    /// Reports the rank's position in the run if a signal ends the process.
     pub(super) position: position::RankPosition,
     pub(super) drill: Option<Arc<Drill>>,
 }

@@ -346,8 +346,8 @@ impl Trainer<'_> {
         })
     }
 
-    /// Describes where `step`, whose update was skipped, first has a non-finite value: repeats its passes with
-    /// the same weights. Collective.
+    /// Repeats the passes of `step`, whose update was skipped, with the same weights, and describes the first
+    /// tensor with a non-finite value. Collective.
     fn find_non_finite(&mut self, step: u64) -> Result<String> {
         let engine = self.model.engine().clone();
         engine.set_activity("finding the first tensor that is not finite");
