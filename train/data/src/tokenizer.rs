@@ -441,9 +441,9 @@ fn encode_failed(error: tokenizers::Error) -> DataError {
 /// A token as named in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Named {
-    /// By its id.
+    /// The token's id.
     Id(u32),
-    /// By its spelling.
+    /// The token's spelling.
     Spelling(String),
 }
 

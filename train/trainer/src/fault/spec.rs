@@ -12,43 +12,43 @@ use kiln_config::ByteSize;
 /// The way in which a rank fails.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FaultKind {
-    /// Its process is killed without notice.
+    /// The process of the rank is killed without notice.
     Kill,
-    /// Its process is stopped, as on a machine that hangs.
+    /// The process of the rank is stopped, as on a machine that hangs.
     Stop,
-    /// It receives SIGSEGV, as after reading unmapped memory.
+    /// The rank receives SIGSEGV, as after reading unmapped memory.
     Segv,
-    /// It reads a page beyond the end of a mapped file: SIGBUS.
+    /// The rank reads a page beyond the end of a mapped file: SIGBUS.
     Bus,
-    /// It recurses until its stack overflows.
+    /// The rank recurses until its stack overflows.
     Overflow,
-    /// It ends its process with SIGABRT, as C code does on a failed assertion.
+    /// The rank ends its process with SIGABRT, as C code does on a failed assertion.
     Abort,
-    /// It panics.
+    /// The rank panics.
     Panic,
-    /// A thread that works for it panics.
+    /// A helper thread of the rank panics.
     Worker,
-    /// It calls a collective with invalid arguments or, in data loading, returns an error.
+    /// The rank calls a collective with invalid arguments or, in data loading, returns an error.
     Error,
-    /// It skips one collective.
+    /// The rank skips one collective.
     Skip,
-    /// It calls one collective with a different count than the other ranks.
+    /// The rank calls one collective with a different count than the other ranks.
     Size,
-    /// It is late by this duration.
+    /// The rank is late by this duration.
     Slow(Duration),
-    /// One element of its gradient becomes NaN.
+    /// One element of the rank's gradient becomes NaN.
     Nan,
-    /// Its part of a gradient is multiplied by this factor.
+    /// The rank's part of a gradient is multiplied by this factor.
     Scale(f64),
-    /// It uses its own addend instead of the sum over the ranks.
+    /// The rank uses its own addend instead of the sum over the ranks.
     Unreduced,
-    /// It uses stale weights: the result of the previous gather of the same parameter group.
+    /// The rank uses stale weights: the result of the previous gather of the same parameter group.
     Stale,
-    /// It runs a program, such as one that pulls a cable, and continues.
+    /// The rank runs a program, such as one that pulls a cable, and continues.
     Run(PathBuf),
-    /// From here on, its process may use at most this much memory.
+    /// From here on, the rank's process may use at most this much memory.
     Memory(ByteSize),
-    /// Its clock is ahead by this many seconds, for `kiln check`, which compares clocks.
+    /// The rank's clock is ahead by this many seconds, for `kiln check`, which compares clocks.
     Clock(f64),
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Maximum number of steps whose mean loss is compared with that of equally many steps before them.
+/// Maximum number of latest steps whose mean loss is compared with that of the same number of steps before them.
 const WINDOW: usize = 50;
 
 /// Minimum number of steps for a trend.

@@ -242,7 +242,7 @@ impl Controls {
         self.lock().save = true;
     }
 
-    /// Returns the changed values.
+    /// Returns the values that observers have changed so far.
     pub fn changes(&self) -> Changes {
         *self.lock()
     }

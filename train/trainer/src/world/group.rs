@@ -72,7 +72,7 @@ impl<'a> Ranks<'a> {
     ///
     /// # Errors
     ///
-    /// Those of `body`, or if the ranks lose contact.
+    /// Errors of `body`, or if the ranks lose contact.
     pub fn run<T: Send>(
         &self,
         config: &Config,

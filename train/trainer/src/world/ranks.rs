@@ -261,7 +261,7 @@ fn agree_on_devices(world: &dyn Communicator, selected: &ResolvedDevice, timeout
     Ok(())
 }
 
-/// Returns a warning if some ranks have a different fingerprint from rank 0's.
+/// Returns a warning if some ranks have a different GPU, driver or library (in their fingerprints) from rank 0.
 fn different(fingerprints: &[&[u8]]) -> Option<String> {
     let ranks: Vec<_> =
         (0..fingerprints.len()).filter(|rank| fingerprints[*rank] != fingerprints[0]).collect();

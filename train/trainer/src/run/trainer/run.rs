@@ -230,7 +230,7 @@ impl Trainer<'_> {
         conclusion.next().iter().for_each(|line| print_line(line));
     }
 
-    /// Collects the data for the summary of this start.
+    /// Collects the data for the summary.
     pub(super) fn conclusion(&self, reporter: &Reporter, val_loss: Option<f64>) -> Conclusion {
         let unigram = self.plan.message.data.unigram_entropy.map(|unigram| unigram.validation);
         let best = reporter.best();
