@@ -27,7 +27,7 @@ pub(super) struct Encoder<'a> {
     pub(super) division: &'a Division,
 }
 
-/// The entries for both token files, and findings about the text.
+/// The writers of both token files after all text was encoded, and findings about the text.
 pub(super) struct Encoded {
     pub(super) train: SplitWriter,
     pub(super) validation: SplitWriter,

@@ -91,8 +91,8 @@ impl Meeting {
         }
     }
 
-    /// Replaces the file atomically, so readers never see an incomplete file. It is not synced to disk, since
-    /// it need not survive a crash of the machine.
+    /// Replaces the file atomically, so readers never see an incomplete file. The file is not synced to disk,
+    /// since it need not survive a crash of the machine.
     fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let beside = path.with_extension("new");
