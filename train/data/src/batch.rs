@@ -29,18 +29,18 @@ impl BatchSource {
     ///
     /// # Errors
     ///
-    /// None for an open file: it has at least one sample.
+    /// Never for an open file, which has at least one sample.
     pub fn new(file: TokenFile, shuffle: bool, seed: u64) -> Result<Self> {
         let order = SampleOrder::new(file.num_samples(), shuffle, seed)?;
         Ok(Self { file, order })
     }
 
-    /// The token file.
+    /// Returns the token file.
     pub fn file(&self) -> &TokenFile {
         &self.file
     }
 
-    /// The order of the samples.
+    /// Returns the order of the samples.
     pub fn order(&self) -> &SampleOrder {
         &self.order
     }
@@ -64,11 +64,11 @@ impl BatchSource {
     }
 }
 
-/// Position in the run of the first sample of one micro-batch of one rank.
+/// Returns the position in the run of the first sample in a micro-batch of a rank.
 ///
-/// With a global batch of `G` samples, `R` ranks and micro-batches of `M`, step `s` owns the positions
-/// `s * G .. (s + 1) * G`. Rank `r` takes the slice of `G / R` positions from `s * G + r * (G / R)` on, and
-/// its micro-batch `j` the `M` positions from `j * M` on within that slice:
+/// With a global batch of `G` samples, `R` ranks and micro-batches of `M`, step `s` owns the positions `s * G
+/// .. (s + 1) * G`. Rank `r` takes the slice of `G / R` positions from `s * G + r * (G / R)` on, and
+/// micro-batch `j` of the rank takes `M` positions, from `j * M` on within that slice:
 ///
 /// `s * G + r * (G / R) + j * M`
 ///

@@ -29,7 +29,7 @@ pub(super) struct BlockWriter {
     file: BufWriter<File>,
     /// Checksum of the block that is not full yet.
     running: RunningChecksum,
-    /// Number of bytes in that block.
+    /// Number of bytes in the block that is not full yet.
     filled: u64,
 }
 
@@ -127,12 +127,12 @@ impl BlockSums {
         Ok(Self { path, file, block_bytes, bytes, confirmed })
     }
 
-    /// Size of a block in bytes; the last block may be shorter.
+    /// Returns the size of a block in bytes; the last block may be shorter.
     pub(super) fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     pub(super) fn blocks(&self) -> u64 {
         self.bytes.div_ceil(self.block_bytes)
     }

@@ -54,17 +54,17 @@ impl Builtin {
         }
     }
 
-    /// Number of documents.
+    /// Returns the number of documents.
     pub(super) fn documents(self) -> u64 {
         DOCUMENTS
     }
 
-    /// Size of the whole text in bytes.
+    /// Returns the size of the whole text in bytes.
     pub(super) fn bytes(self) -> u64 {
         (0..self.documents()).map(|index| self.document(index).len() as u64).sum()
     }
 
-    /// SHA-256 of the whole text, in hexadecimal.
+    /// Returns the SHA-256 of the whole text, in hexadecimal.
     pub(super) fn digest(self) -> String {
         let mut hasher = Sha256::new();
         (0..self.documents()).for_each(|index| hasher.update(self.document(index)));

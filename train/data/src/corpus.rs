@@ -20,7 +20,7 @@ use std::io::{Cursor, Read, Seek as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// Files and lines with a remark.
+/// Files and lines that a remark to the user names.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
     /// Files skipped because they are not UTF-8 text.
@@ -35,13 +35,13 @@ pub(super) struct Findings {
 #[derive(Debug)]
 struct Source {
     listed: Listed,
-    /// Contents of a stream, in a file that no longer has a name.
+    /// Contents of a stream, in an unnamed file.
     copy: Option<File>,
 }
 
 impl Source {
-    /// Opens a reader of the documents; the inner error is the reason why a file without text is skipped. A data file
-    /// that is read as text is added to `json`.
+    /// Opens a reader of the documents; the inner error is the reason why a file without text is skipped. A
+    /// JSON file that is read as text may be added to `json`.
     fn open(
         &self,
         skip_bad_lines: bool,
@@ -54,7 +54,7 @@ impl Source {
             Format::Parquet => open_parquet(self.file()?, path)?,
             Format::Text => match TextFile::new(self.file()?, path)? {
                 Ok(file) => {
-                    // Source folders contain such files, too.
+                    // Other JSON files are common in source folders, and not remarked on.
                     if file.json().is_some_and(|kind| self.listed.is_named || kind == Json::Documents) {
                         json.add(|| path.display().to_string());
                     }
@@ -122,13 +122,13 @@ pub(super) struct Corpus {
 
 impl Corpus {
     /// Opens the listed files: at most `limit` documents, without unusable lines if `skip_bad_lines` is true.
-    /// Reads inputs that can be read only once to their ends now, and keeps their contents in unnamed files in
-    /// the folder `scratch`, which disappear with the corpus.
+    /// Copies inputs that can be read only once into unnamed files in the folder `scratch`; these files
+    /// disappear with the corpus.
     ///
     /// # Errors
     ///
-    /// When this build cannot read one of the formats, when a stream cannot be read or copied, and when
-    /// `stop` becomes true meanwhile.
+    /// When this build cannot read one of the formats, when a stream cannot be read or copied, and when `stop`
+    /// becomes true before the copies are complete.
     pub(super) fn open(
         listed: Vec<Listed>,
         limit: Option<u64>,
@@ -162,7 +162,7 @@ impl Corpus {
         self.sources.par_iter().map(|source| Ok((&source.listed, digest(source)?))).collect()
     }
 
-    /// Number of files, counting a built-in text as one.
+    /// Returns the number of files, counting a built-in text as one.
     pub(super) fn files(&self) -> usize {
         self.sources.len()
     }
@@ -179,8 +179,8 @@ impl Corpus {
         empty.map(|listed| listed.path.clone()).collect()
     }
 
-    /// Returns the sizes in bytes of up to `most` documents that are not empty, and whether there are no
-    /// others.
+    /// Returns the sizes in bytes of up to `most` documents that are not empty, and whether these are all such
+    /// documents.
     pub(super) fn sizes(&self, most: usize, stop: &AtomicBool) -> Result<(Vec<u64>, bool)> {
         let mut sizes = Vec::new();
         let division = Division::default();
@@ -229,7 +229,7 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
         .create_new(true)
         .open(&path)
         .map_err(DataError::io("create", &path))?;
-    // No one else needs its name, and a file without a name cannot be left behind.
+    // Nothing else needs the file's name, and an unnamed file cannot be left behind.
     fs::remove_file(&path).map_err(DataError::io("remove", &path))?;
     listed.bytes = stream::copy_to_end(&listed.path, &mut copy, u64::MAX, stop)?;
     Ok(copy)
@@ -247,11 +247,11 @@ pub(super) struct TextChunks<'a> {
     cutter: Option<Cutter>,
     /// The split of the next chunk of the document.
     split: Split,
-    /// True if that chunk is the first of its split.
+    /// True if the next chunk is the first of its split in the document.
     starts: bool,
     /// Number of non-empty documents finished so far.
     pub(super) documents: u64,
-    /// Files and lines with a remark so far.
+    /// Files and lines that a remark to the user names, so far.
     pub(super) findings: Findings,
     failed: bool,
 }

@@ -12,8 +12,8 @@ use super::{DataError, Result, Tokenizer, UnigramEntropy};
 pub(super) struct Unknown {
     /// The token that stands for unknown text.
     id: Option<u32>,
-    /// For a BPE without such a token, which omits characters instead: the same BPE with a token for them,
-    /// and its id.
+    /// For a BPE without an unknown token, which omits unknown characters: the same BPE with such a token, and
+    /// the token's id.
     dropped: Option<(Box<Inner>, u32)>,
 }
 
@@ -24,7 +24,7 @@ impl Unknown {
             ModelWrapper::BPE(model) => model.unk_token.as_ref().and_then(|token| model.token_to_id(token)),
             ModelWrapper::WordPiece(model) => model.token_to_id(&model.unk_token),
             ModelWrapper::WordLevel(model) => model.token_to_id(&model.unk_token),
-            // The library does not expose it otherwise.
+            // The library exposes `unk_id` in no other way.
             ModelWrapper::Unigram(model) => {
                 let id = serde_json::to_value(model).ok().and_then(|model| model["unk_id"].as_u64());
                 id.and_then(|id| u32::try_from(id).ok())
@@ -80,7 +80,7 @@ pub(super) struct Spellings {
     tokens: Vec<String>,
     /// Number of occurrences of each token.
     counts: Vec<u64>,
-    /// `None` if there are no tokens to search for.
+    /// Finds all tokens in one pass; `None` if there are no tokens to search for.
     automaton: Option<AhoCorasick>,
 }
 
@@ -100,7 +100,7 @@ impl Spellings {
         }
     }
 
-    /// Total number of occurrences.
+    /// Returns the total number of occurrences.
     pub(super) fn total(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -117,7 +117,7 @@ impl Spellings {
 /// Computes the loss of predicting the validation text from the token counts of the two splits alone, which any
 /// model that uses context must beat. Both slices have one entry per token of the vocabulary.
 pub(super) fn unigram_entropy(train: &[u64], validation: &[u64]) -> UnigramEntropy {
-    // Adding one to every count keeps tokens possible that training never saw.
+    // Adding one to every count gives tokens that are not in the training split a probability above 0.
     let train_total = train.iter().sum::<u64>() as f64 + train.len() as f64;
     let total = validation.iter().sum::<u64>() as f64;
     let (mut entropy, mut cross_entropy) = (0.0, 0.0);

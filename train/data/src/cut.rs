@@ -1,5 +1,5 @@
-//! Finds places where a document may be cut so that encoding the pieces separately gives the tokens of the
-//! whole.
+//! Finds places where a document may be cut so that encoding the pieces separately gives the same tokens as
+//! encoding the whole.
 //!
 //! Encoding takes about 150 bytes of memory for each byte of text, so a file of gigabytes must be encoded in
 //! pieces. A cut must not add a space in front of a piece, lose a merge across the border, or split words
@@ -35,9 +35,9 @@ const SENTENCEPIECE_SPACE: char = '\u{2581}';
 /// Represents a space in byte-level tokens.
 const BYTE_LEVEL_SPACE: char = '\u{120}';
 
-/// Patterns that match all white space, and whose matches never contain a space after a letter or digit, nor
-/// a letter or digit after a newline. At both kinds of places, therefore, a match starts or ends. They look
-/// ahead only after white space that is followed by white space, which never occurs at a candidate place.
+/// Patterns that match all white space, and whose matches never contain a space after a letter or digit, nor a
+/// letter or digit after a newline. At both kinds of places, therefore, a match starts or ends. The patterns
+/// look ahead only after white space that is followed by white space, which never occurs at a candidate place.
 const SPLITTING_PATTERNS: [&str; 7] = [
     // GPT-2.
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -95,7 +95,7 @@ pub(super) struct Cuts {
 }
 
 impl Cuts {
-    /// Places for a text that is not encoded.
+    /// Every place, for text that is not encoded.
     pub(super) const ANYWHERE: Self =
         Self { anywhere: true, after_line: false, at_space: false, restores_space: false };
 
@@ -167,7 +167,7 @@ struct Normalized {
 }
 
 impl Normalized {
-    /// Returns `None` for a normalizer that may change more than single characters and accents.
+    /// Returns the effects of a normalizer; `None` if it may change more than single characters and accents.
     fn by(normalizer: Option<&NormalizerWrapper>) -> Option<Self> {
         let mut found = Self::default();
         if let Some(normalizer) = normalizer {
@@ -217,7 +217,7 @@ struct Borders {
     after_line: bool,
     /// True if it always splits before a space.
     at_space: bool,
-    /// True if its matches elsewhere are independent of the text across a place.
+    /// True if no other match of the pre-tokenizer depends on text on both sides of a place.
     unbroken: bool,
     /// True if it may put a space in front of a piece that starts with another character.
     prefixes: bool,
@@ -298,7 +298,7 @@ fn stages(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Vec<&PreTokenizerWrapp
     }
 }
 
-/// Reports whether each match becomes one piece.
+/// Reports whether each match of `split` becomes one piece, and no matched text is removed.
 fn keeps_all(split: &Split) -> bool {
     matches!(
         (split.behavior, split.invert),
@@ -317,8 +317,8 @@ fn is_sentencepiece_space(text: &str) -> bool {
     text.strip_prefix(SENTENCEPIECE_SPACE).is_some_and(str::is_empty)
 }
 
-/// Reports whether no added token that is searched for in text can span a place, reach across it, or depend
-/// on the text on the other side.
+/// Reports whether no added token that is searched for in text can span a place for a cut, strip white space
+/// across it, or depend on the text on its other side.
 fn added_tokens_stay_apart(tokenizer: &Inner, normalized: Normalized) -> bool {
     let skips_special = tokenizer.get_encode_special_tokens();
     let added = tokenizer.get_added_tokens_decoder();
@@ -343,12 +343,12 @@ fn normalized_spelling<'a>(tokenizer: &Inner, token: &'a AddedToken) -> Cow<'a, 
     }
 }
 
-/// Reports whether `text` contains a place, where each of `spaces` stands for a space.
+/// Reports whether `text` contains a candidate place for a cut, with any character of `spaces` counted as a space.
 fn spans_place(text: &str, spaces: &[char]) -> bool {
     spans_space(text, spaces) || pairs(text).any(|(a, b)| a == '\n' && b.is_alphanumeric())
 }
 
-/// Reports whether `text` contains a place at a space.
+/// Reports whether `text` contains a candidate place at a space, with any character of `spaces` counted as a space.
 fn spans_space(text: &str, spaces: &[char]) -> bool {
     pairs(text).any(|(a, b)| a.is_ascii_alphanumeric() && spaces.contains(&b))
 }
@@ -357,14 +357,14 @@ fn pairs(text: &str) -> impl Iterator<Item = (char, char)> {
     text.chars().zip(text.chars().skip(1))
 }
 
-/// Reports whether the model is a BPE that never merges a space, which it sees as `space`, with the character
-/// before it.
+/// Reports whether the model is a BPE that never merges a space with the character before it. `space`: the
+/// character that stands for a space in the model's vocabulary.
 fn no_merge_spans(tokenizer: &Inner, space: char) -> bool {
     let ModelWrapper::BPE(model) = tokenizer.get_model() else { return false };
     let BPE { continuing_subword_prefix, end_of_word_suffix, .. } = model;
     let has = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     let vocabulary = model.get_vocab();
-    // Looking up whole texts in the vocabulary could find a piece, where merges make other tokens of the whole.
+    // With `ignore_merges`, a piece may be in the vocabulary, although merges give the uncut text other tokens.
     !model.ignore_merges
         && !has(continuing_subword_prefix)
         && !has(end_of_word_suffix)

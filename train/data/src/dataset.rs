@@ -61,17 +61,17 @@ impl TokenFile {
         Ok(Self { path, split, info, file, blocks, seq_len, num_samples })
     }
 
-    /// Number of samples: `(tokens - 1) / seq_len`, and at least one.
+    /// Returns the number of samples: `(tokens - 1) / seq_len`, at least one.
     pub fn num_samples(&self) -> u64 {
         self.num_samples
     }
 
-    /// Tokens in a sample's inputs, and in its targets.
+    /// Returns the number of tokens in a sample's inputs, and also in its targets.
     pub fn seq_len(&self) -> usize {
         self.seq_len
     }
 
-    /// The contents of the folder's `data.json`.
+    /// Returns the contents of the folder's `data.json`.
     pub fn info(&self) -> &DataInfo {
         &self.info
     }
@@ -130,7 +130,7 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Compares a sample of the file's blocks with their checksums. Checks nothing in a folder without block
+    /// Compares a few of the file's blocks with their checksums. Checks nothing in a folder without block
     /// checksums.
     ///
     /// # Errors

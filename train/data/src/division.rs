@@ -18,7 +18,7 @@ pub(super) struct Division {
     seed: u64,
     /// Number of surveyed documents at the start; each later document is assigned at random.
     surveyed: u64,
-    /// Surveyed documents that are held out.
+    /// Indices of the surveyed documents that are held out.
     held_out: HashSet<u64>,
     /// For inputs with too few documents to hold out whole ones: where each document is divided, in bytes
     /// from its start. The rest of the document is held out; `None` for a document used for training only.
@@ -26,8 +26,8 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// Divides a text whose first documents have these `sizes` in bytes. `is_all`: whether there are no
-    /// others.
+    /// Divides a text whose first documents have these `sizes` in bytes. `is_all`: whether these are all
+    /// documents.
     pub(super) fn new(sizes: &[u64], is_all: bool, fraction: f64, seed: u64) -> Self {
         let surveyed = sizes.len() as u64;
         let division = Self { fraction, seed, surveyed, ..Self::default() };
@@ -37,18 +37,18 @@ impl Division {
         Self { held_out: choose(sizes, fraction, seed), ..division }
     }
 
-    /// Number of documents that are divided between the splits; 0 if documents stay whole.
+    /// Returns the number of documents that are divided between the splits; 0 if documents stay whole.
     pub(super) fn divided(&self) -> usize {
         self.divided.iter().flatten().flatten().count()
     }
 
-    /// The byte offset at which a document is divided.
+    /// Returns the byte offset at which a document is divided.
     pub(super) fn section_of(&self, document: u64) -> Option<u64> {
         let document = usize::try_from(document).ok()?;
         *self.divided.as_ref()?.get(document)?
     }
 
-    /// The split of a document, or of its start if it is divided.
+    /// Returns the split of a document, or of its start if the document is divided.
     pub(super) fn split_of(&self, document: u64) -> Split {
         let is_held_out = match document < self.surveyed {
             true => self.held_out.contains(&document),
@@ -79,7 +79,8 @@ fn choose(sizes: &[u64], fraction: f64, seed: u64) -> HashSet<u64> {
     chosen
 }
 
-/// Holds out the share at the end of every document; always of the longest one, so that no split is empty.
+/// Holds out the given fraction at the end of every document, and at least one byte of the longest document, so that
+/// no split is empty.
 fn divide(sizes: &[u64], fraction: f64) -> Vec<Option<u64>> {
     let part = |size: u64| (fraction * size as f64).round() as u64;
     let mut held_out: Vec<u64> = sizes.iter().map(|size| part(*size)).collect();

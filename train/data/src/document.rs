@@ -11,6 +11,6 @@ pub(super) type DocumentText = Box<dyn Read + Send>;
 /// A source of documents in one format. A new format implements this trait and gets an arm in [`Format`] and in
 /// [`Source::open`].
 pub(super) trait DocumentReader: Send {
-    /// The next document; `None` after the last one. Adds skipped lines to `bad_lines`.
+    /// Returns the next document; `None` after the last one. Adds skipped lines to `bad_lines`.
     fn next_document(&mut self, bad_lines: &mut Counted) -> Result<Option<DocumentText>>;
 }

@@ -27,15 +27,15 @@ pub(super) struct Encoder<'a> {
     pub(super) division: &'a Division,
 }
 
-/// The token files of a whole text, and findings about the text.
+/// The writers of both token files after all text was encoded, and findings about the text.
 pub(super) struct Encoded {
     pub(super) train: SplitWriter,
     pub(super) validation: SplitWriter,
     pub(super) documents: u64,
     pub(super) text_bytes: u64,
     pub(super) findings: Findings,
-    /// Number of tokens that stand for text which the tokenizer cannot express, or of characters omitted for
-    /// that reason.
+    /// Number of unknown tokens, which stand for text that the tokenizer cannot express, or of characters
+    /// omitted because the tokenizer has no unknown token.
     pub(super) unknown: u64,
     /// Spellings of special tokens in the text.
     pub(super) spellings: Spellings,
@@ -155,7 +155,7 @@ impl SplitWriter {
         self.file.write_all(&self.bytes).map_err(DataError::io("write", &self.path))
     }
 
-    /// Tokens written so far.
+    /// Returns the number of tokens written so far.
     pub(super) fn tokens(&self) -> u64 {
         self.tokens
     }

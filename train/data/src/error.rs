@@ -99,7 +99,8 @@ pub enum DataError {
         path.display()
     )]
     TokenizerFile { path: PathBuf, problem: String },
-    /// The tokenizer has no end-of-text token. `known`: the spellings looked for; `special`: its special tokens.
+    /// The tokenizer has no end-of-text token. `known`: the spellings that were searched for; `special`: the
+    /// tokenizer's special tokens.
     #[error(
         "the end-of-text token is unknown: no special token of the tokenizer is one of {known}. Its special tokens are: \
          {}. Name one with data.end_of_text, `--end-of-text` of `kiln data prepare`, or eos_token_id in a config.json \
@@ -107,7 +108,7 @@ pub enum DataError {
         if special.is_empty() { "none" } else { special }
     )]
     NoEndOfText { known: String, special: String },
-    /// A requested token is not in the vocabulary. `special`: its special tokens.
+    /// A requested token is not in the vocabulary. `special`: the tokenizer's special tokens.
     #[error(
         "data.end_of_text = {spelling:?} is not in the vocabulary of the tokenizer; its special tokens are: {}",
         if special.is_empty() { "none" } else { special }
@@ -129,9 +130,9 @@ pub enum DataError {
     /// The output folder already holds prepared data.
     #[error("{} already holds prepared data; remove it or choose another folder", path.display())]
     AlreadyPrepared { path: PathBuf },
-    /// The folder was prepared from different inputs or options than those requested now.
+    /// The folder was prepared from different inputs or options than are requested now.
     #[error(
-        "{} was prepared from other text or options than requested now:\n  {}\n\
+        "{} was prepared from different text or options than requested now:\n  {}\n\
          To use it as it is, omit data.text: --set data.text=[]\n\
          To keep it and prepare a new folder: --set data.path={}-2\n\
          To replace it, remove {} first",
@@ -150,7 +151,8 @@ pub enum DataError {
     /// `data.json` could not be understood. `problem`: the key or line at fault and why.
     #[error("{}: {problem}; correct the file or run `kiln data prepare` again", path.display())]
     Info { path: PathBuf, problem: String },
-    /// `data.json` has another format version. `found`: in the file; `supported`: by this build.
+    /// `data.json` has a different format version. `found`: version in the file; `supported`: version that this build
+    /// reads.
     #[error(
         "{}: `format_version` is {found}, and this build reads {supported}; run `kiln data prepare` again",
         path.display()
@@ -174,7 +176,7 @@ pub enum DataError {
     /// The sequence length is zero.
     #[error("the sequence length is 0; it must be at least 1")]
     ZeroSequenceLength,
-    /// A sample order was requested over no samples.
+    /// A sample order was requested for zero samples.
     #[error("there are no samples to order; prepare more text or shorten the sequence length")]
     NoSamples,
     /// A sample is past the end of the file.
@@ -216,7 +218,7 @@ pub enum DataError {
         path.display()
     )]
     BlockSums { path: PathBuf, problem: String },
-    /// A folder differs from what was prepared.
+    /// A folder differs from the data that were prepared.
     #[error(
         "{} is damaged:{}\nCopy the folder again or run `kiln data prepare` again",
         folder.display(),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// The version of the folder format that this build reads and writes.
 pub const FORMAT_VERSION: u64 = 1;
 
-/// Name of the file, inside the folder.
+/// Name of the description file, inside the folder.
 pub(super) const INFO_FILE: &str = "data.json";
 /// Name of the tokenizer file, in the same folder.
 pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -24,7 +24,7 @@ pub enum Split {
 }
 
 impl Split {
-    /// Name of the token file, inside the folder.
+    /// Returns the name of the split's token file, inside the folder.
     pub fn file_name(self) -> &'static str {
         match self {
             Self::Train => "train.bin",
@@ -32,7 +32,7 @@ impl Split {
         }
     }
 
-    /// Name of the file with the checksums of its blocks, in the same folder.
+    /// Returns the name of the file with the token file's block checksums, in the same folder.
     pub(super) fn block_sums_name(self) -> &'static str {
         match self {
             Self::Train => "train.crc",
@@ -62,8 +62,8 @@ pub struct DataInfo {
     /// Files skipped because they are not UTF-8 text.
     #[serde(default)]
     pub skipped_files: u64,
-    /// Number of tokens that stand for text which the tokenizer cannot express, or of characters omitted for
-    /// that reason.
+    /// Number of unknown tokens, which stand for text that the tokenizer cannot express, or of characters
+    /// omitted because the tokenizer has no unknown token.
     #[serde(default)]
     pub unknown: u64,
     /// The loss of predicting from token counts alone; a yardstick for the validation loss.
@@ -112,12 +112,12 @@ pub enum TokenWidth {
 }
 
 impl TokenWidth {
-    /// The narrowest width that holds every id of the vocabulary.
+    /// Returns the narrowest width that holds every id of the vocabulary.
     pub fn for_vocabulary(vocab_size: usize) -> Self {
         if vocab_size <= 1 << 16 { Self::U16 } else { Self::U32 }
     }
 
-    /// Bytes per token.
+    /// Returns the number of bytes per token.
     pub fn bytes(self) -> usize {
         match self {
             Self::U16 => 2,
@@ -126,7 +126,7 @@ impl TokenWidth {
     }
 }
 
-/// The one key that is read before the format is known.
+/// The only key of `data.json` that is read before the format version is known.
 #[derive(Deserialize)]
 #[serde(expecting = "an object with the key `format_version`")]
 struct Version {
@@ -138,7 +138,7 @@ impl DataInfo {
     ///
     /// # Errors
     ///
-    /// When the folder or the file is missing, unreadable, of another format version, different from what was
+    /// When the folder or the file is missing, unreadable, of a different format version, changed since it was
     /// prepared, or states something impossible.
     pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();

@@ -1,5 +1,5 @@
-//! `inputs.json`: the inputs and options a folder was prepared from, and how they differ from those
-//! requested.
+//! `inputs.json`: the inputs and options that a folder was prepared from, which a later start compares with its
+//! own.
 
 use super::corpus::Corpus;
 use super::listing::{Format, Listed, list};
@@ -15,7 +15,7 @@ use std::fmt;
 use std::path::{Path, PathBuf, absolute};
 use std::sync::atomic::AtomicBool;
 
-/// Name of the file, inside the folder.
+/// Name of the record, inside the folder.
 pub(super) const INPUTS_FILE: &str = "inputs.json";
 
 /// Version of the rules by which text becomes tokens: how documents are divided between the splits, and how
@@ -68,7 +68,7 @@ struct InputFile {
     /// Time of the last modification, in nanoseconds since 1970.
     #[serde(default)]
     modified: Option<u64>,
-    /// SHA-256 of its content, in hexadecimal.
+    /// SHA-256 of the file's content, in hexadecimal.
     sha256: String,
 }
 
@@ -153,11 +153,11 @@ impl Inputs {
         write_small_file(folder, INPUTS_FILE, self)
     }
 
-    /// Compares `options` with those that this folder was prepared from: a line for each difference, with the
-    /// old and the new value. The seed and the folder are not compared.
+    /// Compares `options` with those that this folder was prepared from. Returns a line for each difference,
+    /// with the old and the new value. The seed and the folder are not compared.
     ///
-    /// A file counts as the same if its size and modification time are the same. If only the time differs,
-    /// the file is read and its content decides. The content also decides for a file that has moved.
+    /// A file counts as the same if its size and modification time are the same. If only the time differs, the
+    /// file is read and its content is compared. A file that was moved or renamed is recognized by its content.
     pub(super) fn differences(&self, options: &PrepareOptions) -> Result<Vec<String>> {
         let mut differences = Vec::new();
         let given = match &options.tokenizer {
@@ -231,7 +231,7 @@ impl Inputs {
             }
         }
         if before == differences.len() && !pairs.is_sorted() {
-            differences.push("text: the same files in another order".to_owned());
+            differences.push("text: the same files in a different order".to_owned());
         }
         Ok(())
     }
@@ -247,7 +247,7 @@ impl Inputs {
         listed.iter().map(|now| left.get_mut(&place(&now.path))?.pop_front()).collect()
     }
 
-    /// Pairs the remaining files by content: text that has moved is the same text.
+    /// Pairs the remaining files by content, so that a moved or renamed file is recognized.
     fn pair_by_content(&self, listed: &[Listed], pairs: &mut [Option<usize>]) -> Result<()> {
         let mut left: HashMap<u64, Vec<usize>> = HashMap::new();
         for index in self.unpaired(pairs) {
@@ -291,7 +291,7 @@ fn same(group: &[&str]) -> String {
     }
 }
 
-/// Resolves a path to its canonical place; returns the path itself if it does not exist.
+/// Returns the canonical form of a path, or the path itself if it does not exist.
 fn place(path: &Path) -> PathBuf {
     path.canonicalize().or_else(|_| absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
@@ -411,7 +411,7 @@ mod tests {
         assert!(folder.differences(&apart("texts/a.txt", "texts/b.txt")).is_empty());
         assert_eq!(
             folder.differences(&apart("texts/b.txt", "texts/a.txt")),
-            ["text: the same files in another order"]
+            ["text: the same files in a different order"]
         );
 
         folder.write("a.txt", "another");
@@ -447,7 +447,7 @@ mod tests {
         assert!(folder.differences(&of(&["moved"])).is_empty());
         assert_eq!(
             folder.differences(&of(&["moved/b.txt", "moved/a.txt"])),
-            ["text: the same files in another order"]
+            ["text: the same files in a different order"]
         );
         // As JSON lines it would be different text.
         fs::rename(folder.path("moved/b.txt"), folder.path("moved/b.jsonl")).unwrap();

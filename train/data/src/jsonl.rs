@@ -25,7 +25,7 @@ struct Line {
 }
 
 impl JsonLines {
-    /// Reads `file`, which errors call `path`; `skips`: whether to skip unusable lines.
+    /// Creates a reader of `file`, which errors name `path`. `skips`: whether to skip unusable lines.
     pub(super) fn new(file: File, path: &Path, skips: bool) -> Self {
         let reader = BufReader::with_capacity(1 << 16, file);
         Self { path: path.to_path_buf(), reader, line: 0, buffer: Vec::new(), skips }
@@ -61,7 +61,7 @@ impl DocumentReader for JsonLines {
     }
 }
 
-/// Parses the object in a line, or returns the reason why it has none.
+/// Parses a line; the error is the reason why the line is not a usable object.
 fn parse(line: &[u8]) -> Result<Line, String> {
     // The parser would accept a list as the fields of an object.
     if line.trim_ascii_start().starts_with(b"[") {
@@ -70,8 +70,8 @@ fn parse(line: &[u8]) -> Result<Line, String> {
     serde_json::from_slice(line).map_err(|error| cause(line, &error))
 }
 
-/// Explains why a line cannot be used. The parser describes the commonest mistakes of other programs only as
-/// "expected value" and the like.
+/// Explains why a line cannot be used. For the most common mistakes, the parser's own message is only "expected
+/// value" or similar.
 fn cause(line: &[u8], error: &serde_json::Error) -> String {
     let at = error.column().saturating_sub(1);
     // The parser may have stopped after the first letters of a word.

@@ -15,22 +15,22 @@
 //! | `inputs.json`    | the source of the data: options, and each file with size, modification time and SHA-256 |
 //! | `SHA256SUMS`     | SHA-256 of all of these files, as `sha256sum --check` reads it |
 //!
-//! A token file has no header. Ids are little-endian `u16`, or `u32` when the vocabulary is larger than
-//! 65,536. An end-of-text token closes every document, and each document belongs to one split as a whole. The
-//! exception is a corpus of very few documents: the end of each is held out, and both parts are documents of
-//! their own. Folders written by other programs can be read as well, as long as they keep to this form; the
-//! checksums and the unigram figures may be missing from `data.json`, and `inputs.json`, `SHA256SUMS` and the
-//! block checksums may be missing altogether.
+//! A token file has no header. Ids are little-endian `u16`, or `u32` when the vocabulary is larger than 65,536.
+//! An end-of-text token closes every document, and each document belongs to one split as a whole. The exception
+//! is a corpus of very few documents: the end of each is held out, and its two parts are then two documents.
+//! Folders written by other programs can be read as well, as long as they have this form; the checksums and the
+//! unigram figures may be missing from `data.json`, and `inputs.json`, `SHA256SUMS` and the block checksums may
+//! be missing altogether.
 //!
 //! While it is being prepared, the folder is hidden and lies next to its final place. A preparation that fails
-//! or is stopped removes it; if the process is killed, the next [`prepare()`] of the same folder removes it and
-//! starts over.
+//! or is stopped removes the hidden folder; if the process is killed, the next [`prepare()`] of the same folder
+//! removes it and starts over.
 //!
 //! # Detecting changes
 //!
 //! [`verify()`] reads everything and reports what differs from its checksum. A run does not read everything
-//! before it starts: small files are compared whenever they are read, [`TokenFile::check`] checks a few
-//! blocks, and [`TokenFile::read_sample`] checks each block when it first reads from it.
+//! before it starts: small files are compared with their checksums whenever they are read, [`TokenFile::check`]
+//! checks a few blocks, and [`TokenFile::read_sample`] checks each block when it first reads from it.
 //!
 //! # Samples
 //!

@@ -71,7 +71,7 @@ impl Listed {
         }
     }
 
-    /// Returns the SHA-256 of the content. Not for a stream.
+    /// Returns the SHA-256 of the content. Must not be called for a stream.
     pub(super) fn digest(&self) -> Result<String> {
         if let Format::Builtin(text) = self.format {
             return Ok(text.digest());
@@ -95,7 +95,7 @@ pub(super) struct Listing {
 ///
 /// # Errors
 ///
-/// When there is no input, when one does not exist, and when a folder or the size of a file cannot be read.
+/// When there is no input, when one does not exist, and when a folder, or the size of a file, cannot be read.
 pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing> {
     if inputs.is_empty() {
         return Err(DataError::NoInputs);
@@ -245,8 +245,8 @@ fn is_wanted(entry: &DirEntry) -> bool {
     entry.file_name() != "target" && !is_prepared
 }
 
-/// Reports whether the error is a symbolic link that forms a loop: to a folder that contains it, whose files
-/// are listed anyway, or to itself.
+/// Reports whether the error is about a symbolic link that forms a loop: a link to itself, or to a folder that
+/// contains the link, whose files are listed anyway.
 fn is_circle(error: &ignore::Error) -> bool {
     match error {
         ignore::Error::WithDepth { err, .. } => is_circle(err),

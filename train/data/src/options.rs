@@ -18,15 +18,15 @@ pub struct PrepareOptions {
     /// Maximum number of documents, counted from the start; `None` takes all. A document is a text file, a
     /// line of a `.jsonl` file or a row of a `.parquet` file; those without text do not count.
     pub limit: Option<u64>,
-    /// True if every document starts with a token for the start of text. `None`: it does if the tokenizer's
-    /// post-processor puts tokens in front of a text.
+    /// True if every document starts with a start-of-text token. `None`: true if the tokenizer's post-processor
+    /// puts tokens in front of a text.
     pub bos: Option<bool>,
-    /// Spelling of the token that ends a document. `None`: the one named in `config.json`,
-    /// `generation_config.json` or `tokenizer_config.json` next to the tokenizer, or else a special token
-    /// with a usual name.
+    /// Spelling of the token that ends a document. `None`: the token named in `config.json`,
+    /// `generation_config.json` or `tokenizer_config.json` next to the tokenizer, or else a special token with
+    /// a usual name.
     pub end_of_text: Option<String>,
-    /// True if the spelling of a special token in the text becomes that token. Meant for chat texts: in other
-    /// text, anyone could end a document or pretend to be another speaker.
+    /// True if the spelling of a special token in the text is encoded as that token. Meant for chat texts: in
+    /// other text, anyone could end a document or pretend to be another speaker.
     pub special_tokens: bool,
     /// True if unusable lines of `.jsonl` files are counted and skipped; otherwise the first one is an error.
     pub skip_bad_lines: bool,

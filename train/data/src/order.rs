@@ -32,7 +32,7 @@ impl SampleOrder {
         Ok(Self { num_samples, shuffle, seed })
     }
 
-    /// Number of samples in an epoch.
+    /// Returns the number of samples in an epoch.
     pub fn num_samples(&self) -> u64 {
         self.num_samples
     }
@@ -46,9 +46,9 @@ impl SampleOrder {
         }
         let key = mix_pair(self.seed, epoch);
         let half_bits = half_bits(self.num_samples);
-        // Cycle walking: the network permutes a domain of up to four times the number
-        // of samples. Following it from a sample leads back to one, at the latest to
-        // the one it started from, and different samples lead to different ones.
+        // Cycle walking: the network permutes a domain of up to four times the number of samples. Applied
+        // repeatedly from a sample, it reaches a sample again, at the latest the first one, and different
+        // samples reach different samples.
         let mut sample = feistel(position, half_bits, key);
         while sample >= self.num_samples {
             sample = feistel(sample, half_bits, key);
@@ -63,8 +63,8 @@ fn half_bits(count: u64) -> u32 {
     bits.div_ceil(2).max(1)
 }
 
-/// Permutes the numbers below `4^half_bits`. Whatever the round function is, each round can be undone, so the
-/// whole is a bijection.
+/// Permutes the numbers below `4^half_bits`. Each round can be undone, whatever the round function is, so the
+/// network is a bijection.
 fn feistel(value: u64, half_bits: u32, key: u64) -> u64 {
     let mask = (1 << half_bits) - 1;
     let (mut left, mut right) = (value >> half_bits, value & mask);

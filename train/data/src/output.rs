@@ -16,8 +16,8 @@ pub(super) struct OutputFolder {
 }
 
 impl OutputFolder {
-    /// Checks that `target` is free, and creates the hidden folder. Removes what killed processes have left
-    /// for the same `target`.
+    /// Checks that `target` is free, and creates the hidden folder. Removes hidden folders that killed
+    /// processes have left for the same `target`.
     pub(super) fn create(target: &Path) -> Result<Self> {
         check_free(target)?;
         // A link remains a link; the folder that it points to is replaced.
@@ -35,7 +35,7 @@ impl OutputFolder {
         Ok(Self { target, staging })
     }
 
-    /// The folder to write the files to.
+    /// Returns the folder to write the files to.
     pub(super) fn path(&self) -> &Path {
         self.staging.path()
     }

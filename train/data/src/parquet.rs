@@ -28,7 +28,7 @@ pub(super) struct ParquetFile {
 }
 
 impl ParquetFile {
-    /// Reads `file`, which errors call `path`.
+    /// Creates a reader of `file`, which errors name `path`.
     pub(super) fn new(file: File, path: &Path) -> Result<Self> {
         let file = SerializedFileReader::new(file).map_err(failed(path))?;
         let schema = file.metadata().file_metadata().schema_descr_ptr();

@@ -8,7 +8,7 @@ use super::cut::Cuts;
 /// Maximum size of a chunk in bytes where cuts permit.
 pub(super) const CHUNK_BYTES: usize = 8 * 1024;
 
-/// Number of bytes examined after a place.
+/// Number of bytes after a possible cut that are examined to decide on it.
 const LOOKAHEAD: usize = 4;
 
 /// A chunk of one document. The chunks of a document, put together, are its text.
@@ -26,18 +26,18 @@ pub(super) struct TextChunk {
     pub(super) ends: bool,
 }
 
-/// Text of a document, and which parts end with it.
+/// Text of a document, and whether a section or the document ends with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TextPiece {
     pub(super) text: String,
-    /// True if it ends the first section of a document that is divided in two.
+    /// True if the text ends the first section of a document that is divided in two.
     pub(super) ends_section: bool,
-    /// True if it ends the document.
+    /// True if the text ends the document.
     pub(super) ends_document: bool,
 }
 
 /// Cuts one document. A chunk ends where the tokenizer allows it, however long it becomes; a document that is
-/// divided between the splits is also cut there, at the end of a line if there is one.
+/// divided between the splits is also cut at the division, at the end of a line if there is one.
 pub(super) struct Cutter {
     reader: Box<dyn Read + Send>,
     limit: usize,
@@ -94,8 +94,8 @@ impl Cutter {
         Ok(TextPiece { text, ends_section: ends_section || ends_document, ends_document })
     }
 
-    /// Reads until more than `wanted` bytes are pending or the reader is drained, so that whether a chunk is
-    /// the last one is known when it is returned.
+    /// Reads until more than `wanted` bytes are pending or the reader is drained, so that each chunk is
+    /// returned with the knowledge whether it is the last one.
     fn fill(&mut self, wanted: usize) -> io::Result<()> {
         while !self.drained && self.pending.len() <= wanted {
             let missing = (wanted + 1 - self.pending.len()) as u64;

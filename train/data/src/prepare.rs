@@ -40,7 +40,7 @@ pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<Dat
 }
 
 /// Runs [`prepare()`], but ends with [`DataError::Stopped`], and without a folder, soon after `stop` becomes
-/// true. Only the merging of a tokenizer's tokens cannot be interrupted.
+/// true. Only the merge phase of training a tokenizer cannot be interrupted.
 ///
 /// # Errors
 ///
@@ -169,7 +169,7 @@ fn fill(
     Ok(info)
 }
 
-/// Returns the remarks on a text that has been read to its end.
+/// Returns the remarks to the user about the text, after the whole text has been read.
 fn remarks(encoded: &Encoded, files: usize, division: &Division, options: &PrepareOptions) -> Vec<Remark> {
     let mut remarks = Vec::new();
     let Findings { not_text, bad_lines, json } = &encoded.findings;
@@ -240,7 +240,7 @@ fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
         validation.file_name(),
         validation.block_sums_name(),
     ];
-    // Those of the large files are already known.
+    // The checksums of the large files are already known.
     let known = [train, validation].map(|split| (split.file_name(), info.split(split).sha256.as_ref()));
     Sums::compute(folder, &files, &known)
 }

@@ -11,7 +11,7 @@ pub enum Progress {
     /// start, if there are any. `streams`: their kinds.
     ReadingStreams { streams: Vec<Stream> },
     /// A tokenizer is being trained: the words of the text are counted. Reported at the start, and every two
-    /// megabytes. `input_bytes`: size of all input files, or of the part to be read if that is less;
+    /// megabytes. `input_bytes`: size of all input files, or of the part that is read for training;
     /// `text_bytes`: text read so far.
     TrainingTokenizer { input_bytes: u64, text_bytes: u64 },
     /// All words have been counted, and pairs of tokens are being merged. Not reported for less than two
@@ -50,7 +50,7 @@ impl Remark {
         Self { message, is_warning: true }
     }
 
-    /// Reports whether intended text may be missing, or the user must act.
+    /// Reports whether the remark is a warning: text that the user wants may be missing, or the user must act.
     pub fn is_warning(&self) -> bool {
         self.is_warning
     }

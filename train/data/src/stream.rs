@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::{DataError, Result};
 
-/// Maximum delay until a stop is noticed while no one writes to a stream.
+/// Longest time until a stop is noticed while no process writes to the stream.
 const STOP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A kind of input that can be read only once.

@@ -21,7 +21,7 @@ const MAX_BYTES: u64 = 1 << 20;
 ///
 /// # Errors
 ///
-/// When the file is missing, is not a regular file or cannot be read, and when it differs from what was
+/// When the file is missing, is not a regular file or cannot be read, and when it has changed since it was
 /// prepared.
 pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u8>> {
     let path = folder.join(name);
@@ -68,7 +68,7 @@ pub(super) fn write_small_file(
 pub(super) struct Sums(BTreeMap<String, String>);
 
 impl Sums {
-    /// Computes the checksums of `files`; those in `known` are reused.
+    /// Computes the checksums of `files`, but reuses the checksums in `known`.
     pub(super) fn compute(folder: &Path, files: &[&str], known: &[(&str, Option<&String>)]) -> Result<Self> {
         let known: BTreeMap<_, _> = known.iter().copied().collect();
         let sum = |name: &&str| {

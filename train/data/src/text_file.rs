@@ -16,7 +16,7 @@ pub(super) struct TextFile {
     json: Option<Json>,
 }
 
-/// A kind of data that is read as text.
+/// A kind of JSON file that is read as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Json {
     /// JSON with the field that documents have in `.jsonl` files.
@@ -44,7 +44,8 @@ impl Json {
 }
 
 impl TextFile {
-    /// Reads `file`, which errors call `path`; the inner error is the reason why it is not UTF-8 text.
+    /// Creates a reader of `file`, which errors name `path`. The inner error is the reason why the file is not UTF-8
+    /// text.
     pub(super) fn new(file: File, path: &Path) -> Result<Result<Self, NotText>> {
         Self::read(file).map_err(DataError::io("read", path))
     }
@@ -92,7 +93,7 @@ const COMPRESSED: [(&[u8], &str); 5] = [
 /// The reason why a file is not UTF-8 text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotText {
-    /// Text in another encoding.
+    /// UTF-16 text.
     Utf16,
     /// A compressed file. `format`: the compression format.
     Compressed { format: &'static str },

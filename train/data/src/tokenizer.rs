@@ -19,11 +19,11 @@ use tokenizers::{AddedToken, Encoding, ModelWrapper, PostProcessor as _, Tokeniz
 /// The smallest vocabulary that can be trained: all bytes and the end of text.
 pub const VOCABULARY_MINIMUM: usize = 257;
 
-/// Ids are passed to the model as `i32`.
+/// The largest vocabulary, because ids are passed to the model as `i32`.
 const VOCABULARY_MAXIMUM: usize = i32::MAX as usize;
-/// A merge seen only once saves nothing.
+/// Minimum frequency of a merge: one that occurs only once saves nothing.
 const MERGE_FREQUENCY: u64 = 2;
-/// Spellings of the special token that ends a text; the first is that of trained tokenizers.
+/// Spellings of the special token that ends a text; the first is used by tokenizers that Kiln trains.
 const END_OF_TEXT: [&str; 5] =
     ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<\u{FF5C}end\u{2581}of\u{2581}sentence\u{FF5C}>"];
 /// Spellings of the special token that starts a text.
@@ -41,7 +41,7 @@ pub struct Tokenizer {
     vocab_size: usize,
     /// The dropout set in the file.
     dropout: Option<f32>,
-    /// The end of text; `None` uses the names of special tokens.
+    /// Id of the end-of-text token; if `None`, special tokens with usual names are searched for it.
     end_of_text: Option<u32>,
     /// Tokens that the post-processor puts in front of a text.
     start_of_text: Vec<u32>,
@@ -123,7 +123,7 @@ impl Tokenizer {
         Self::new(inner).map_err(unusable)
     }
 
-    /// Returns its content, independent of the formatting of its file.
+    /// Returns the tokenizer as JSON, independent of the formatting of the tokenizer's file.
     fn content(&self) -> Option<serde_json::Value> {
         serde_json::from_str(&self.inner.to_string(false).ok()?).ok()
     }
@@ -150,7 +150,7 @@ impl Tokenizer {
         let largest = inner.get_vocab(true).into_values().max();
         let vocab_size = largest.ok_or("its vocabulary is empty")? as usize + 1;
         if vocab_size > VOCABULARY_MAXIMUM {
-            return Err(format!("token id {} is larger than ids may be", vocab_size - 1));
+            return Err(format!("token id {} is larger than the maximum", vocab_size - 1));
         }
         let start_of_text = tokens_in_front(&inner);
         Ok(Self { inner, vocab_size, dropout, end_of_text: None, start_of_text })
@@ -169,8 +169,8 @@ impl Tokenizer {
         self
     }
 
-    /// Sets the end of text that the user named (`spelling`), or else the one named by the files next to the
-    /// tokenizer.
+    /// Sets the end-of-text token: the token that the user named (`spelling`), or else the token named by the
+    /// files next to the tokenizer.
     ///
     /// # Errors
     ///
@@ -193,7 +193,8 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// When `bos` is true, and neither the post-processor nor `names` nor the special tokens provide one.
+    /// When `bos` is true, and neither the post-processor nor `names` nor the special tokens provide a start-of-text
+    /// token.
     pub(super) fn start_of_document(&self, bos: Option<bool>, names: &TokenNames) -> Result<Vec<u32>> {
         let own = &self.start_of_text;
         match bos {
@@ -220,7 +221,7 @@ impl Tokenizer {
         self.inner.token_to_id(spellings.iter().find(is_special)?)
     }
 
-    /// Spellings of all special tokens, in the order of their ids.
+    /// Returns the spellings of all special tokens, in the order of their ids.
     pub(super) fn special_tokens(&self) -> Vec<String> {
         let mut tokens: Vec<_> = self.inner.get_added_tokens_decoder().into_iter().collect();
         tokens.retain(|(_, token)| token.special);
@@ -228,13 +229,13 @@ impl Tokenizer {
         tokens.into_iter().map(|(_, token)| token.content).collect()
     }
 
-    /// Returns the kinds of places where a text may be cut so that its pieces, encoded separately, have the
-    /// tokens of the whole.
+    /// Returns the kinds of places where a text may be cut so that its pieces, encoded separately, give the
+    /// same tokens as the whole.
     pub(super) fn cuts(&self) -> Cuts {
         Cuts::of(&self.inner)
     }
 
-    /// The library's tokenizer.
+    /// Returns the tokenizer of the `tokenizers` crate.
     pub(super) fn inner(&self) -> &Inner {
         &self.inner
     }
@@ -262,7 +263,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// When the tokenizer cannot express the text; a trained one always can.
+    /// When the tokenizer cannot express the text; a tokenizer trained by Kiln always can.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = self.inner.encode_fast(text, false).map_err(encode_failed)?;
         Ok(encoding.get_ids().to_vec())
@@ -279,8 +280,8 @@ impl Tokenizer {
     }
 
     /// Returns the number of tokens in front of a prompt, and all token ids including the prompt's. As in
-    /// transformers, the tokens that the post-processor puts in front of a text come first, unless the prompt
-    /// itself starts with them. Those that it puts after a text are omitted, since a prompt is continued.
+    /// transformers, the tokens that the post-processor puts in front of a text come first, unless the prompt itself
+    /// starts with them. Tokens that the post-processor puts after a text are omitted, since a prompt is continued.
     ///
     /// # Errors
     ///
@@ -326,12 +327,12 @@ impl Tokenizer {
         self.inner.decode(ids, false).map_err(|error| DataError::Decode { problem: error.to_string() })
     }
 
-    /// The spelling of token `id` in the vocabulary; `None` for an id without a token.
+    /// Returns the spelling of token `id` in the vocabulary; `None` for an id without a token.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// The number of ids: one more than the largest id.
+    /// Returns the number of ids: one more than the largest id.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
@@ -389,7 +390,7 @@ fn tokens_in_front(inner: &Inner) -> Vec<u32> {
     processed.get_ids().iter().copied().take_while(|id| *id != TEXT).collect()
 }
 
-/// The content of a `tokenizer.json`.
+/// Reads the content of a `tokenizer.json`.
 fn read_file(path: &Path) -> Result<Vec<u8>> {
     if !path.try_exists().map_err(DataError::io("open", path))? {
         return Err(DataError::Missing { path: path.to_path_buf() });
@@ -411,7 +412,7 @@ pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec
 ///
 /// # Errors
 ///
-/// When the tokenizer is missing, cannot be read, or differs from what was prepared.
+/// When the tokenizer is missing, cannot be read, or has changed since the data were prepared.
 pub fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>> {
     read_small_file(folder, TOKENIZER_FILE)
 }
@@ -440,9 +441,9 @@ fn encode_failed(error: tokenizers::Error) -> DataError {
 /// A token as named in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Named {
-    /// By its id.
+    /// The token's id.
     Id(u32),
-    /// By its spelling.
+    /// The token's spelling.
     Spelling(String),
 }
 
@@ -482,7 +483,7 @@ impl TokenNames {
     }
 }
 
-/// Returns a token by its id, by the first of a list of ids, or by its spelling, which may be in an object.
+/// Parses a token named by its id, by the first of a list of ids, or by its spelling, which may be in an object.
 fn named(value: &Value) -> Option<Named> {
     match value {
         Value::Number(id) => Some(Named::Id(u32::try_from(id.as_u64()?).ok()?)),

@@ -19,7 +19,7 @@ const CHUNK: u64 = 1 << 20;
 
 const MISSING: &str = "it is missing";
 
-/// Maximum number of damaged places named for a file.
+/// Maximum number of damaged places that are listed for a file.
 const NAMED: usize = 5;
 
 /// The result of checking every byte of a folder.
@@ -68,7 +68,7 @@ pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verif
     Ok(check.found)
 }
 
-/// The check of one folder.
+/// The state of checking one folder.
 struct Check<'a> {
     folder: &'a Path,
     info: &'a DataInfo,
@@ -150,7 +150,7 @@ impl Check<'_> {
     }
 
     fn check_small_file(&mut self, name: &'static str) -> Result<Option<bool>> {
-        // Folders written by other programs need not have it.
+        // Folders written by other programs need not have this file.
         let is_there = self.path(name).exists();
         if !is_there && name == INPUTS_FILE && self.sums.is_none() {
             return Ok(None);

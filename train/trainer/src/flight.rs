@@ -33,7 +33,7 @@ pub fn files_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Returns a function that makes the flight recording of a rank of `world` on request.
+/// Returns a function that makes the flight recording of this rank of `world` when called.
 pub fn made_later(world: &Arc<dyn Communicator>) -> MakeFlight {
     let world = Arc::downgrade(world);
     Box::new(move || {
@@ -42,7 +42,7 @@ pub fn made_later(world: &Arc<dyn Communicator>) -> MakeFlight {
     })
 }
 
-/// Writes a rank's flight recording to the run folder unless the rank succeeds, even if it panics.
+/// Writes a rank's flight recording to the run folder when dropped, even by a panic, unless the rank succeeded.
 pub struct FlightGuard {
     out: PathBuf,
     held: Option<HeldFolder>,
@@ -52,7 +52,7 @@ pub struct FlightGuard {
 }
 
 impl FlightGuard {
-    /// Creates a guard for the run in `out`, valid as long as the folder is `held`.
+    /// Creates a guard for the run in `out`, which writes only while the folder is `held`.
     pub fn new(out: &Path, held: Option<HeldFolder>, world: Arc<dyn Communicator>) -> Self {
         FlightGuard { out: out.to_owned(), held, world, landed: false }
     }

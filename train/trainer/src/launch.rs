@@ -26,7 +26,7 @@ pub fn count_gpus() -> Result<usize, String> {
     device::count_gpus().map_err(|error| error.in_short())
 }
 
-/// Returns the file of this program.
+/// Returns the path of this program's executable.
 pub fn this_program() -> Result<PathBuf, LaunchError> {
     std::env::current_exe()
         .map_err(|source| LaunchError::System { what: "find this program's own file", source })

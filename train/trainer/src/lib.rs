@@ -1,6 +1,7 @@
 //! Trains a decoder: the run folder, the loop and its steps, evaluation, generation, and metrics.
 //!
-//! Nothing here looks into a run from outside: the program joins tools such as breakpoints through [`run::Tools`].
+//! Tools that inspect a run, such as breakpoints, are not part of this crate: the program attaches them through
+//! [`run::Tools`].
 
 pub mod error;
 pub mod eval;

@@ -10,13 +10,13 @@ use serde::Serialize;
 use crate::metrics::{EvalMetrics, SkipMetrics, StepMetrics};
 use crate::values::Values;
 
-/// A logged step, as input of a metric.
+/// A logged step, passed to each custom metric.
 pub struct LoggedStep<'a> {
     /// The built-in metrics of the step. Times are those of this rank; all other values are the same on every
     /// rank.
     pub metrics: &'a StepMetrics,
-    /// The weights after the step, and the ranks: for [`Engine::weight_norms`],
-    /// [`Engine::read_parameter`], [`Engine::sum_over_shards`].
+    /// The engine, with the weights after the step; see [`Engine::weight_norms`], [`Engine::read_parameter`]
+    /// and [`Engine::sum_over_shards`].
     pub engine: &'a Engine,
 }
 
@@ -44,7 +44,7 @@ impl Metrics {
     ///
     /// # Panics
     ///
-    /// If the name is empty, has a dot, or is taken.
+    /// If the name is empty, contains a dot, or is taken.
     pub fn metric(
         mut self,
         name: &str,

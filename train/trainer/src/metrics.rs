@@ -45,10 +45,10 @@ pub struct StepMetrics {
     pub tokens_per_s: f64,
     /// Tokens trained on since the start of the run.
     pub tokens: u64,
-    /// Model FLOP/s divided by the device's peak; `None` for a whole start if the peak is not reliably known.
+    /// Model FLOP/s divided by the device's peak; `None` in all steps of this start if the peak is not reliably known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// Peak memory in bytes of any rank since the start, on the device that it computes with: see
+    /// Highest peak memory of any rank since the start, in bytes, on the device that computes: see
     /// [`Engine::peak_bytes`](kiln_shard::Engine::peak_bytes).
     pub peak_bytes: u64,
     /// Duration of the step in seconds.
@@ -63,8 +63,8 @@ pub struct StepMetrics {
     pub values: Values,
 }
 
-/// The time of a step on one rank by activity, in seconds, without waiting for other ranks. On a GPU, these are
-/// times of the host, which only queues work there.
+/// The time of a step on one rank, in seconds. Times of activities exclude waiting for other ranks, which is
+/// `wait_s`. On a GPU, these are times of the host, which only queues work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepTimes {
     /// Reading and cutting samples.
@@ -150,7 +150,7 @@ pub fn unix_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// Time between two frames of the bar while nothing else draws it.
+/// Time between two redraws of the bar during a save, when no step redraws it.
 const FRAME: Duration = Duration::from_millis(200);
 
 /// Writes the reports of rank 0. The other ranks have no reporter.
@@ -171,7 +171,7 @@ pub struct Reporter {
     tensorboard: Option<TensorBoard>,
 }
 
-/// A long operation, which is shown until this is dropped.
+/// Shows a long operation until dropped.
 pub struct Shown {
     _line: Option<ProgressLine>,
     _repeat: Option<Repeat>,
@@ -269,7 +269,7 @@ impl Reporter {
         self.record(metrics)
     }
 
-    /// Returns the lowest validation loss of the run, including its earlier starts.
+    /// Returns the lowest validation loss of the run, including earlier starts of a resumed run.
     pub fn best(&self) -> Option<BestLoss> {
         self.best
     }
@@ -310,12 +310,12 @@ impl Reporter {
         }
     }
 
-    /// Writes a text of `step` to TensorBoard, if enabled.
+    /// Writes text that belongs to `step` to TensorBoard, if enabled.
     pub fn text(&mut self, step: u64, tag: &str, text: &str) {
         self.tensorboard.iter_mut().for_each(|board| board.text(step, tag, text));
     }
 
-    /// Writes histograms of `step` to TensorBoard, if enabled: of `what`, such as `weights`, by module.
+    /// Writes the histograms by module of `what`, such as `weights`, at `step` to TensorBoard, if enabled.
     pub fn histograms(&mut self, step: u64, what: &str, by_module: Vec<(String, ValueHistogram)>) {
         let Some(board) = &mut self.tensorboard else { return };
         for (module, ValueHistogram { min, max, sum, sum_squares, counts }) in by_module {
@@ -343,14 +343,14 @@ impl Reporter {
     }
 }
 
-/// Returns an activity with its progress; `None` if there is none.
+/// Returns an activity with its percentage; `None` if `meter` has reached its total.
 fn part_of(what: &str, meter: &Meter) -> Option<String> {
     let (done, of) = meter.read();
     (done < of).then(|| format!("{what} {}%", 100 * done / of))
 }
 
-/// Moves the lines of steps after `done` from a file of metrics to the end of the file `cut`: they come after
-/// the checkpoint that the run resumes from, and will be written again. Returns whether there are any.
+/// Moves the lines about steps after `done` from a metrics file to the end of the file `cut`: the run resumes
+/// from step `done` and will write these steps again. Returns whether there were any such lines.
 pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     #[derive(Deserialize)]
     struct Line {
@@ -378,7 +378,7 @@ pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     if rest.is_empty() && is_whole {
         return Ok(false);
     }
-    // First append there, then remove here, so that every line is always in one of the files.
+    // Appended to `cut` before being removed here, so that every line is always in one of the files.
     let mut file = files::open_with(OpenOptions::new().create(true).append(true), cut)?;
     file.write_all(&rest)?;
     file.sync_all()?;

@@ -22,17 +22,17 @@ pub fn check(path: &Path) -> Result<()> {
     }
 }
 
-/// Writes `content` to `path`: see [`write_named`]. Files of runs are not touched.
+/// Writes `content` to `path` as [`write_named`] does, but never to a file that belongs to a run.
 ///
 /// # Errors
 ///
-/// If a file of a run or of another kind exists there, or on errors of the file system.
+/// If `path` is a file of a run or a file that `is_of_kind` rejects, or on errors of the file system.
 pub fn write(path: &Path, content: &[u8], kind: &str, is_of_kind: impl FnOnce(&[u8]) -> bool) -> Result<()> {
     check(path)?;
     write_named(path, content, kind, is_of_kind).map_err(refused("write", path))
 }
 
-/// Converts an error of [`write_named`] for users; `operation` is the verb for the attempt on `path`.
+/// Converts an error of [`write_named`] for users. The message says that this program cannot `operation` `path`.
 pub fn refused(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TrainError {
     move |error| match error.kind() {
         ErrorKind::AlreadyExists => {

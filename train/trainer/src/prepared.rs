@@ -14,8 +14,8 @@ use kiln_sys::words::number_of;
 /// Opens the data that `section` names. If `data.path` does not exist and `data.text` names text, prepares it
 /// first, unless `stop` becomes true. If both exist, the folder must have been prepared from that text.
 ///
-/// A resumed run passes the SHA-256 of the tokens that it was `trained_on`: it continues with them, and a text
-/// that has changed since then only causes a warning.
+/// A resumed run passes the SHA-256 of its training tokens as `trained_on`. It continues with these tokens; if
+/// the text has changed since then, there is only a warning.
 pub fn open(
     section: &DataSection,
     seed: u64,
@@ -54,7 +54,7 @@ pub fn open(
         Some(differences) if differences.is_empty() => {}
         Some(differences) if trained_on.is_some() && trained_on == info.train.sha256.as_deref() => {
             tracing::warn!(
-                "{path} was prepared from other text or options than data.text sets now ({}); the run \
+                "{path} was prepared from different text or options than data.text sets now ({}); the run \
                  continues with the data that it was trained on",
                 differences.join("; ")
             );
@@ -85,7 +85,7 @@ pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, 
     Ok(info)
 }
 
-/// Shows `progress` of data, of which at most `limit` documents are used.
+/// Shows the `progress` of preparing data; at most `limit` documents are used.
 fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
     match progress {
         Progress::ReadingStreams { streams } => {

@@ -1,5 +1,5 @@
-//! The setup of a training process besides the library's functions: signals that ask it to stop, visible
-//! warnings, an end together with its launcher, and an allocator that counts.
+//! The process-wide setup for training: signals that request a stop, visible warnings, an exit when the
+//! launcher exits, and an allocator that counts memory.
 //!
 //! The binary `kiln` has this setup. A custom binary gets it with one call and three lines:
 //!
@@ -14,8 +14,8 @@
 //! }
 //! ```
 //!
-//! [`crate::run::train`] reports missing parts once. A program that ends with [`output::finish`] also reports
-//! there any log output lost to a full disk.
+//! [`crate::run::train`] reports missing parts of this setup once. [`output::finish`], called at the end of the
+//! program, also reports log output lost to a full disk.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -33,14 +33,12 @@ pub use kiln_sys::{GraceError, LogLevelError, end_with_launcher, output, stop_on
 pub use memory::CountingAllocator;
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for
-/// [`RunOptions::stop`](crate::run::RunOptions::stop). To be called first in `main`; later calls have no
-/// effect.
+/// [`RunOptions::stop`](crate::run::RunOptions::stop). Call it first in `main`; later calls have no effect.
 ///
-/// - The process ends with the `kiln launch` that started it.
+/// - The process exits when the `kiln launch` that started it exits.
 /// - Warnings go to standard error at the level of `KILN_LOG`, unless a `tracing` subscriber is set already.
-/// - SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU ask runs to save and stop; a second SIGINT, SIGTERM
-///   or SIGHUP, a second or more after the first, ends the process at once, unless it is a rank of `kiln
-///   launch`.
+/// - SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU ask runs to save and stop; another SIGINT, SIGTERM
+///   or SIGHUP at least one second later ends the process at once, unless it is a rank of `kiln launch`.
 /// - A write beyond the file size limit fails, instead of ending the process with SIGXFSZ.
 /// - SIGSEGV and similar signals are reported with rank and step before they end the process; the details are
 ///   kept in `crash` in the run folder.
@@ -63,10 +61,10 @@ pub fn begin() -> Result<(), LogLevelError> {
     kiln_sys::begin(facts())
 }
 
-/// Command-line name of this program, set once it is known to have the commands of `kiln`.
+/// Command-line name of this program, set by [`has_commands`].
 static COMMAND: OnceLock<String> = OnceLock::new();
 
-/// Records that this program has the commands of `kiln`, so that [`command`] returns its name.
+/// Records that this program accepts the commands of `kiln`, so that [`command`] returns the program's name.
 pub fn has_commands() {
     COMMAND.get_or_init(|| {
         let called = std::env::args_os().next().unwrap_or_default();
@@ -78,7 +76,7 @@ pub fn has_commands() {
     });
 }
 
-/// Returns the command-line name of this program, if it has the commands of `kiln`.
+/// Returns the command-line name of this program, if the program accepts the commands of `kiln`.
 pub fn command() -> Option<&'static str> {
     COMMAND.get().map(String::as_str)
 }
@@ -90,7 +88,7 @@ pub fn quoted(path: &Path) -> String {
     if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
-/// Returns the functions and facts for reports about this process.
+/// Returns the functions and facts that crash reports of this process need.
 fn facts() -> Facts {
     Facts {
         rank_of_thread: memory::bound_rank,
@@ -100,14 +98,14 @@ fn facts() -> Facts {
     }
 }
 
-/// Makes later crashes of this process leave a report in the folder of their run.
+/// Makes later crashes of this process leave a report in the run folder.
 pub fn keep_crashes() {
     memory::on_failure(kiln_sys::allocation_failed);
     kiln_sys::keep_crashes(facts());
 }
 
-/// Reports, once per process, what a run would silently lack: the parts of [`start`] that have not been set up,
-/// and the allocator. `stops` says whether the caller stops its runs itself.
+/// Warns, once per process, about missing setup: the parts of [`start`], and the counting allocator. `stops` is
+/// true if the caller stops its runs itself.
 pub fn tell_what_is_missing(stops: bool) {
     kiln_sys::tell_what_is_missing(stops, memory::is_counting());
 }

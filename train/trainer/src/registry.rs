@@ -1,5 +1,5 @@
-//! The parts that a program adds to Kiln: layers, losses and optimizers under names that a configuration uses,
-//! and metrics.
+//! The parts that a program adds to Kiln: layers, losses and optimizers, which a configuration refers to by
+//! name, and metrics.
 
 use kiln_model::Layers;
 use kiln_model::layers::{Layer, LayerError, LayerInit, TokenLoss};
@@ -11,7 +11,7 @@ use kiln_config::losses::{LossInit, Losses};
 use kiln_config::optimizers::{OptimizerInit, Optimizers};
 
 /// The parts available to every command of a program: the built-in parts, and those that the program adds. The
-/// prelude of crate `kiln` shows a program whose commands all know a custom layer.
+/// prelude of crate `kiln` shows a program with a custom layer, which all of its commands support.
 ///
 /// ```
 /// use kiln_model::layers::SwiGlu;
@@ -32,7 +32,7 @@ impl Registry {
     ///
     /// # Panics
     ///
-    /// If the name is empty, or a layer of this kind already has it.
+    /// If the name is empty, or already taken by a layer of this kind.
     pub fn layer<L: Layer>(
         self,
         name: &str,
@@ -45,7 +45,7 @@ impl Registry {
     ///
     /// # Panics
     ///
-    /// If the name is empty, or a layer of this kind already has it.
+    /// If the name is empty, or already taken by a layer of this kind.
     pub fn attention<L: Layer>(
         self,
         name: &str,
@@ -58,7 +58,7 @@ impl Registry {
     ///
     /// # Panics
     ///
-    /// If the name is empty, or a layer of this kind already has it.
+    /// If the name is empty, or already taken by a layer of this kind.
     pub fn block<L: Layer>(
         self,
         name: &str,
@@ -68,13 +68,13 @@ impl Registry {
     }
 
     /// Adds a metric: the result of `value` for a logged step is written to `metrics.jsonl` under `name`. Every
-    /// rank calls `value` at the same place between its other calls, in the order in which metrics were added,
-    /// so it may call collective functions such as [`Engine::weight_norms`](kiln_shard::Engine::weight_norms).
+    /// rank calls `value` at the same point of the step, and all metrics in the order in which they were added, so
+    /// `value` may call collective functions such as [`Engine::weight_norms`](kiln_shard::Engine::weight_norms).
     /// Rank 0's result is written. An error ends the run.
     ///
     /// # Panics
     ///
-    /// If the name is empty, has a dot, or is that of another key.
+    /// If the name is empty, contains a dot, or is the name of another key.
     pub fn metric(
         self,
         name: &str,
@@ -88,7 +88,7 @@ impl Registry {
     ///
     /// # Panics
     ///
-    /// If the name is empty, or another loss has it.
+    /// If the name is empty, or already taken by another loss.
     pub fn loss(
         self,
         name: &str,
@@ -102,7 +102,7 @@ impl Registry {
     ///
     /// # Panics
     ///
-    /// If the name is empty, or another optimizer has it.
+    /// If the name is empty, or already taken by another optimizer.
     pub fn optimizer<O: Into<Optimizer>>(
         self,
         name: &str,

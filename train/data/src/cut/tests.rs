@@ -1,4 +1,4 @@
-//! Checks, for tokenizers of all kinds, that the pieces of a text have the tokens of the whole.
+//! Checks, for tokenizers of all kinds, that the pieces of a text give the same tokens as the whole.
 
 use std::io::Cursor;
 
@@ -494,7 +494,7 @@ fn pieces_of_five_megabytes_have_the_tokens_of_the_whole() {
     assert_pieces_are_the_whole(&nasty_text(5_000_000, 2), &[100, CHUNK_BYTES]);
 }
 
-/// There are enough places, too: pieces of prose come close to the limit.
+/// Prose has enough places: its pieces come close to the limit.
 #[test]
 fn prose_is_cut_to_the_limit() {
     let text =

@@ -88,7 +88,7 @@ fn a_stop_is_noticed_at_every_stage() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
-/// The tokens of the folder are those of a file without the other documents.
+/// The folder has the same tokens as one prepared from a file that lacks the other documents.
 #[test]
 fn a_limit_takes_the_first_documents() {
     let folder = tempfile::tempdir().unwrap();

@@ -45,8 +45,8 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_were() {
             line.starts_with("step     3/6 | the gradient norm is NaN (first in the gradient of `"),
             "{line}"
         );
-        let where_from =
-            "; the passes are finite when repeated: it came from a collective, or was not computed";
+        let where_from = "; all tensors are finite when the passes are repeated: the value came from a \
+             collective or corrupted memory";
         assert!(line.ends_with(&format!("{where_from}: the update was skipped (1 so far)")), "{line}");
 
         assert!(tensors(&workspace, "run", 2) == tensors(&workspace, "run", 3), "unchanged");

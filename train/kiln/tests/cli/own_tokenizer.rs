@@ -85,5 +85,5 @@ fn a_loss_on_data_of_another_tokenizer_is_refused() {
     // New weights may be trained from old ones with a different vocabulary.
     let init = ["--out", "on", "--set", "data.path=moved", "--set", "init.from=run"];
     let said = workspace.succeed(&[&["train", "run.toml"], &init[..]].concat());
-    assert!(said.contains("have another tokenizer than the initial weights"), "{said}");
+    assert!(said.contains("have a different tokenizer from the initial weights"), "{said}");
 }

@@ -273,7 +273,7 @@ fn resumed_run_warns_of_other_text() {
     let resumed = ["train", "run.toml", "--out", "first", "--resume", "latest"];
     let ended = workspace.kiln(&[&resumed[..], &["--set", "train.steps=6"]].concat());
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    let warning = " WARN own was prepared from other text or options than data.text sets now \
+    let warning = " WARN own was prepared from different text or options than data.text sets now \
                    (text, changed: texts/a.txt (";
     assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
 

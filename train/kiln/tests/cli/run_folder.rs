@@ -215,7 +215,7 @@ fn a_holder_on_another_machine_is_known_by_its_heartbeat() {
     });
     let ended = workspace.end(start);
     assert_refused(&ended, &["run is in use by a run on host elsewhere, pid "]);
-    assert!(ended.stdout.contains("watching for 20 s whether it still runs"), "{ended:?}");
+    assert!(ended.stdout.contains("watching for 20 s to see whether it still runs"), "{ended:?}");
     // The holder reports its end.
     holder["ended"] = true.into();
     workspace.write("run/.kiln/holder.json", holder.to_string());
@@ -362,7 +362,7 @@ fn another_position_in_the_data_is_refused_unless_it_is_wanted() {
 
     let allowed: Vec<&str> = changes.iter().flat_map(|(key, _)| ["--allow-changed", *key]).collect();
     let said = workspace.succeed(&[&resume[..], &all, &allowed].concat());
-    let line = "reading the data at another position, as allowed: data.seq_len was 8 and is 4 now, ";
+    let line = "reading the data at a different position, as allowed: data.seq_len was 8 and is 4 now, ";
     assert!(said.contains(line), "{said}");
     assert_eq!(workspace.steps("run").len(), 4);
     // The batch size changes no position, and unchanged values are not mentioned.

@@ -203,7 +203,7 @@ fn moved_text_is_the_same_text() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let ended = start("['moved/b.txt', 'moved/a.txt']", "fifth");
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("the same files in another order"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the same files in a different order"), "{}", ended.stderr);
 }
 
 /// A prepare that waits for a FIFO after creating its folder.

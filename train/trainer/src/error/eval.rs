@@ -25,7 +25,7 @@ pub enum EvalError {
         .checkpoint.display(), .data.display()
     )]
     DataNotFound { checkpoint: PathBuf, data: PathBuf },
-    /// Other data have replaced those that a model was trained on. `data`: the current data.
+    /// The data that a model was trained on have been replaced. `data`: the folder, with the current data.
     #[error(
         "the data in {} differ from those that {} was trained on; to use them anyway, pass --data {}",
         .data.display(), .checkpoint.display(), .data.display()
@@ -34,22 +34,22 @@ pub enum EvalError {
     /// The data that the user named do not exist.
     #[error("--data {}: no such folder; name one with prepared data", .data.display())]
     DataMissing { data: PathBuf },
-    /// The data were prepared with another tokenizer.
+    /// The data have ids of a different vocabulary. `tokens`: size of the data's vocabulary; `known`: of the model's.
     #[error(
         "{} has {tokens} token ids, and the model knows {known}: use data prepared with the model's \
          tokenizer",
         .data.display()
     )]
     OtherVocabulary { data: PathBuf, tokens: usize, known: usize },
-    /// The data were prepared with another tokenizer, whose ids mean different text to the model. `data`: the
-    /// tokenizer of the data; `model`: the tokenizer of the model.
+    /// The data were prepared with a different tokenizer, whose ids stand for different text. `data`: the
+    /// data's tokenizer; `model`: the model's tokenizer.
     #[error(
         "{} is not the same tokenizer as {}, which the model was trained with: use data prepared with the \
          model's tokenizer",
         .data.display(), .model.display()
     )]
     OtherTokenizer { data: PathBuf, model: PathBuf },
-    /// Sequences are longer than the model's context. `what`: the flag that is too long.
+    /// A sequence is longer than the model's context. `what`: the flag or prompt that is too long.
     #[error(
         "{what}: {tokens} tokens are more than the {context} that the model reads; use fewer, or a model \
          with a longer context"
@@ -68,21 +68,21 @@ pub enum EvalError {
          {context} before the last one: shorten them, or train with a longer data.seq_len"
     )]
     PairTooLong { place: String, prompt: usize, answer: usize, context: usize },
-    /// An answer has no token.
+    /// An answer has no tokens.
     #[error("{place}: the answer is empty, so it has no loss: write an answer")]
     EmptyAnswer { place: String },
-    /// A line of a file of pairs is not a pair.
+    /// A line of a prompt-and-answer file is not a pair of prompt and answer.
     #[error(
         "{}, line {line}: {problem}; every line must be an object with the strings \"prompt\" and \"answer\"",
         .path.display()
     )]
     Line { path: PathBuf, line: usize, problem: String },
-    /// A file of pairs has no pairs.
+    /// A prompt-and-answer file has no pairs.
     #[error("{} has no pairs: write one object with \"prompt\" and \"answer\" per line", .path.display())]
     NoPairs { path: PathBuf },
-    /// A token is not in the model's vocabulary. `position`: in the list, from 1; `known`: number of the
-    /// model's ids, at least 1.
-    #[error("--tokens: {id} (number {position}) is not a token of the model, which knows 0 to {}", .known - 1)]
+    /// A token is not in the model's vocabulary. `position`: its position in the list, from 1; `known`: size of
+    /// the vocabulary, at least 1.
+    #[error("--tokens: {id} (number {position}) is not a token of the model, whose ids are 0 to {}", .known - 1)]
     UnknownToken { id: u32, position: usize, known: usize },
     /// A file cannot be read.
     #[error("cannot read {}: {source}; check the path", .path.display())]
@@ -93,7 +93,7 @@ pub enum EvalError {
 }
 
 impl EvalError {
-    /// Returns whether the user's arguments or files are the cause.
+    /// Returns whether the user's arguments or files caused this error.
     pub fn is_usage(&self) -> bool {
         !matches!(self, EvalError::Write { .. })
     }

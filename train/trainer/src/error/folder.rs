@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_sys::files;
 
-/// Reasons why a run folder cannot be used. The path in each error is that of the folder, unless stated
-/// otherwise.
+/// Reasons why a run folder cannot be used. Paths are those of the run folder unless stated otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
     /// The path is a file.
@@ -18,18 +17,18 @@ pub enum FolderError {
         .0.display(), .1
     )]
     Foreign(PathBuf, String),
-    /// The folder holds another run.
+    /// The folder already holds a run, and this start does not resume it.
     #[error(
         "{} already holds a run: continue with --resume latest, choose another folder with --out, or remove it",
         .0.display()
     )]
     Occupied(PathBuf),
-    /// The folder holds a run without a checkpoint, which this start does not restart for the given reason.
+    /// The folder holds a run without a checkpoint, which this start may not begin again, for the given reason.
     #[error(
         "{} holds a run without a complete checkpoint, {}, or choose another folder with --out", .0.display(), .1
     )]
     Unsaved(PathBuf, &'static str),
-    /// The path `out` is a dangling `link`, or below one.
+    /// The path `out` is a dangling symbolic `link`, or lies below one.
     #[error(
         "--out {}: {} is a link to {}, which is not there: create that folder, or name another one",
         .out.display(), .link.display(), .target.display()
@@ -42,7 +41,7 @@ pub enum FolderError {
         .0.display(), .1
     )]
     OtherJob(PathBuf, &'static str),
-    /// A restarted job does not find the folder that it was writing to.
+    /// The folder is not the one that this job wrote to before it was restarted.
     #[error(
         "{} is not the folder that this job wrote to before its restart: that folder was moved, removed or \
          replaced. Put it back, or start a new job, with --resume and one of the folder's checkpoints to \
@@ -50,7 +49,7 @@ pub enum FolderError {
         .0.display()
     )]
     NotTheSame(PathBuf),
-    /// Another run is active in the folder; the text names its holder, and since when.
+    /// Another run is active in the folder; the text says which process holds the folder, and since when.
     #[error(
         "{} is in use by {}: wait until it ends or stop it, or choose another folder with --out",
         .0.display(), .1
@@ -72,7 +71,7 @@ impl FolderError {
         move |source| FolderError::Io { operation, path: path.to_owned(), source }
     }
 
-    /// Returns whether the user's arguments are the cause.
+    /// Returns whether the user's arguments caused this error.
     pub fn is_usage(&self) -> bool {
         !matches!(self, FolderError::Io { .. })
     }

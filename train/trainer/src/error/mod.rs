@@ -27,14 +27,14 @@ use kiln_sys::words::{number_of, size};
 pub use eval::EvalError;
 pub use folder::FolderError;
 
-/// Number of consecutive skipped updates that ends a run under `train.nonfinite = "skip"`: a bad batch cannot cause
-/// that many.
+/// Number of consecutive skipped updates after which a run ends under `train.nonfinite = "skip"`. A single bad
+/// batch cannot cause so many.
 pub const MAX_SKIPPED: u64 = 10;
 
-/// The result of a part of a run.
+/// The result of an operation that is part of training.
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
-/// Reasons for the failure of a run.
+/// Reasons why a run fails.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// The configuration is invalid.
@@ -43,7 +43,7 @@ pub enum TrainError {
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// There is not enough memory.
+    /// The run needs more memory than there is.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// A layer of the model cannot be built.
@@ -55,7 +55,7 @@ pub enum TrainError {
     /// The sharding engine failed.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// The ranks lost each other; each has written its flight recording into this run folder.
+    /// The ranks lost contact. Each has written its flight recording into this run folder.
     #[error("{}; compare what the ranks were doing with `kiln inspect flight {}`", .0, .1.display())]
     Recorded(#[source] ShardError, PathBuf),
     /// A custom training loop failed.
@@ -64,7 +64,7 @@ pub enum TrainError {
     /// A metric that the program adds failed.
     #[error(transparent)]
     Metric(MetricError),
-    /// The records of a rank's layers cannot be read.
+    /// The values that the ranks' layers recorded cannot be combined.
     #[error("cannot combine the ranks' layer records: {reason}")]
     Records {
         /// The reason.
@@ -79,23 +79,23 @@ pub enum TrainError {
     /// The grace period of this process is invalid.
     #[error(transparent)]
     Grace(#[from] GraceError),
-    /// The place of this process in the job is unclear.
+    /// The environment does not make clear which rank this process is.
     #[error(transparent)]
     Env(#[from] EnvError),
-    /// The launch of ranks failed.
+    /// The ranks could not be launched.
     #[error(transparent)]
     Launch(#[from] LaunchArgsError),
     /// A file with network measurements cannot be used.
     #[error(transparent)]
     Links(#[from] LinksError),
-    /// This process could not join the others.
+    /// This process could not connect to the other ranks.
     #[error(transparent)]
     Join(#[from] JoinError),
     /// This process could not join its MPI job.
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] kiln_collectives::mpi::MpiError),
-    /// NCCL on this rank could not connect this GPU with those of the other ranks, which are processes.
+    /// NCCL could not connect this rank's GPU with the GPUs of the other ranks, which are processes.
     #[cfg(feature = "cuda")]
     #[error("rank {rank} cannot connect its GPU {index} with those of the other ranks: {source}")]
     Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },
@@ -106,23 +106,23 @@ pub enum TrainError {
          port (MASTER_PORT), name (TORCHELASTIC_RUN_ID, --rdzv-id) or secret (KILN_JOB_SECRET)"
     )]
     OtherConfig(Vec<usize>),
-    /// Rank 0, which makes the plan for all ranks, failed with this message; `usage` says whether the
+    /// Rank 0, which makes the plan for all ranks, failed with this message; `usage` is true if the
     /// configuration or the arguments are the cause.
     #[error("rank 0 could not start the run: {message}")]
     Rank0 { message: String, usage: bool },
     /// The run folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// A run would resume from the checkpoint at `path` at another position in the data, because these `keys`
-    /// differ; `differences` has the old and new values.
+    /// Resuming from the checkpoint at `path` would continue at a different position in the data, because these
+    /// `keys` have changed; `differences` has the old and new values.
     #[error(
-        "{} was trained with other values, and continuing would read the data at another position: {}. Use \
-         the values from before, or accept another position with {}",
+        "{} was trained with different values, and continuing would read the data at a different position: \
+         {}. Use the earlier values, or accept the different position with {}",
         .path.display(), .differences.join(", "), allow(.keys)
     )]
     OtherPosition { path: PathBuf, keys: Vec<PositionKey>, differences: Vec<String> },
-    /// The loss or the norm of the gradient, `what`, is not finite; `parameter` is the first whose gradient is
-    /// not. The run does not skip such steps, or has skipped the maximum number in a row.
+    /// The loss or the gradient norm (`what`) is not finite; `parameter` is the first parameter with a
+    /// non-finite gradient. The run does not skip such steps, or has skipped the maximum number in a row.
     #[error(
         "step {step}: {what} is {value}{}{origin}{}. Lower optim.lr or raise optim.warmup_steps, and continue from an \
          earlier checkpoint",
@@ -137,26 +137,26 @@ pub enum TrainError {
         origin: String,
         is_repeated: bool,
     },
-    /// A model has computed `what`, which is not finite.
+    /// A quantity that the model computed, `what`, is not finite.
     #[error(
         "{what} is {value}: the model computes with numbers that are too large; use an earlier checkpoint, \
-         or another model"
+         or a different model"
     )]
     NotANumber { what: &'static str, value: f64 },
-    /// A smoke run that resumed from its own checkpoint has different losses from the uninterrupted one.
+    /// A smoke run that resumed from its own checkpoint has different losses from the uninterrupted run.
     #[error(
         "smoke: the run resumed from the middle ends with training and validation losses of {resumed:?}, and \
          the uninterrupted run with {straight:?}: the program keeps state that checkpoints do not store, or \
          draws random numbers without a seed"
     )]
     Smoke { straight: [f64; 2], resumed: [f64; 2] },
-    /// `kiln check` has found problems, and has printed them.
+    /// `kiln check` found problems and printed them.
     #[error("kiln check: {}; the lines above that begin with \"fail\" say what to do", number_of(*.failures, "failure"))]
     Check { failures: usize },
     /// The file to write exists already.
     #[error("{} already exists: overwrite it with --force, or name another file with --out", .0.display())]
     Exists(PathBuf),
-    /// A stop was requested while this process waited for the others.
+    /// A stop was requested while this process waited for the other ranks.
     #[error(
         "stopped on request before the ranks were connected: there was nothing to save yet; start it again"
     )]
@@ -199,10 +199,10 @@ pub enum PositionKey {
     /// Tokens per sequence.
     #[value(name = "data.seq_len")]
     SeqLen,
-    /// The switch for a random order of the samples.
+    /// The setting that samples are visited in random order.
     #[value(name = "data.shuffle")]
     Shuffle,
-    /// The seed of that order, and of dropout.
+    /// The seed of the sample order and of dropout.
     #[value(name = "train.seed")]
     Seed,
     /// The training data itself.
@@ -212,16 +212,16 @@ pub enum PositionKey {
 
 impl fmt::Display for PositionKey {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        // No value is hidden.
+        // Never `None`, because no variant is skipped.
         self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
 
-/// An error from a program's code.
+/// An error from user code, such as a custom training loop or metric.
 type BoxError = Box<dyn Error + Send + Sync>;
 
 impl TrainError {
-    /// Converts an error from a program's code: to one of Kiln's errors if it is one, else with `other`.
+    /// Converts an error from user code: unwraps one of Kiln's own errors, and passes any other error to `other`.
     fn from_program(error: BoxError, other: impl FnOnce(BoxError) -> TrainError) -> Self {
         fn take<E: Error + Into<TrainError> + 'static>(error: BoxError) -> Result<BoxError, TrainError> {
             error.downcast::<E>().map_or_else(Ok, |error| Err((*error).into()))
@@ -254,7 +254,7 @@ fn with_causes(error: &BoxError) -> String {
     causes(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Returns an error and its causes.
+/// Iterates over an error and its causes.
 pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| error.source())
 }
@@ -264,7 +264,7 @@ fn any_of(error: &BoxError, kind: fn(&TrainError) -> bool) -> bool {
     causes(&**error).any(|error| error.downcast_ref::<TrainError>().is_some_and(kind))
 }
 
-/// Returns the flags that allow the differences.
+/// Returns the flags that allow `keys` to differ.
 fn allow(keys: &[PositionKey]) -> String {
     let flags: Vec<_> = keys.iter().map(|key| format!("--allow-changed {key}")).collect();
     flags.join(" ")
@@ -284,13 +284,13 @@ fn not_updated(is_repeated: bool) -> String {
 }
 
 impl TrainError {
-    /// Creates an error about a file of the run folder, or another one named with `--out`, that cannot be read
+    /// Creates an error about a file of the run folder, or another file named with `--out`, that cannot be read
     /// or written.
     pub fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |error| FolderError::io(operation, path)(error).into()
     }
 
-    /// Creates an error about threads, `what`, that the system cannot start.
+    /// Creates an error that the system cannot start `what`, which describes one or more threads.
     pub fn threads(what: &str) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.to_owned();
         move |source| TrainError::Threads { what, reason: source.to_string() }
@@ -333,12 +333,12 @@ impl TrainError {
         }
     }
 
-    /// Returns whether nothing went wrong: a stop was requested before there was anything to save.
+    /// Returns whether the run did not fail but was stopped, on request, before there was anything to save.
     pub fn is_stop(&self) -> bool {
         matches!(self, TrainError::Stopped | TrainError::Data(DataError::Stopped))
     }
 
-    /// Adds the location of the flight recordings, if the error is of a kind that they explain.
+    /// Adds the location of the flight recordings, if these can explain the error.
     pub fn with_flights(self, out: &Path) -> Self {
         match self {
             TrainError::Shard(source @ ShardError::Comm(_))
@@ -376,7 +376,7 @@ impl From<RanksError<TrainError>> for TrainError {
     fn from(error: RanksError<TrainError>) -> Self {
         match error {
             // The rank matters only for errors of the engine. A bad file or loss is the same on all ranks,
-            // whichever has met it first.
+            // whichever rank met it first.
             RanksError::Failed {
                 rank,
                 error: source @ (TrainError::Shard(_) | TrainError::Recorded(..)),

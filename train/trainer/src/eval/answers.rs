@@ -1,8 +1,8 @@
 //! Loss on answers: how likely a model finds a given continuation of a prompt.
 //!
 //! Prompt and answer are tokenized as one text, which is split where the answer begins, as in
-//! lm-evaluation-harness (see [`Tokenizer::encode_pair`]). A prompt without tokens is replaced by the end of
-//! another document, as in generation.
+//! lm-evaluation-harness (see [`Tokenizer::encode_pair`]). A prompt without tokens is replaced by the
+//! end-of-text token, as in generation.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -18,7 +18,7 @@ use kiln_config::device;
 use kiln_data::{Tokenizer, describe_json};
 use kiln_sys::files::{self, MAX_WHOLE};
 
-/// Target of a position that the loss ignores.
+/// Target id that excludes a position from the loss.
 const IGNORED: i32 = -1;
 
 /// A prompt, and the answer whose loss is computed.
@@ -31,8 +31,8 @@ pub struct Pair {
     pub answer: String,
 }
 
-/// A tokenized pair: `inputs` and, for each of them, the token that follows, or -1 if that token belongs to the
-/// prompt.
+/// A tokenized pair: `inputs`, and for each input token the token that follows it, or -1 if the following token
+/// belongs to the prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenPair {
     inputs: Vec<i32>,
@@ -71,7 +71,7 @@ pub fn mean_answer_loss(losses: &[AnswerLoss]) -> f64 {
 /// If the file cannot be read, has no pair, or has a line that is not a pair.
 pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
     let text = files::read(path, MAX_WHOLE).and_then(|bytes| {
-        // The message of the standard library.
+        // The standard library's message about invalid UTF-8.
         String::from_utf8(bytes)
             .map_err(|_| io::Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
     });
@@ -97,7 +97,7 @@ impl TokenPair {
     ///
     /// # Errors
     ///
-    /// If the answer has no token, or if both together are longer than the model's context.
+    /// If the answer has no tokens, or if prompt and answer together are longer than the model's context.
     pub fn new(pair: &Pair, context: usize, tokenizer: &Tokenizer, place: &str) -> Result<Self> {
         let (mut prompt, answer) = tokenizer.encode_pair(&pair.prompt, &pair.answer)?;
         if answer.is_empty() {
@@ -119,7 +119,7 @@ impl TokenPair {
         Ok(TokenPair { inputs, targets, answer: answer.len() })
     }
 
-    /// Tokenizes the pairs of the file at `path`, with their lines, as [`TokenPair::new`] does.
+    /// Tokenizes `pairs`, each with its line number in the file at `path`, as [`TokenPair::new`] does.
     ///
     /// # Errors
     ///
@@ -135,9 +135,9 @@ impl TokenPair {
     }
 }
 
-/// Returns the losses of all pairs, in order, the same on every rank. The pairs are distributed over the ranks, one per
-/// pass; a rank without pairs left computes one whose result is ignored, so that all ranks make the same number of
-/// passes. Collective.
+/// Returns the losses of all pairs, in order, the same on every rank. The pairs are distributed over the ranks,
+/// one per pass; a rank that has run out of pairs computes a pass whose result is ignored, so that all ranks
+/// make the same number. Collective.
 pub fn answer_losses(
     model: &ShardedDecoder,
     device: &Device,
@@ -147,8 +147,8 @@ pub fn answer_losses(
     Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
 }
 
-/// Like [`answer_losses`], while `go_on`, called between passes with the same result on all ranks, returns
-/// true. Returns `None` if it was ended early.
+/// Like [`answer_losses`], but ends early, with `None`, if `go_on` returns false after a pass that is not the
+/// last. `go_on` must return the same value on all ranks.
 pub fn answer_losses_while(
     model: &ShardedDecoder,
     device: &Device,

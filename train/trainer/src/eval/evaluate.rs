@@ -13,9 +13,9 @@ use kiln_data::BatchSource;
 /// Target of a padding row, which the loss ignores.
 const IGNORED: i32 = -1;
 
-/// Returns the mean loss in nats over the first `samples` sequences of `source` (all of them if 0), and the number of
-/// tokens. The sequences are distributed over the ranks; a rank without sequences left computes rows that are ignored,
-/// so that all ranks make the same number of passes. Collective.
+/// Returns the mean loss in nats over the first `samples` sequences of `source` (all of them if 0), and the
+/// number of tokens. The sequences are distributed over the ranks; a rank that has run out of sequences
+/// computes rows that are ignored, so that all ranks make the same number of passes. Collective.
 pub fn evaluate(
     model: &ShardedDecoder,
     device: &Device,
@@ -35,14 +35,14 @@ fn bounded(source: &BatchSource, samples: u64, rows: usize) -> (u64, usize) {
     (samples, rows.min(usize::try_from(samples).unwrap_or(rows)).max(1))
 }
 
-/// Returns the number of passes of each rank in an evaluation.
+/// Returns the number of passes that each rank makes in an evaluation.
 pub(crate) fn passes_of(engine: &Engine, source: &BatchSource, samples: u64, rows: usize) -> u64 {
     let (samples, rows) = bounded(source, samples, rows);
     samples.div_ceil(engine.world().world_size() as u64 * rows as u64)
 }
 
-/// Like [`evaluate`], while `go_on`, called between passes with the same result on all ranks, returns true.
-/// Returns `None` if the evaluation was ended early.
+/// Like [`evaluate`], but ends early, with `None`, if `go_on` returns false after a pass that is not the last.
+/// `go_on` must return the same value on all ranks.
 pub(crate) fn evaluate_while(
     model: &ShardedDecoder,
     device: &Device,

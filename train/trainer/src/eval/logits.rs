@@ -22,7 +22,7 @@ pub struct Logits {
     pub values: Vec<f32>,
 }
 
-/// Fails unless `model` knows all of `tokens` and can read them at once.
+/// Converts `tokens` for `model`. Fails unless all are in its vocabulary and together fit into its context.
 pub fn check_tokens(model: &ModelSource, tokens: &[u32]) -> Result<Vec<i32>, EvalError> {
     let (known, context) = (model.model().vocab_size, model.context_length());
     if tokens.len() > context {

@@ -16,8 +16,8 @@ use kiln_sys::files::{self, MAX_WHOLE};
 /// The part of the validation data to read, and how to read it.
 #[derive(Clone, Copy, Debug)]
 pub struct ValidationOptions {
-    /// Tokens per sequence. The default is the length used in training; for a model that Kiln has not trained,
-    /// its context, but at most 2048. A default is shortened to the size of the data.
+    /// Tokens per sequence. The default is the length used in training; for a model not trained by Kiln, the
+    /// model's context, but at most 2048. The default is reduced if the data are shorter.
     pub seq_len: Option<usize>,
     /// Number of sequences; 0 for all.
     pub samples: u64,
@@ -39,7 +39,7 @@ pub struct ValidationLoss {
     pub loss: f64,
     /// Number of tokens in the mean.
     pub tokens: u64,
-    /// Tokens per sequence: the maximum number of tokens before the last one.
+    /// Tokens per sequence: the longest context from which a token is predicted.
     pub seq_len: usize,
 }
 
@@ -48,9 +48,9 @@ impl Validation {
     ///
     /// # Errors
     ///
-    /// If there are no such data, if their tokens are not the model's, if the sequences are longer than the
-    /// model's context, if there are fewer data than one sequence, or if a check of some of the data shows that
-    /// they have changed since they were prepared.
+    /// If the data do not exist, if they were prepared with a different tokenizer, if the sequences are longer
+    /// than the model's context, if the data are shorter than one sequence, or if a check of some of the data
+    /// shows that they have changed since they were prepared.
     pub fn open(model: &ModelSource, data: Option<&Path>, options: ValidationOptions) -> Result<Self> {
         let context = model.context_length();
         if let Some(seq_len) = options.seq_len.filter(|seq_len| *seq_len > context) {
@@ -105,7 +105,7 @@ impl Validation {
     }
 }
 
-/// Fails if the data are ids of a different tokenizer from the model's: their loss would be meaningless.
+/// Fails if the data were prepared with a different tokenizer from the model's: the loss would be meaningless.
 fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<()> {
     let Ok(tokenizer) = data::tokenizer_of(data) else { return Ok(()) };
     let content = data::read_tokenizer_of(data)?;
@@ -118,7 +118,7 @@ fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<()> {
     }
 }
 
-/// Finds the data that a model was trained on, through the configuration next to it.
+/// Finds the data that a model was trained on, as named in the configuration next to the model.
 fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
     let checkpoint = model.folder().to_owned();
     let path = checkpoint.join("config.toml");

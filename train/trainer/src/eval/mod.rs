@@ -1,5 +1,5 @@
-//! Evaluation of a model: the loss on a validation split (`evaluate.rs`, which a run uses too), validation data of a
-//! checkpoint (`loss.rs`), answers to prompts (`answers.rs`), and logits (`logits.rs`).
+//! Evaluation of a model: the validation loop that training shares (`evaluate.rs`), the validation loss of a
+//! saved model (`loss.rs`), the loss on answers to prompts (`answers.rs`), and logits (`logits.rs`).
 
 mod answers;
 mod evaluate;

@@ -1,4 +1,4 @@
-//! A single fault that waits for its place in the run.
+//! The fault of one rank, which occurs at a chosen point of the run.
 
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -13,7 +13,7 @@ use kiln_config::ByteSize;
 
 use super::spec::{Changeable, Fault, FaultKind, FaultPhase};
 
-/// The drill of the rank that will fail.
+/// The fault of this rank, and the progress of the run that decides when it occurs.
 #[derive(Debug)]
 pub struct Drill {
     fault: Fault,
@@ -32,12 +32,12 @@ impl Drill {
         self.fault.kind == FaultKind::Stale
     }
 
-    /// Reports that optimizer step `step` begins.
+    /// Informs the drill that optimizer step `step` begins.
     pub fn begin_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
 
-    /// Reports that data is about to be fetched. Returns the error with which fetching should fail, if any.
+    /// Informs the drill that data are about to be fetched. Returns an error if fetching should fail.
     pub fn data_loading(&self) -> Result<(), String> {
         if self.fault.phase != FaultPhase::Data || !self.fires() {
             return Ok(());
@@ -49,8 +49,8 @@ impl Drill {
         Ok(())
     }
 
-    /// Reports that a collective is about to be called. Returns the fault to apply to the call itself, if
-    /// any.
+    /// Informs the drill that a collective is about to be called. Returns the fault to apply to the call
+    /// itself, if any.
     pub(super) fn calling(&self, label: &Label, call: Changeable) -> Option<FaultKind> {
         let kind = &self.fault.kind;
         if !self.fault.phase.has(label.phase) || !kind.can_happen_to(call) || !self.fires() {
@@ -67,10 +67,10 @@ impl Drill {
         is_due && self.fired.swap(step + 1, Ordering::Relaxed) != step + 1
     }
 
-    /// Performs the faults that need no collective.
+    /// Performs the fault if it is of a kind that needs no collective.
     fn act(&self) {
         match &self.fault.kind {
-            // If a signal cannot be sent, nothing happens, as the outcome of the drill shows.
+            // If a signal cannot be sent, the outcome of the drill shows that nothing happened.
             FaultKind::Kill => _ = kill_process(getpid(), Signal::KILL),
             FaultKind::Stop => _ = kill_process(getpid(), Signal::STOP),
             FaultKind::Segv => drills::raise_segv(),
@@ -86,8 +86,7 @@ impl Drill {
         }
     }
 
-    /// Panics in a thread that works for the rank; the panic resumes in the rank itself, as those of compute
-    /// threads do.
+    /// Panics in a helper thread of the rank. As with compute threads, the panic resumes in the rank itself.
     fn panic_in_a_thread(&self) {
         let work = || {
             memory::bind_to_rank(self.fault.rank);

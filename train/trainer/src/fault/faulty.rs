@@ -15,7 +15,7 @@ use super::spec::{Changeable, Fault, FaultKind};
 pub struct Faulty {
     inner: Arc<dyn Communicator>,
     drill: Arc<Drill>,
-    /// The latest gather result of each scope, for the fault that returns it again.
+    /// The latest gather result of each scope, which the fault `stale` returns again.
     gathered: Mutex<HashMap<Arc<str>, Buffer>>,
 }
 
@@ -24,7 +24,7 @@ impl Faulty {
         Faulty { inner, drill, gathered: Mutex::default() }
     }
 
-    /// Gathers. Returns the previous result of this scope's gather if `is_stale`.
+    /// Gathers, but returns the previous gather's result of this scope if `is_stale`.
     fn gather_again(&self, label: Label, input: Arc<Buffer>, output: Buffer, is_stale: bool) -> Work {
         let scope = label.scope.clone();
         let result = self.inner.all_gather(label, input, output).wait(WAIT);
@@ -39,8 +39,8 @@ impl Faulty {
 /// Longest time a drill waits for a collective whose result it needs.
 const WAIT: Duration = Duration::from_secs(600);
 
-/// Wraps `world` with the fault, if it is meant for this rank and for a job that was restarted `restarts`
-/// times. Also returns the drill, which must be kept informed of the run's progress.
+/// Wraps `world` with the fault, if the fault is meant for this rank and for a job that was restarted
+/// `restarts` times. Also returns the drill, which the run must inform of its progress.
 pub fn rehearse(
     world: Arc<dyn Communicator>,
     fault: Option<&Fault>,
@@ -55,12 +55,12 @@ pub fn rehearse(
     }
 }
 
-/// An empty buffer, such as the result of a barrier.
+/// Returns an empty buffer, such as the result of a barrier.
 fn nothing() -> Buffer {
     Buffer::zeros(DType::U8, 0)
 }
 
-/// A copy whose first element is NaN: all its bits are set, which is NaN in every float type.
+/// Returns a copy whose first element is NaN: all bits are set, which is NaN in every float type.
 fn poisoned(buffer: &Buffer) -> Buffer {
     let width = buffer.dtype().size();
     let set = |bytes: &mut [u8]| bytes.iter_mut().take(width).for_each(|byte| *byte = 0xFF);
@@ -71,7 +71,7 @@ fn poisoned(buffer: &Buffer) -> Buffer {
     })
 }
 
-/// A copy with all floats multiplied by `factor`.
+/// Returns a copy with all floats multiplied by `factor`.
 fn scaled(buffer: &Buffer, factor: f64) -> Buffer {
     let scale = |bytes: &mut [u8]| match buffer.dtype() {
         DType::F32 => bytes.as_chunks_mut().0.iter_mut().for_each(|bytes| {
@@ -85,7 +85,7 @@ fn scaled(buffer: &Buffer, factor: f64) -> Buffer {
     })
 }
 
-/// A copy of `sum` with its bytes replaced by `own`.
+/// Returns a copy of `sum` with its bytes replaced by `own`.
 fn replaced(sum: &Buffer, own: &[u8]) -> Buffer {
     sum.changed(|bytes| bytes.copy_from_slice(own)).unwrap_or_else(|error| {
         tracing::warn!("the fault drill could not replace the sum: {error}");
@@ -199,7 +199,7 @@ impl Communicator for Faulty {
         key: i64,
         timeout: Duration,
     ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
-        // Faults that change a call wait for one whose result they can replace.
+        // Faults that change a call wait for a call whose result they can replace.
         let label = Label::new(name, Phase::Init);
         let _ = self.drill.calling(&label, Changeable::Nothing);
         let group = self.inner.split_within(name, color, key, timeout)?;

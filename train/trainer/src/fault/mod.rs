@@ -1,4 +1,4 @@
-//! Fire drills: deliberate faults at a chosen place of a run.
+//! Fire drills: deliberate faults at a chosen point of a run.
 //!
 //! `kiln train --fault KIND@PHASE:STEP:RANK` makes one rank fail once in one way. [`Faulty`] sits between the rank and
 //! its communicator; no other code depends on it.

@@ -12,58 +12,58 @@ use kiln_config::ByteSize;
 /// The way in which a rank fails.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FaultKind {
-    /// Its process is killed without notice.
+    /// The process of the rank is killed without notice.
     Kill,
-    /// Its process is stopped, as on a machine that hangs.
+    /// The process of the rank is stopped, as on a machine that hangs.
     Stop,
-    /// It receives SIGSEGV, as after reading unmapped memory.
+    /// The rank receives SIGSEGV, as after reading unmapped memory.
     Segv,
-    /// It reads a page beyond the end of a mapped file: SIGBUS.
+    /// The rank reads a page beyond the end of a mapped file: SIGBUS.
     Bus,
-    /// It recurses until its stack overflows.
+    /// The rank recurses until its stack overflows.
     Overflow,
-    /// It ends its process with SIGABRT, as C code does on a failed assertion.
+    /// The rank ends its process with SIGABRT, as C code does on a failed assertion.
     Abort,
-    /// It panics.
+    /// The rank panics.
     Panic,
-    /// A thread that works for it panics.
+    /// A helper thread of the rank panics.
     Worker,
-    /// It calls a collective with invalid arguments or, in data loading, returns an error.
+    /// The rank calls a collective with invalid arguments or, in data loading, returns an error.
     Error,
-    /// It skips one collective.
+    /// The rank skips one collective.
     Skip,
-    /// It calls one collective with a different count than the other ranks.
+    /// The rank calls one collective with a different count than the other ranks.
     Size,
-    /// It is late by this duration.
+    /// The rank is late by this duration.
     Slow(Duration),
-    /// One element of its gradient becomes NaN.
+    /// One element of the rank's gradient becomes NaN.
     Nan,
-    /// Its part of a gradient is multiplied by this factor.
+    /// The rank's part of a gradient is multiplied by this factor.
     Scale(f64),
-    /// It uses its own part of a sum over the ranks as the sum.
+    /// The rank uses its own addend instead of the sum over the ranks.
     Unreduced,
-    /// It uses the weights that the same gather returned the previous time.
+    /// The rank uses stale weights: the result of the previous gather of the same parameter group.
     Stale,
-    /// It runs a program, such as one that pulls a cable, and continues.
+    /// The rank runs a program, such as one that pulls a cable, and continues.
     Run(PathBuf),
-    /// Its process may hold at most this many bytes from here on.
+    /// From here on, the rank's process may use at most this much memory.
     Memory(ByteSize),
-    /// Its clock is ahead by this many seconds, for `kiln check`, which compares clocks.
+    /// The rank's clock is ahead by this many seconds, for `kiln check`, which compares clocks.
     Clock(f64),
 }
 
 /// The phase of a run at whose first collective a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FaultPhase {
-    /// Before the first step, which is step 0.
+    /// Before the first step; written as step 0.
     Start,
-    /// Before the data of a step is fetched; no collective.
+    /// Before the data of a step are fetched, which involves no collective.
     Data,
     /// Forward pass.
     Forward,
     /// Backward pass.
     Backward,
-    /// Norm of the gradient and optimizer.
+    /// Gradient norm and optimizer update.
     Optimizer,
     /// Saving after a step.
     Checkpoint,
@@ -72,7 +72,7 @@ pub enum FaultPhase {
 /// A fault, written `KIND@PHASE:STEP:RANK`, or `KIND@PHASE:STEP+:RANK` to repeat it in every later step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// The way of failing: `kill`, `stop`, `segv`, `bus`, `overflow`, `abort`, `panic`, `worker`, `error`,
+    /// How the rank fails: `kill`, `stop`, `segv`, `bus`, `overflow`, `abort`, `panic`, `worker`, `error`,
     /// `skip`, `size`, `slow=SECONDS`, `nan`, `scale=FACTOR`, `unreduced`, `stale`, `run=PROGRAM`,
     /// `memory=SIZE` or `clock=SECONDS`.
     pub kind: FaultKind,
@@ -80,15 +80,15 @@ pub struct Fault {
     pub phase: FaultPhase,
     /// The optimizer step.
     pub step: u64,
-    /// Set if it occurs again in every later step: `STEP+`.
+    /// True if the fault occurs again in every later step, written `STEP+`.
     pub onwards: bool,
     /// The rank.
     pub rank: usize,
-    /// Set if it occurs again when the job is restarted: `KIND!`.
+    /// True if the fault occurs again when the job is restarted, written `KIND!`.
     pub every_life: bool,
 }
 
-/// A text that is not a fault.
+/// The text is not a valid fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; write it as KIND@PHASE:STEP:RANK, for example kill@backward:3:1")]
 pub struct FaultParseError {
@@ -124,7 +124,7 @@ impl FromStr for Fault {
         let step: u64 = step.parse().map_err(|_| wrong("STEP is not a number"))?;
         let rank = rank.parse().map_err(|_| wrong("RANK is not a number"))?;
         if (phase == FaultPhase::Start) != (step == 0) {
-            return Err(wrong("start is step 0, and nothing else is"));
+            return Err(wrong("write step 0 for start, and a later step for every other phase"));
         }
         if phase == FaultPhase::Data && kind.changes_a_call() && kind != FaultKind::Error {
             return Err(wrong("data loading has no collective to skip or to change"));
@@ -172,27 +172,27 @@ fn parse_kind(text: &str) -> Option<FaultKind> {
     })
 }
 
-/// The part of a call that a drill can change.
+/// The parts of a collective call that a fault can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Changeable {
     /// Nothing: there is no result to replace.
     Nothing,
-    /// Its arguments, or whether the call happens.
+    /// The arguments, or whether the call is made at all.
     Call,
-    /// The call, and the summed values.
+    /// The same as for [`Changeable::Call`], and the summed values.
     Sum,
-    /// The call, and the gathered values.
+    /// The same as for [`Changeable::Call`], and the gathered values.
     Gather,
 }
 
 impl FaultKind {
-    /// Returns `true` if the fault changes a collective.
+    /// Returns `true` if the fault changes a collective call.
     pub(super) fn changes_a_call(&self) -> bool {
         let is_call = matches!(self, FaultKind::Error | FaultKind::Skip | FaultKind::Size);
         is_call || self.is_of_sum() || *self == FaultKind::Stale
     }
 
-    /// Returns `true` if the fault changes a sum.
+    /// Returns `true` if the fault changes summed values.
     fn is_of_sum(&self) -> bool {
         matches!(self, FaultKind::Nan | FaultKind::Scale(_) | FaultKind::Unreduced)
     }

@@ -1,4 +1,4 @@
-//! A text that a model continues token by token.
+//! Text that a model continues token by token.
 
 use burn::tensor::Device;
 use kiln_model::KeyValueCache;
@@ -10,23 +10,23 @@ use crate::error::{Result, TrainError};
 use kiln_config::device;
 use kiln_data::{DataError, Tokenizer};
 
-/// A text being generated: its token ids, and the model's cache of them.
+/// Text being generated: its token ids, and the model's cache of their keys and values.
 ///
-/// The first pass reads the prompt (only its end if it is longer than the context), every further pass the
-/// token chosen last. When the context is full, the next pass starts over from the last half of it, at position
-/// 0: a token almost always costs one position, and occasionally half a context.
+/// The first pass reads the prompt, or only the end of a prompt longer than the context; every further pass
+/// reads the token chosen last. When the context is full, the next pass rereads its last half from position 0.
+/// A token therefore usually costs one position, and occasionally half a context.
 pub struct Continuation<'a> {
     tokenizer: &'a Tokenizer,
     sampling: &'a Sampling,
     ends: Vec<u32>,
     ids: Vec<u32>,
-    /// Number of ids at the front that do not belong to the text: those that the tokenizer puts there, or the
-    /// start of an empty prompt.
+    /// Number of leading ids that do not belong to the text: those that the tokenizer adds, or the token that
+    /// replaces an empty prompt.
     hidden: usize,
-    /// Number of ids at the front that come from the prompt, including the hidden ones.
+    /// Number of leading ids that come from the prompt, including the hidden ones.
     given: usize,
     cache: KeyValueCache,
-    /// Number of ids that the model has read, or that were dropped from its context unread.
+    /// Number of ids that the model has read, or that were dropped unread because the context is full.
     read: usize,
     /// Number of chosen tokens.
     chosen: usize,
@@ -38,8 +38,8 @@ impl<'a> Continuation<'a> {
     ///
     /// # Errors
     ///
-    /// If the tokenizer cannot express the prompt, or if neither the tokenizer nor `sampling` knows an end of
-    /// text.
+    /// If the tokenizer cannot express the prompt, or if neither the tokenizer nor `sampling` defines an
+    /// end-of-text token.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &str, sampling: &'a Sampling) -> Result<Self, DataError> {
         let mut ends = sampling.end_ids.clone();
         match tokenizer.end_of_text() {
@@ -49,7 +49,7 @@ impl<'a> Continuation<'a> {
         }
         let (mut hidden, mut ids) = tokenizer.encode_prompt(prompt)?;
         if ids.is_empty() {
-            // An empty prompt starts like a document, after the end of another.
+            // An empty prompt is replaced by an end-of-text token, after which the model expects a new document.
             (hidden, ids) = (1, vec![ends[0]]);
         }
         let given = ids.len();
@@ -59,8 +59,8 @@ impl<'a> Continuation<'a> {
         Ok(Continuation { tokenizer, sampling, ends, ids, hidden, given, cache, read, chosen, ended })
     }
 
-    /// Chooses the next token, and returns whether there was one: false at the end of the text. `after_pass` is
-    /// called after the forward pass, before its result is used.
+    /// Chooses the next token. Returns false at the end of the text. `after_pass` is called after the forward
+    /// pass, before the logits are used.
     pub fn advance<P: Modules>(
         &mut self,
         modules: &P,
@@ -70,8 +70,8 @@ impl<'a> Continuation<'a> {
         self.advance_together(modules, device, after_pass, Ok)
     }
 
-    /// Like [`Continuation::advance`], on several ranks: `agree` receives the choice of each rank, and returns
-    /// that of one of them on all. A choice is the id of a token, or negative if the scores are not finite.
+    /// Like [`Continuation::advance`], on several ranks: `agree` receives this rank's choice, and returns one
+    /// rank's choice on all ranks. A choice is a token id, or negative if the logits are not finite.
     pub fn advance_together<P: Modules>(
         &mut self,
         modules: &P,

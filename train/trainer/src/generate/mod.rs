@@ -1,8 +1,8 @@
 //! Text generation with a trained model.
 //!
-//! [`Continuation`] advances token by token with the keys and values of earlier tokens cached, [`Sampling`]
-//! defines how each token is chosen. Under sharding, all ranks continue the same text together: they see the same
-//! logits, so they choose the same tokens.
+//! [`Continuation`] advances token by token with the keys and values of earlier tokens cached, and [`Sampling`]
+//! defines how each token is chosen. Under sharding, all ranks continue the same text together: they see the
+//! same logits, so they choose the same tokens.
 
 mod continuation;
 
@@ -16,7 +16,7 @@ pub use continuation::Continuation;
 use crate::error::{EvalError, Result};
 use kiln_data::Tokenizer;
 
-/// Continues `prompt`, and returns it with its continuation. `after_pass` is called after every forward pass.
+/// Continues `prompt`, and returns prompt and continuation. `after_pass` is called after every forward pass.
 pub fn text<P: Modules>(
     modules: &P,
     device: &Device,
@@ -30,7 +30,7 @@ pub fn text<P: Modules>(
     Ok(continuation.text()?)
 }
 
-/// Fails if `prompt` has more tokens than the model reads. `what` is its name for the user.
+/// Fails if `prompt` has more than `context` tokens. `what` names the prompt in the error.
 ///
 /// # Errors
 ///

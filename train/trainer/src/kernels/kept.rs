@@ -1,7 +1,7 @@
 //! Results of kernel checks, stored for later processes.
 //!
-//! A file is named after everything that determines a result, and also contains it. It is replaced atomically,
-//! so that processes may read and write at the same time; a damaged file counts as missing.
+//! A file contains the key, which is everything that determines the result, and is named after the key's hash. Files
+//! are replaced atomically, so that processes may read and write at the same time; a damaged file counts as missing.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -25,7 +25,7 @@ pub(super) struct Key {
     pub(super) build: String,
     pub(super) dtypes: Vec<FloatDType>,
     pub(super) shapes: Shapes,
-    /// The operation that a drill treats as wrong.
+    /// The operation whose kernel a drill treats as wrong.
     pub(super) fault: Option<FusedOp>,
 }
 
@@ -45,14 +45,14 @@ impl Key {
         Key { device, build, dtypes, shapes, fault }
     }
 
-    /// Returns the name of the file with the result.
+    /// Returns the name of the file with the result for this key.
     pub(super) fn file_name(&self) -> String {
         let digest = Sha256::digest(format!("{self:?}"));
         format!("{digest:x}.json")
     }
 }
 
-/// The content of a file.
+/// The content of a result file.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Kept {
     key: Key,
@@ -60,8 +60,8 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Reads the findings of a check for `key` from `file`; `None` if the file is missing, or belongs to
-    /// another key.
+    /// Reads the findings of a check for `key` from `file`; `None` if the file is missing, or belongs to a
+    /// different key.
     pub(super) fn read(file: &Path, key: &Key) -> Option<Vec<Finding>> {
         let kept: Kept = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
         (kept.key == *key).then_some(kept.findings)

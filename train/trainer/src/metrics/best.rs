@@ -19,7 +19,7 @@ pub struct BestLoss {
 }
 
 impl BestLoss {
-    /// Returns the lowest of the evaluations in a file of metrics; `None` if there are none.
+    /// Returns the evaluation with the lowest loss in a metrics file; `None` if the file has no evaluations.
     pub(super) fn find(path: &Path) -> io::Result<Option<Self>> {
         let mut lines = match LineReader::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -37,7 +37,7 @@ impl BestLoss {
         Ok(best)
     }
 
-    /// Returns the lower of the two; the earlier one if they are equal.
+    /// Returns the evaluation with the lower loss; `best` if the losses are equal or that of `next` is not finite.
     pub(super) fn lower(best: Option<Self>, next: Self) -> Option<Self> {
         let is_lower = |best: Self| next.val_loss < best.val_loss;
         if next.val_loss.is_finite() && best.is_none_or(is_lower) { Some(next) } else { best }

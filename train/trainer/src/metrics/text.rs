@@ -16,7 +16,7 @@ pub(super) struct StepLine {
     pub(super) trend: char,
     pub(super) grad_norm: f64,
     pub(super) tokens_per_s: f64,
-    /// Share of the device's peak, if that is known; otherwise a terminal shows FLOP/s.
+    /// Share of the device's peak FLOP/s; `None` if the peak is unknown, and FLOP/s are shown instead.
     pub(super) mfu: Option<f64>,
     pub(super) flops: f64,
     /// Peak memory of a rank in bytes; 0 if it is not counted.
@@ -31,7 +31,7 @@ pub(super) struct StepLine {
 const GAUGE: usize = 24;
 const NARROW_GAUGE: usize = 8;
 
-/// Columns of the gauge are a multiple of this.
+/// The gauge's width in columns is a multiple of this number.
 const STEP: usize = 4;
 
 /// Separator between two values.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Number of steps whose losses are compared with those of as many previous steps.
+/// Maximum number of latest steps whose mean loss is compared with that of the same number of steps before them.
 const WINDOW: usize = 50;
 
 /// Minimum number of steps for a trend.
@@ -12,7 +12,7 @@ const FEWEST: usize = 8;
 /// Number of standard errors below which a difference of means is noise.
 const ERRORS: f64 = 2.0;
 
-/// The trend of the loss: the mean of the last steps compared with that of the previous steps.
+/// The trend of the loss: compares the mean over the last steps with the mean over the steps before them.
 #[derive(Debug, Default)]
 pub(super) struct Trend {
     losses: VecDeque<f64>,
@@ -30,7 +30,7 @@ impl Trend {
     }
 
     /// Returns an arrow down or up if the means differ by more than noise, an arrow to the right if not, and a
-    /// blank while too little is known.
+    /// blank while there are too few steps.
     pub(super) fn arrow(&self) -> char {
         let half = self.losses.len() / 2;
         if 2 * half < FEWEST {
@@ -58,8 +58,8 @@ fn mean<'a>(values: impl ExactSizeIterator<Item = &'a f64> + Clone) -> (f64, f64
 /// Weight of the last step in the mean duration of steps.
 const NEWEST: f64 = 0.1;
 
-/// Estimates the time of the remaining steps: each takes as long as the last ones, and work between steps, such
-/// as evaluations and saves, continues at its average rate.
+/// Estimates how long the remaining steps take, from the mean duration of recent steps and the average time
+/// spent between steps, such as on evaluations and saves.
 #[derive(Debug, Default)]
 pub(super) struct Remaining {
     /// End of this start's first step, which takes longer than others.
@@ -70,8 +70,8 @@ pub(super) struct Remaining {
 }
 
 impl Remaining {
-    /// Records a step that ended at `now`, on a clock that all calls share, and took `step_s`. Returns the
-    /// estimated time of the remaining `left` steps.
+    /// Records a step that ended at `now`, on a clock that all calls share, and took `step_s` seconds. Returns
+    /// the estimated time of the remaining `left` steps.
     pub(super) fn after(&mut self, now: Duration, step_s: f64, left: u64) -> Duration {
         let between = match self.first {
             None => {

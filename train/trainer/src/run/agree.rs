@@ -21,10 +21,10 @@ use kiln_config::Config;
 use kiln_config::device::ResolvedDevice;
 use kiln_data::DataError;
 
-/// The rank that decides.
+/// The rank that makes the plan.
 const ROOT: usize = 0;
 
-/// Longest time between two signs of life from rank 0, which also collect the other ranks' requests to stop.
+/// Longest time between two signs of life from rank 0. The same exchange collects the other ranks' stop requests.
 const BEAT: Duration = Duration::from_secs(2);
 
 /// The outcome of rank 0's preparation.
@@ -54,9 +54,9 @@ pub(super) fn on_config(world: &dyn Communicator, config: &Config, options: &Run
 
 /// Makes the plan with `make` on rank 0 and returns it on all ranks. Collective.
 ///
-/// Preparing data may take longer than the timeout of a collective, so rank 0 regularly sends the other ranks a message
-/// to keep waiting; they notice when it is gone. A rank that was asked to stop reports it then, and rank 0 stops as if
-/// it had been asked itself.
+/// Preparing data may take longer than the timeout of a collective, so rank 0 regularly sends the other ranks a
+/// message to keep waiting, which also shows that rank 0 is alive. In the same exchange, a rank that was asked
+/// to stop reports so, and rank 0 then stops as if it had been asked itself.
 pub(super) fn on_plan(
     world: &dyn Communicator,
     config: &Config,

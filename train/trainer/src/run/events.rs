@@ -1,4 +1,4 @@
-//! `events.jsonl`: the events of a run, over all of its starts.
+//! `events.jsonl`: the events of a run, including each time that it was started or resumed.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -58,7 +58,7 @@ impl EventKind {
     }
 }
 
-/// The events of one start of a run. Nothing is written before [`Events::open`].
+/// Records the events of a run from this start on. Nothing is written before [`Events::open`].
 #[derive(Default)]
 pub(super) struct Events(Mutex<State>);
 
@@ -86,7 +86,7 @@ impl Events {
         self.lock().step = step;
     }
 
-    /// Writes an event at `step`. A line that cannot be written does not end the run.
+    /// Writes an event at `step`. A failed write does not end the run.
     pub(super) fn note(&self, kind: EventKind, step: u64, text: &str) {
         let mut state = self.lock();
         let Some(lines) = &mut state.lines else { return };

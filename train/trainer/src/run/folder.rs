@@ -1,9 +1,9 @@
 //! The run folder: its choice, its owner and its content.
 //!
 //! - `identity`: `run.json`, which marks a folder as a run of Kiln;
-//! - `lock`: a folder belongs to one run at a time; `holder`: the process that holds it;
-//! - `claim`: the changes that a start makes to its folder before and after its ranks begin;
-//! - `meeting`: the ranks that have arrived while others are awaited;
+//! - `lock`: ensures that only one process works on a run; `holder`: the process that holds the lock;
+//! - `claim`: the changes to the folder when a run is started or resumed, before and after its ranks begin;
+//! - `meeting`: the ranks that have arrived and wait for others;
 //! - `look`: read-only queries about a run.
 //!
 //! Only files with Kiln's own names are ever replaced, and files that a run no longer needs are moved aside.
@@ -63,7 +63,7 @@ pub fn metrics_of_run(out: &Path) -> PathBuf {
 enum Content {
     /// Nothing, or only files that a launcher has put there for this run.
     Nothing,
-    /// A start that has not begun: it failed early or is about to begin.
+    /// A start that has taken the folder but not begun to train: it failed early or is about to begin.
     Unbegun(Identity),
     /// A run that has begun and has no checkpoint: there is nothing to resume from and no state to lose.
     Unsaved(Option<Identity>),
@@ -145,7 +145,7 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
         Content::File => return Err(FolderError::File(out).into()),
         Content::Nothing | Content::Unbegun(_) => {}
         _ if goes_on => {}
-        // The same command again.
+        // The same command was run again.
         Content::Unsaved(Some(run)) if run.was_started_as(&claimant) => {}
         Content::Unsaved(run) => {
             Lock::check_free(&out)?;
@@ -177,7 +177,7 @@ impl Found {
         (is_new && first != self.named).then_some(first)
     }
 
-    /// Returns whether `other`, which was found later, agrees in everything that matters.
+    /// Returns whether `other`, which was found later, has the same folder, checkpoint and content.
     fn is_still(&self, other: &Found) -> bool {
         (&self.out, &self.resume, &self.content) == (&other.out, &other.resume, &other.content)
     }
@@ -216,7 +216,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Returns the default folder of the run `index` of this name: `runs/<name>`, `runs/<name>-2`, …
+/// Returns the default folder of run number `index` of this name: `runs/<name>`, `runs/<name>-2`, …
 fn numbered(name: &str, index: u64) -> PathBuf {
     match index {
         1 => Path::new("runs").join(name),
@@ -224,8 +224,8 @@ fn numbered(name: &str, index: u64) -> PathBuf {
     }
 }
 
-/// Returns `runs/<name>` or one of its successors: the first that is free, or the one with the run that this
-/// start continues, which is the interrupted run that was active last, or the last run if none was interrupted.
+/// Returns `runs/<name>`, `runs/<name>-2`, …: the first that is free for a new run. A restarted job gets its
+/// own run; a resumed run, the interrupted run that was active last, or the last run if none was interrupted.
 fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> bool) -> Result<PathBuf> {
     let folder = |index| numbered(name, index);
     let (mut index, mut runs, mut last_restart) = (1, Vec::new(), None);
@@ -288,8 +288,8 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     let entries = fs::read_dir(out).map_err(FolderError::io("list", out))?.flatten();
     let foreign = entries.filter(|entry| {
         let (path, name) = (entry.path(), entry.file_name());
-        // Ours are the identity while another start writes it, and the folder of locks unless it is a link,
-        // which would lead the locks into another folder.
+        // Kiln's own entries are the identity while another start writes it, and the folder of locks unless it
+        // is a link, which would put the locks into another folder.
         let is_ours =
             (name == lock::FOLDER && path.is_dir() && !path.is_symlink()) || is_beside(&name, identity::FILE);
         !is_ours && !is_of_file_system(&name) && !kiln_launch::is_log_folder(&path) && !is_same(&path, data)

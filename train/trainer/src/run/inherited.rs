@@ -10,8 +10,8 @@ use kiln_config::Config;
 use kiln_data::{self as data, DataInfo, Tokenizer};
 use kiln_sys::files;
 
-/// Files and settings that a run inherits from the folder of its weights. They go into every checkpoint of the
-/// run, and from there into an export.
+/// Files and settings that a run inherits from the folder of its weights. These go into every checkpoint of the
+/// run, and from there into exports.
 pub struct Inherited {
     /// Names and contents of small files: the tokenizer of the data, with its chat template and settings.
     pub files: Vec<(String, Arc<[u8]>)>,
@@ -19,8 +19,7 @@ pub struct Inherited {
     pub end_ids: Vec<u32>,
     /// The longest sequence, in tokens, that the model supports.
     pub context_length: usize,
-    /// The same length if the configuration or the weights set it, as opposed to the length of training
-    /// sequences.
+    /// The context length if the configuration or the weights set it; `None` if `context_length` is that of sequences.
     pub given_context: Option<usize>,
     /// The tokenizer of the weights, if the data use a different one.
     pub other_tokenizer: Option<PathBuf>,
@@ -28,9 +27,9 @@ pub struct Inherited {
 
 impl Inherited {
     /// Reads the files and settings that a run with `config` inherits from `source`. `tokenizer` is the content
-    /// of the data's tokenizer: the chat template and end tokens of a different tokenizer would mean different
-    /// text. The token that ends documents of `data` also ends a generated text; if nothing else declares it,
-    /// `generation_config.json` does.
+    /// of the data's tokenizer file; the chat template and end tokens of a different tokenizer are not
+    /// inherited. The token that ends documents of `data` also ends generated text; if no file declares it, it
+    /// is added to `generation_config.json`.
     ///
     /// # Errors
     ///

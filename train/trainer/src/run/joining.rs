@@ -1,4 +1,4 @@
-//! Connecting to the other ranks, until a stop is requested.
+//! Connects to the other ranks, unless a stop is requested first.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// A wait for other ranks that lasts longer than this is shown in the run folder.
 const SHOWN_AFTER: Duration = Duration::from_secs(1);
 
-/// Time during which a rank that was asked to stop tries to notify the others.
+/// How long a rank that was asked to stop tries to notify the others.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Connects to the other ranks, as the rank at `place`. Some ranks may arrive late: a stop requested of any
-/// rank ends the wait of all ranks that have arrived. A wait that does not end soon afterwards, such as on a
-/// silent connection, ends with the process.
+/// Connects to the other ranks, as the rank at `place`. A stop requested of any rank ends the wait of all ranks
+/// that have arrived. If the other ranks cannot be notified within [`FAREWELL`], this returns anyway, and the
+/// joining thread ends with the process.
 ///
-/// A longer wait is shown in the run folder `out`, if that is known, for `kiln status`.
+/// A wait longer than [`SHOWN_AFTER`] is shown in the run folder `out`, if that is known, for `kiln status`.
 pub(super) fn join(
     place: &RankEnv,
     comm: &CommSection,

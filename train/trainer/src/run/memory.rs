@@ -27,8 +27,8 @@ const MACHINE: &str = "this machine";
 const PROCESS: &str = "the address space of this process (ulimit -v)";
 const GPU: &str = "the GPU";
 
-/// Smallest share of its planned memory that a run may really need: measured runs needed at least this much.
-/// GPU runs have not been measured yet, so more of them pass, with a warning.
+/// Smallest share of its planned memory that a run may actually need: measured runs needed at least this much.
+/// GPU runs have not been measured yet, so their share is lower, and more of them start with a warning.
 const ALLOWANCE: f64 = 0.98;
 const GPU_ALLOWANCE: f64 = 0.85;
 
@@ -44,7 +44,7 @@ const FAILED: i32 = 1;
 /// Warnings of a check, none of which prevents the run.
 pub type Warnings = Vec<String>;
 
-/// A run to be checked. Only `config` changes when alternatives are tried.
+/// A run to be checked, without its configuration, which varies when alternatives are tried.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     model: &'a ModelConfig,
@@ -58,7 +58,7 @@ struct Run<'a> {
 /// The memory that a run needs on one device.
 struct Need {
     bytes: u64,
-    /// Bytes by owner, over all ranks that share the memory.
+    /// Bytes by owner, such as gradients, summed over all ranks that share the memory.
     rows: Vec<(&'static str, u64)>,
     /// Layers whose memory is only a guess.
     undescribed: BTreeSet<&'static str>,
@@ -66,14 +66,14 @@ struct Need {
 
 /// The memory that a run needs on all devices that it uses.
 struct Needs {
-    /// Memory of the device that computes.
+    /// Memory on the device that computes.
     computing: Need,
-    /// Memory of the host while a GPU computes.
+    /// Host memory for offloaded tensors while a GPU computes.
     offloaded: Need,
 }
 
 impl Run<'_> {
-    /// Returns the memory that `config` needs, or `None` if its ranks cannot be arranged.
+    /// Returns the memory that `config` needs, or `None` if its ranks do not fit its sharding strategy.
     fn needs(&self, config: &Config) -> Option<Needs> {
         let Run { model, decoder, optimizer, on_gpu, processes } = *self;
         let mut config = config.clone();
@@ -134,8 +134,8 @@ impl Need {
 }
 
 /// Compares a run's planned memory with that of this machine or its GPU. `decoder` is built from `model`.
-/// Allocates almost nothing, whatever the sizes are. Returns warnings if the run fits, but not into the memory
-/// that is free now.
+/// Allocates almost nothing, whatever the sizes are. Returns warnings if the run fits into the memory, but not
+/// into the part that is free now.
 ///
 /// # Errors
 ///
@@ -254,7 +254,7 @@ pub fn lay_out_memory(
     optimizer: &Optimizer,
     device: &Device,
 ) {
-    // A configuration whose ranks cannot be arranged fails elsewhere, with a reason.
+    // A configuration whose ranks do not fit its sharding strategy fails elsewhere, with a reason.
     if let Ok(shape) = RankShape::from_config(config, model, decoder, optimizer, Gathers::Pooled, false) {
         kiln_shard::lay_out_pages(device, shape.step(&Speed::INSTANT).largest);
     }
@@ -289,7 +289,7 @@ fn compare(
     let there = match (config.device.memory, config.device.memory_fraction) {
         (None, None) => format!("{place} has {}", size(memory.total)),
         (Some(_), None) => format!("device.memory is {}", size(memory.total)),
-        (_, Some(share)) => format!("device.memory_fraction = {share} leaves it {}", size(memory.total)),
+        (_, Some(share)) => format!("device.memory_fraction = {share} leaves the run {}", size(memory.total)),
     };
     let mut table = String::new();
     // Omit negligible rows.
@@ -397,7 +397,7 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     let ranks = config.train.ranks.max(1);
     let replicates = !matches!(config.shard.strategy, Strategy::FullShard);
     if ranks > 1 && replicates {
-        // An existing group size would belong to another strategy.
+        // An existing group size would belong to a different strategy.
         let size =
             config.shard.shard_size.map_or_else(String::new, |_| format!(" --set shard.shard_size={ranks}"));
         change(format!("shard.strategy=FULL_SHARD{size}"), &|config| {

@@ -1,9 +1,9 @@
 //! Training runs.
 //!
-//! [`train`] settles everything that is the same for all ranks (`plan.rs`) and starts them as threads of this
-//! process; or this process is one rank, and rank 0 settles the plan and sends it to the others (`agree.rs`).
-//! Each rank takes its steps: `Trainer::run` (`trainer/run.rs`) calls `Trainer::train_step` (`trainer/step.rs`): fetch →
-//! forward → loss ÷ global tokens → backward → clip → finite? → update.
+//! [`train`] plans everything that is the same for all ranks (`plan.rs`) and starts the ranks as threads of
+//! this process. If this process is one rank instead, rank 0 makes the plan and sends it to the others
+//! (`agree.rs`). Each rank takes its steps: `Trainer::run` (`trainer/run.rs`) calls `Trainer::train_step`
+//! (`trainer/step.rs`): fetch → forward → loss ÷ global tokens → backward → clip → finite? → update.
 
 mod agree;
 mod events;

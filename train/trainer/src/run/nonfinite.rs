@@ -26,13 +26,13 @@ struct State {
 /// A tensor with a value that is not finite.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Found {
-    /// Its position among the tensors of the step, the same on all ranks.
+    /// Position of the tensor among the tensors of the step, the same on all ranks.
     number: u64,
     text: String,
 }
 
 impl NonFiniteFinder {
-    /// Describes the first such tensor over all ranks. Collective.
+    /// Describes the first tensor of any rank with a non-finite value. Collective.
     pub fn finish(&self, engine: &Engine) -> Result<String> {
         let found = self.0.lock().unwrap_or_else(PoisonError::into_inner).found.clone();
         let mine = serde_json::to_vec(&found).unwrap_or_default();
@@ -45,7 +45,8 @@ impl NonFiniteFinder {
             Some((_, rank, text)) => {
                 format!("; the first tensor that is not finite is {text}, on rank {rank}")
             }
-            None => "; the passes are finite when repeated: it came from a collective, or was not computed"
+            None => "; all tensors are finite when the passes are repeated: the value came from a \
+                     collective or corrupted memory"
                 .to_owned(),
         })
     }

@@ -24,7 +24,7 @@ use crate::metrics::StepMetrics;
 pub enum Pass {
     /// The forward pass.
     Forward,
-    /// A block that runs again in backward, because the policy recomputes it.
+    /// The repeated forward pass of a block that the policy recomputes during the backward pass.
     Recompute,
     /// The backward pass, in which gradients are seen.
     Backward,
@@ -44,7 +44,7 @@ pub struct Moment {
 }
 
 /// Observes the steps of one rank. Every rank of a run has the same observers, which are called at the same
-/// places in the same order: an observer may communicate, if it does so on all ranks.
+/// places in the same order: an observer may communicate if it does so on all ranks.
 pub trait Observer: Send {
     /// Returns whether to call this observer for the step.
     fn is_observing(&self, step: u64) -> bool;
@@ -60,7 +60,7 @@ pub trait Observer: Send {
         false
     }
 
-    /// Serves the requests to any rank's observer, after step `step`. Called on all ranks.
+    /// Serves the requests that the observer of any rank has received, after step `step`. Called on all ranks.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ pub trait Observer: Send {
         Ok(())
     }
 
-    /// Called when a step begins, whether or not this observer looks into it. Called on all ranks; must not
+    /// Called on all ranks when a step begins, even if this observer does not observe the step. Must not
     /// communicate.
     fn on_step_begin(&mut self, _engine: &Engine, _step: u64) {}
 
@@ -81,7 +81,7 @@ pub trait Observer: Send {
     ///
     /// # Errors
     ///
-    /// Those of this observer. They end the run.
+    /// Errors of this observer, which end the run.
     fn on_batch(&mut self, _engine: &Engine, _at: Moment, _batch: &MicroBatch) -> Result<()> {
         Ok(())
     }
@@ -90,12 +90,12 @@ pub trait Observer: Send {
     ///
     /// # Errors
     ///
-    /// Those of this observer. They end the run once the pass is over.
+    /// Errors of this observer, which end the run once the pass is over.
     fn on_tensor(&mut self, _engine: &Engine, _at: Moment, _seen: &Seen<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Called when the gradient of the step is reduced, before the update.
+    /// Called when the gradient of the step has been reduced, before the update.
     ///
     /// # Errors
     ///
@@ -119,10 +119,10 @@ pub trait Observer: Send {
     }
 }
 
-/// Tools that look into runs from outside the trainer, such as breakpoints and `kiln status`. The program joins
-/// them to its runs: see [`RunOptions::tools`](super::RunOptions::tools).
+/// Tools that inspect runs from outside the trainer, such as breakpoints and `kiln status`. The program
+/// attaches them to its runs: see [`RunOptions::tools`](super::RunOptions::tools).
 pub trait Tools: fmt::Debug + Send + Sync {
-    /// Checks that a run of `ranks` and `steps` can have these tools.
+    /// Checks that a run of `ranks` ranks and `steps` steps supports these tools.
     ///
     /// # Errors
     ///
@@ -135,7 +135,7 @@ pub trait Tools: fmt::Debug + Send + Sync {
         on_gpu: bool,
     ) -> std::result::Result<(), String>;
 
-    /// Attaches the tools to a process of a run, until they are dropped.
+    /// Attaches the tools to a process of a run, until the result is dropped.
     fn attach(&self, run: &RunFacts<'_>) -> Box<dyn AttachedTools>;
 }
 
@@ -158,9 +158,9 @@ pub struct RunFacts<'a> {
     pub steps: u64,
     /// Longest time a rank may wait for the others in one collective.
     pub deadline: Duration,
-    /// Set if the ranks compute on GPUs.
+    /// True if the ranks compute on GPUs.
     pub on_gpu: bool,
-    /// Address at which the run is shown to browsers: `log.http`.
+    /// Address at which browsers can watch the run: `log.http`.
     pub http: Option<SocketAddr>,
 }
 
@@ -169,11 +169,11 @@ pub struct RunFacts<'a> {
 pub struct ObservedRank {
     /// The rank.
     pub rank: usize,
-    /// The device on which it computes.
+    /// The device on which the rank computes.
     pub device: ResolvedDevice,
-    /// Changes to the run at its observers' request.
+    /// Applies changes to the run that its observers request.
     pub controls: Controls,
-    /// Requests a stop of the run.
+    /// Set to request that the run stop.
     pub stop: Arc<AtomicBool>,
     /// The content of the tokenizer file of the data.
     pub tokenizer: Arc<[u8]>,
@@ -183,7 +183,7 @@ pub struct ObservedRank {
     pub rows: usize,
     /// The run folder.
     pub out: PathBuf,
-    /// The steps and places of the run.
+    /// The steps and places at which breakpoints can hold the run.
     pub reach: Reach,
 }
 
@@ -192,11 +192,11 @@ pub struct ObservedRank {
 pub struct Reach {
     /// Remaining steps of the run.
     pub steps: RangeInclusive<u64>,
-    /// Number of blocks of its model.
+    /// Number of blocks of the run's model.
     pub layers: usize,
-    /// Set if custom layers may show additional places and tensors.
+    /// True if custom layers may show additional places and tensors.
     pub has_own_places: bool,
-    /// Set if blocks run again in backward.
+    /// True if blocks are recomputed during the backward pass.
     pub recomputes: bool,
 }
 
@@ -207,9 +207,9 @@ pub struct Controls(Arc<Mutex<Changes>>);
 /// The requested changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Changes {
-    /// `optim.lr` from here on.
+    /// New value of `optim.lr`.
     pub lr: Option<f64>,
-    /// `optim.grad_clip` from here on.
+    /// New value of `optim.grad_clip`.
     pub grad_clip: Option<f64>,
     /// True if a checkpoint is requested after this step.
     save: bool,
@@ -220,7 +220,7 @@ impl Controls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the value of a key from here on. Returns a message for the user.
+    /// Changes the value of a key for the following steps. Returns a message for the user.
     pub fn set(&self, key: &str, value: &str) -> String {
         let Some(number) = value.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)
         else {
@@ -242,7 +242,7 @@ impl Controls {
         self.lock().save = true;
     }
 
-    /// Returns the changed values.
+    /// Returns the values that observers have changed so far.
     pub fn changes(&self) -> Changes {
         *self.lock()
     }
@@ -278,7 +278,7 @@ impl State {
         self.observers.iter_mut().filter(move |observer| observer.is_observing_passes(step))
     }
 
-    /// Calls the observers that look into `step`.
+    /// Calls the observers of `step`.
     fn each(&mut self, step: u64, mut call: impl FnMut(&mut dyn Observer) -> Result<()>) -> Result<()> {
         let mut interested = self.observers.iter_mut().filter(|observer| observer.is_observing(step));
         interested.try_for_each(|observer| call(&mut **observer))
@@ -295,7 +295,7 @@ impl Observers {
         call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns whether any observer looks into `step`.
+    /// Returns whether any observer observes `step`.
     pub fn is_observing(&self, step: u64) -> bool {
         self.with(|state| state.observers.iter().any(|observer| observer.is_observing(step)))
     }
@@ -312,8 +312,8 @@ impl Observers {
         self.with(|state| state.observers.iter_mut().for_each(|observer| observer.on_step_end(engine, step)));
     }
 
-    /// Notifies the observers of a new micro-batch at `at`. Returns the probe for its passes if an observer looks into
-    /// the step.
+    /// Notifies the observers of a new micro-batch at `at`. Returns the probe for its passes if an observer
+    /// observes the step.
     pub fn on_batch(&self, engine: &Arc<Engine>, at: Moment, batch: &MicroBatch) -> Result<Option<Probe>> {
         let is_shown = self.with(|state| {
             if state.shown(at.step).next().is_none() {
@@ -360,7 +360,8 @@ impl Observers {
         });
     }
 
-    /// Notifies the observers that the gradient of `step` is reduced. Also returns the error of its passes.
+    /// Notifies the observers that the gradient of `step` has been reduced. Fails with an observer's error from the
+    /// passes, if there was one.
     pub fn on_gradients(&self, engine: &Engine, step: u64) -> Result<()> {
         self.with(|state| {
             state.error.take().map_or(Ok(()), Err)?;

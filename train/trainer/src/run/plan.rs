@@ -1,4 +1,4 @@
-//! The plan of a run, settled once before its ranks start.
+//! The plan of a run, made once before its ranks start.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -31,7 +31,7 @@ use kiln_config::schedule;
 use kiln_config::{self as config, Config, ModelSection, ShardSection};
 use kiln_data::{self as data, DataInfo, Split, TokenFile};
 
-/// The settled plan of a run, which every rank has. The files of the initial weights stay open.
+/// The plan of a run, which every rank has. The files of the initial weights stay open.
 pub struct Plan {
     /// The part of the plan that rank 0 sends to the other processes.
     pub message: PlanMessage,
@@ -44,7 +44,7 @@ pub struct Plan {
     pub resume: Option<Checkpoint>,
     /// The source of the model and its weights: the checkpoint of `resume`, or `init.from`.
     pub source: Option<ModelSource>,
-    /// Files and settings inherited from that source.
+    /// Files and settings inherited from `source`.
     pub inherited: Inherited,
     /// The device of this process.
     pub device: ResolvedDevice,
@@ -56,9 +56,9 @@ pub struct Plan {
     pub loss: Option<TokenLoss>,
     /// Weights that may be missing from checkpoints.
     pub allow_missing: AllowMissing,
-    /// The tools that look into this process; attached once the plan is settled.
+    /// The tools that inspect this process; attached once the plan is made.
     pub tools: Option<Box<dyn AttachedTools>>,
-    /// Request for this process to save a checkpoint and stop.
+    /// Set to request that this process save a checkpoint and stop.
     pub stop: Arc<AtomicBool>,
     /// Durations of the start's stages, on rank 0.
     pub start: StartTimes,
@@ -77,9 +77,9 @@ pub struct PlanMessage {
     /// The run folder as the user named it: links may lead elsewhere on another machine.
     out: SentPath,
     resume: Option<SentPath>,
-    /// Prompts with answers whose loss evaluations also report.
+    /// Prompts with answers. Evaluations also report the loss on these answers.
     pub answers: Vec<TokenPair>,
-    /// The peak memory of all ranks together; `None` if it cannot be predicted well.
+    /// The peak FLOP/s of all ranks' devices together, for `mfu`; `None` if it is not reliably known.
     pub peak: Option<Peak>,
     /// Compute threads of each rank.
     pub threads: usize,
@@ -99,8 +99,8 @@ impl SentPath {
     }
 }
 
-/// Makes the plan: checks everything that can be checked before work starts, prepares data, and settles the
-/// open values of `config`. Reads and writes the disk, so only one rank may call it.
+/// Makes the plan: checks everything that can be checked before work starts, prepares data, and resolves the
+/// unset values of `config`. Reads and writes the disk, so only one rank may call it.
 pub(super) fn make(
     asked: &Config,
     options: &RunOptions,
@@ -150,7 +150,7 @@ pub(super) fn make(
         }
         if !draft.changed.is_empty() {
             print_line(&format!(
-                "reading the data at another position, as allowed: {}",
+                "reading the data at a different position, as allowed: {}",
                 draft.changed.join(", ")
             ));
         }
@@ -197,9 +197,9 @@ pub(super) fn make(
     })
 }
 
-/// Returns the differences between `config` and the run that saved `checkpoint`, in keys that the device may
-/// have settled and in the learning rate of the next step. They change the numbers of a run, but not their
-/// meaning.
+/// Returns the differences between `config` and the run that saved `checkpoint`, in keys whose default may
+/// depend on the device and in the learning rate of the next step. Such differences change the numbers that a
+/// run computes, but not what it trains.
 fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     // A checkpoint of an older build may have other keys.
     let Ok(before) = config::load(&checkpoint.folder().join("config.toml"), &[]) else {
@@ -228,8 +228,8 @@ fn accumulate_of(before: &Config) -> Accumulate {
     before.shard.accumulate.unwrap_or(Accumulate::Unsharded)
 }
 
-/// Returns the `shard.accumulate` of a run: the value that is set, else that of the checkpoint to resume from, so
-/// that the run keeps its bits, else the strategy's default.
+/// Returns the `shard.accumulate` of a run: the configured value, else that of the checkpoint to resume from,
+/// so that results stay bitwise the same, else the strategy's default.
 fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accumulate {
     let before = resume.map(|checkpoint| {
         // An unreadable configuration comes from a build without this key.
@@ -239,7 +239,7 @@ fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accu
     shard.accumulate.or(before).unwrap_or_else(|| shard.accumulate())
 }
 
-/// The intended start, before it has touched its folder.
+/// A run that is about to start and has not changed its folder yet.
 struct Draft {
     found: Found,
     resume: Option<Checkpoint>,
@@ -251,11 +251,11 @@ struct Draft {
     model: ModelConfig,
     optimizer: Optimizer,
     loss: Option<TokenLoss>,
-    /// The settled `shard.accumulate`.
+    /// The resolved `shard.accumulate`.
     accumulate: Accumulate,
     /// Warnings about memory and about the context.
     warnings: Vec<String>,
-    /// A note for the user if the initial weights belong to another tokenizer.
+    /// A note for the user if the initial weights belong to a different tokenizer.
     note: Option<String>,
     /// Allowed differences from the checkpoint.
     changed: Vec<String>,
@@ -277,8 +277,8 @@ impl Draft {
         let source = open_source(resume.as_ref(), config)?;
         let layers = options.registry.layers();
         let weights = source.as_ref().map(|source| source.model_of(layers));
-        // Checked before hours of work on data, although the vocabulary is not known yet: the smallest possible one
-        // decides, and the suggestions assume the expected one.
+        // Checked before hours of work on data, although the vocabulary is not known yet: the smallest possible
+        // vocabulary decides, and the suggestions assume the expected one.
         let known = |vocab_size| {
             let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
             model.ok().filter(|model| model.validate().is_ok())
@@ -299,7 +299,7 @@ impl Draft {
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let open = || prepared::open(&config.data, config.train.seed, trained_on, &options.stop);
         let data = start.time("data", || process::in_pool(open));
-        let data = data.map_err(TrainError::threads("threads that look at the data"))??;
+        let data = data.map_err(TrainError::threads("threads that open or prepare the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, source.as_ref(), &tokenizer, layers)?;
         let loss = options.registry.losses().make(&config.loss, model.vocab_size)?;
@@ -319,8 +319,8 @@ impl Draft {
         warnings.extend(inherited.beyond_context(config));
         let note = inherited.other_tokenizer.as_ref().filter(|_| resume.is_none()).map(|own| {
             format!(
-                "the data in {} have another tokenizer than the initial weights ({}): the model reads their \
-                 token ids as other text, and checkpoints omit the chat template and end tokens of the \
+                "the data in {} have a different tokenizer from the initial weights ({}): their token ids mean \
+                 different text to the model, and checkpoints omit the chat template and end tokens of the \
                  weights' tokenizer",
                 config.data.path.display(),
                 own.display()
@@ -383,7 +383,7 @@ impl PlanMessage {
         let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
         let config: Config = toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         device.check_precision(config.precision.compute())?;
-        // The model is complete in this configuration, so that every rank reads the same digits.
+        // The model is complete in this configuration, so that every rank reads the same values.
         let model = config.model.resolve(None).map_err(unreadable)?;
         let tokenizer: Arc<[u8]> = data::read_tokenizer_of(&config.data.path)?.into();
         let out = folder::resolve(self.out.path());

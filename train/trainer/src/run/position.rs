@@ -2,8 +2,8 @@
 //!
 //! A checkpoint records how many samples of the global order have been trained on. The samples follow from the
 //! data, the sequence length and the order, which is drawn from the seed. If one of these changes, the same
-//! count means other samples: some would repeat, and others would never come. The batch size does not matter,
-//! since the count is in samples.
+//! count means a different position: some samples would repeat, and others would be skipped. The batch size
+//! does not matter, since the count is in samples.
 
 use super::PositionKey;
 use crate::error::{Result, TrainError};
@@ -17,7 +17,7 @@ use kiln_sys::files;
 ///
 /// # Errors
 ///
-/// If something differs that is not allowed to.
+/// If a key differs that is not among `allowed`.
 pub(super) fn check(
     checkpoint: &Checkpoint,
     config: &Config,
@@ -36,7 +36,7 @@ pub(super) fn check(
     Err(TrainError::OtherPosition { path, keys, differences })
 }
 
-/// Compares the tokenizers: a model reads ids, which mean different text with a different tokenizer.
+/// Compares the tokenizers: with a different tokenizer, the same ids would mean different text to the model.
 fn other_tokenizer(
     checkpoint: &Checkpoint,
     config: &Config,

@@ -17,8 +17,8 @@ pub fn read(config: &Config) -> Result<Vec<(usize, Pair)>, EvalError> {
 /// # Errors
 ///
 /// If a pair is longer than `data.seq_len` or has an empty answer, or if a prompt of `[sample]` is longer than
-/// `context` tokens or cannot be expressed by `tokenizer`, the content of the tokenizer's file. The data end a
-/// text with `end_of_text`.
+/// `context` tokens or cannot be expressed by `tokenizer`, the content of the tokenizer's file. `end_of_text`
+/// is the token that ends a document of the data.
 pub fn tokenize(
     config: &Config,
     pairs: &[(usize, Pair)],

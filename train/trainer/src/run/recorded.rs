@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Result, TrainError};
 use crate::values::Values;
 
-/// The values that this rank's layers recorded in one step, on their way to the host.
+/// The values that this rank's layers recorded in one step, possibly still being copied to the host.
 pub struct RecordedStep {
     keys: Vec<(Key, f64)>,
     values: Option<PendingValues>,
@@ -28,9 +28,9 @@ struct Key {
 /// A record summed over passes.
 #[derive(Clone, Copy, Default)]
 struct Sum {
-    /// The accumulated share of the step's tokens.
+    /// Sum of the passes' shares of the step's tokens.
     share: f64,
-    /// The sum of the values, each weighted by its share.
+    /// Sum of the values, each weighted by its pass's share.
     value: f64,
 }
 
@@ -78,14 +78,14 @@ impl RecordedStep {
     }
 
     /// Returns the values of the step under their names in `metrics.jsonl`. `loss` is the loss of the step, and
-    /// `loss_name` its name without the losses of layers, usually `cross_entropy`. Waits until the values are
-    /// read. A value is the mean over the tokens of the passes that recorded it, over all ranks, so ranks and
-    /// passes may record different values. Collective: all ranks call it as soon as one of them has recorded
-    /// anything.
+    /// `loss_name` names the part of it that does not come from layers, usually `cross_entropy`. Waits until
+    /// the values are read. A value is the mean over the tokens of the passes that recorded it, over all ranks,
+    /// so ranks and passes may record different values. Collective: all ranks must call it if any rank has
+    /// recorded anything.
     ///
     /// # Errors
     ///
-    /// If a GPU fails, or the ranks lose each other.
+    /// If a GPU fails, or the ranks lose contact.
     pub fn finish(self, engine: &Engine, loss: f64, loss_name: &str) -> Result<Values> {
         let read = self.values.map_or(Ok(Vec::new()), PendingValues::wait);
         let read = read.map_err(kiln_shard::ShardError::from)?;
@@ -146,7 +146,7 @@ fn named(sums: &[(Key, Sum)], loss: f64, loss_name: &str) -> Values {
     values
 }
 
-/// Returns the part of a place inside its layer: `.ffn` for `layers.3.ffn`.
+/// Returns the part of a place after the layer number: `.ffn` for `layers.3.ffn`.
 fn inside_of_layer(place: &str) -> Option<&str> {
     let numbered = place.strip_prefix("layers.")?;
     Some(numbered.trim_start_matches(|digit: char| digit.is_ascii_digit()))

@@ -1,5 +1,5 @@
 //! Checks that the parts of a run fit together before it starts: the configuration's parameters, the initial
-//! weights, the position in the data, the model. Used by a start and by `kiln check`.
+//! weights, the position in the data, the model. Used by runs and by `kiln check`.
 
 use kiln_model::{Decoder, Layers, ModelConfig};
 use kiln_shard::Optimizer;
@@ -52,7 +52,8 @@ pub fn check_source(
     Ok(())
 }
 
-/// Returns the differences from the position in the data of `checkpoint`, as far as `options` allow them.
+/// Returns the differences that change the position in the data from that of `checkpoint`. Fails if `options` do not
+/// allow one of them.
 pub fn check_position(
     checkpoint: &Checkpoint,
     config: &Config,
@@ -134,7 +135,7 @@ pub fn resolve_model(
             ),
             None => format!(
                 "the tokenizer in {data} has {tokens} tokens, but model.vocab_size is {known}: raise \
-                 model.vocab_size to at least {tokens}, or leave it out"
+                 model.vocab_size to at least {tokens}, or remove it"
             ),
         };
         return Err(invalid(problem).into());
@@ -142,7 +143,7 @@ pub fn resolve_model(
     Ok(model)
 }
 
-/// Passes `required` on, but only warns about a different architecture if the user allows it.
+/// Returns `required`, but turns the error about a different architecture into a warning if the user allows it.
 fn allow_parts(required: Result<(), CheckpointError>, options: &RunOptions) -> Result<(), CheckpointError> {
     match required {
         Err(error @ CheckpointError::OtherArchitecture { .. }) if options.allow_other_parts => {

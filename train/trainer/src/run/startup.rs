@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kiln_sys::words::duration;
 
-/// The time that a start has taken so far.
+/// Measures the stages of starting a run.
 #[derive(Clone, Debug)]
 pub struct StartTimes {
     begun: Instant,
@@ -40,7 +40,7 @@ impl StartTimes {
         self.begun.elapsed()
     }
 
-    /// Returns the time from the beginning of the start until `then`.
+    /// Returns the time from the start to `then`.
     pub(super) fn until(&self, then: Instant) -> Duration {
         then.saturating_duration_since(self.begun)
     }

@@ -1,5 +1,5 @@
-//! The passes of a micro-batch, which every step consists of: those of a run ([`Trainer::train_step`]) and those of
-//! measurements.
+//! The forward and backward pass of a micro-batch, as used by the steps of a run ([`Trainer::train_step`]) and
+//! by measurements.
 //!
 //! [`Trainer::train_step`]: super::Trainer::train_step
 
@@ -22,17 +22,17 @@ pub struct MicroBatch {
     pub context: Context,
 }
 
-/// Returns the number of micro-batches of each of `ranks` ranks in a step.
+/// Returns the number of micro-batches that each of `ranks` ranks computes in a step.
 pub fn micro_batches(config: &Config, ranks: usize) -> usize {
     config.train.global_batch / ranks / config.micro_batch()
 }
 
-/// Runs the passes of one micro-batch on `device`: forward, loss ÷ global tokens, backward. After the `last` of a
-/// step, the gradient is reduced and ready for the update. Collective.
+/// Runs the passes of one micro-batch on `device`: forward, loss ÷ global tokens, backward. After the `last`
+/// micro-batch of a step, the gradient is reduced and ready for the update. Collective.
 ///
 /// # Errors
 ///
-/// If the ranks lose each other.
+/// If the ranks lose contact.
 pub fn forward_backward(
     model: &ShardedDecoder,
     config: &Config,

@@ -28,8 +28,8 @@ use kiln_launch::place::RankEnv;
 /// The result of a training loop: a summary, as from [`Trainer::finish`], or an error of any type.
 pub type LoopResult = std::result::Result<Summary, Box<dyn Error + Send + Sync>>;
 
-/// The parts that a program adds to Kiln, and its training loop; `cli::main` takes it. A
-/// [`Registry`] alone uses the stock loop, [`Trainer::run`].
+/// A program's custom parts and its training loop, for `cli::main`. A [`Registry`] alone uses the stock loop,
+/// [`Trainer::run`].
 #[derive(Clone)]
 pub struct Program {
     pub registry: Registry,
@@ -72,8 +72,7 @@ impl Registry {
 ///
 /// # Errors
 ///
-/// If something is missing or wrong before the first step, a step or a save fails, or the ranks lose each
-/// other.
+/// If something is missing or wrong before the first step, a step or a save fails, or the ranks lose contact.
 pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
     train_with(config, options, stock_loop)
 }
@@ -120,7 +119,7 @@ pub fn train_with(
 ///
 /// # Errors
 ///
-/// As for [`train`], and if the configuration insists on a GPU. Other ranks receive this rank's error.
+/// As for [`train`], and if the configuration requires a GPU. Other ranks receive this rank's error.
 pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunOptions) -> Result<Summary> {
     let _output = output::never_block();
     let config = with_ranks(config, options)?;
@@ -133,7 +132,7 @@ pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunO
     }
 }
 
-/// Runs this process as one rank of `met`. Rank 0 makes the plan.
+/// Runs this process as one rank of the connected ranks `met`. Rank 0 makes the plan.
 fn run_process(
     met: &World,
     config: Config,
@@ -166,7 +165,7 @@ fn run_process(
     })
 }
 
-/// Runs one rank of `plan`, a thread or the process itself. If it fails, it leaves its flight recording.
+/// Runs one rank of `plan`, a thread or the process itself. If the rank fails, writes its flight recording.
 fn run_rank(
     plan: &Plan,
     world: Arc<dyn Communicator>,
@@ -180,8 +179,8 @@ fn run_rank(
     summary.map_err(|error| error.with_flights(&plan.out))
 }
 
-/// Prepares this process, which has `ranks`, for their work: checks the kernels of its device, and attaches the tools.
-/// `place`: the communicator and place of a rank that is a process.
+/// Prepares this process, which has `ranks`, for their work: checks the kernels of its device, and attaches the
+/// tools. `place`: for a rank that is a process, its communicator and its place in the job.
 fn prepare_process(
     plan: &mut Plan,
     options: &RunOptions,
@@ -207,7 +206,7 @@ fn prepare_process(
     Ok(())
 }
 
-/// Checks that the run can have the tools of `options`.
+/// Checks that the run supports the tools of `options`.
 fn check_tools(
     options: &RunOptions,
     config: &Config,
@@ -228,7 +227,7 @@ pub fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config> {
     }
     let mut checked = config.clone();
     if config.shard.strategy.is_hybrid() {
-        // The size is known once the machines of all ranks are; see `with_groups`.
+        // The size is known only once the machines of all ranks are known; see `with_groups`.
         checked.shard.shard_size.get_or_insert(config.train.ranks);
     }
     checked.validate()?;

@@ -33,8 +33,8 @@ impl<'a> Ranks<'a> {
         })
     }
 
-    /// Like [`Ranks::join`], and checks that all processes were started alike, as described by `told`, and that
-    /// their devices, of which this process has `device`, fit together.
+    /// Like [`Ranks::join`], but also checks that `told`, which describes how a process was started, is the
+    /// same on all processes, and that their devices fit together. `device` is that of this process.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl<'a> Ranks<'a> {
     ///
     /// # Errors
     ///
-    /// Those of `body`, or if the ranks lose each other.
+    /// Errors of `body`, or if the ranks lose contact.
     pub fn run<T: Send>(
         &self,
         config: &Config,

@@ -16,8 +16,8 @@ use kiln_config::device::{DeviceError, ResolvedDevice, share_gpu};
 use kiln_config::{CommBackend, CommSection, Config};
 use kiln_launch::place::RankEnv;
 
-/// Returns the number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else the
-/// number in `config`.
+/// Returns the number of ranks: the number that a launcher has started if there is a `place`, else `ranks`,
+/// else the number in `config`.
 ///
 /// # Errors
 ///
@@ -90,9 +90,9 @@ impl World {
         self.communicator.clone()
     }
 
-    /// Compares the devices of all ranks, each of which has `device`, and connects GPUs through NCCL:
-    /// afterwards the ranks also move data on GPUs. To be called if a GPU was requested or may have been
-    /// chosen, once the ranks know that they were started alike. Collective.
+    /// Compares the devices of all ranks, of which this rank has `device`, and connects GPUs through NCCL, so
+    /// that the ranks can also move data on GPUs. Call it if a GPU was requested or may have been chosen, once
+    /// the ranks know that they were started alike. Collective.
     ///
     /// # Errors
     ///
@@ -159,7 +159,7 @@ pub fn join(
     })
 }
 
-/// Fails if there are too few ports, before any rank listens.
+/// Fails, before any rank listens, if `comm.ports` has fewer ports than this machine has ranks.
 fn check_ports(place: &RankEnv, comm: &CommSection) -> Result<()> {
     let ranks = place.local_world_size;
     match comm.ports {
@@ -231,8 +231,8 @@ pub fn gather(
     Ok(all)
 }
 
-/// Returns the size of a strategy's shard groups: `given`, or that of a machine if the strategy is hybrid and
-/// none is given.
+/// Returns the size of a strategy's shard groups: `given`, or the number of ranks on a machine if the strategy
+/// is hybrid and none is given.
 pub fn shard_size(
     strategy: Strategy,
     given: Option<usize>,
@@ -261,7 +261,7 @@ fn agree_on_devices(world: &dyn Communicator, selected: &ResolvedDevice, timeout
     Ok(())
 }
 
-/// Returns a warning if some ranks have a different fingerprint from rank 0's.
+/// Returns a warning if some ranks have a different GPU, driver or library (in their fingerprints) from rank 0.
 fn different(fingerprints: &[&[u8]]) -> Option<String> {
     let ranks: Vec<_> =
         (0..fingerprints.len()).filter(|rank| fingerprints[*rank] != fingerprints[0]).collect();

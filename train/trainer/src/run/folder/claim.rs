@@ -1,8 +1,8 @@
-//! The changes that a start makes to its run folder.
+//! The changes to a run folder when a run is started or resumed.
 //!
 //! Before the ranks begin, [`Found::claim`] takes the folder. Once the ranks have loaded their checkpoint,
-//! [`Claim::begin`] makes it the folder of this start and moves everything aside that an earlier start wrote
-//! beyond that point. A start that fails in between has changed nothing that matters.
+//! [`Claim::begin`] records this start in the folder and moves aside everything that an earlier start wrote
+//! after the checkpoint. A start that fails in between leaves the earlier run intact.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,8 +25,8 @@ use kiln_config::CommSection;
 /// File that receives the metrics cut off because a run resumes from an earlier step.
 const CUT_METRICS: &str = "metrics-superseded.jsonl";
 
-/// Other files whose lines are cut in the same way, and the files that receive those lines. Events are not cut,
-/// since they did happen.
+/// Other files whose lines are cut in the same way, each with the file that receives the lines. Events are not
+/// cut, since the log of events covers all starts.
 const CUT_TOO: [(&str, &str); 2] =
     [(HASHES_FILE, "hashes-superseded.jsonl"), (SAMPLES_FILE, "samples-superseded.jsonl")];
 
@@ -44,8 +44,8 @@ pub struct Claim {
 }
 
 impl Found {
-    /// Takes the folder for this run. Returns `None` if the folder has changed since it was found: then it must
-    /// be searched for again.
+    /// Takes the folder for this run. Returns `None` if the folder has changed since it was found, so that the
+    /// caller must search again.
     ///
     /// # Errors
     ///
@@ -96,7 +96,8 @@ impl Found {
         Ok(Some((lock, Claim { out, held, is_unsaved, known: identity, identity: taken, events })))
     }
 
-    /// Moves the flight recordings of earlier starts aside: the reason why the last one ended is worth keeping.
+    /// Moves the flight recordings of earlier starts aside. They are kept because they may show why the last start
+    /// ended.
     fn set_flights_aside(&self) -> Result<(), FolderError> {
         let folder = flight::flight_folder(&self.out);
         let names = flight::files_in(&folder);
@@ -119,13 +120,13 @@ impl Found {
 }
 
 impl Claim {
-    /// The events of this start.
+    /// Returns the event log that this start writes to.
     pub(in crate::run) fn events(&self) -> &Arc<Events> {
         &self.events
     }
 
-    /// Makes the folder that of this start on `device`, which continues after `step` steps: everything that an
-    /// earlier start wrote about later steps is moved aside.
+    /// Records this start on `device` in the folder. This start continues after `step` steps, so everything
+    /// that an earlier start wrote about later steps is moved aside.
     pub fn begin(&self, config: &str, device: String, step: u64) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
         let checkpoints = checkpoint::checkpoints_folder(&self.out);
@@ -150,7 +151,7 @@ impl Claim {
             ));
         }
         let metrics = metrics_of_run(&self.out);
-        // Nothing in a run without a checkpoint leads to this start, wherever it resumes from.
+        // A run without a checkpoint has no step that this start continues from, whatever checkpoint it resumes from.
         let last = if self.is_unsaved { 0 } else { step };
         let was_cut = cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
         if was_cut && self.is_unsaved {

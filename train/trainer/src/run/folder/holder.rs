@@ -16,7 +16,7 @@ use kiln_sys::files;
 /// Time between two heartbeats of a holder.
 const BEAT: Duration = Duration::from_secs(5);
 
-/// Size of the file in bytes: it is overwritten in place, and a shorter text must cover a longer one.
+/// Size of the file in bytes. The file is overwritten in place, so its text is padded to cover a longer one.
 const BYTES: usize = 512;
 
 /// Maximum size of a holder file in bytes; longer files were not written by Kiln.
@@ -27,18 +27,18 @@ const MAX_BYTES: u64 = 64 * 1024;
 pub(super) struct Holder {
     /// The process of rank 0, or of all ranks if they are threads.
     pub(super) process: ProcessId,
-    /// Time at which it took the folder.
+    /// Time at which the process took the folder.
     since: String,
     /// Id of the run.
     run: String,
     /// Counter that grows as long as the holder lives.
     beat: u64,
-    /// True once it has released the folder.
+    /// True once the holder has released the folder.
     pub(super) ended: bool,
 }
 
 impl Holder {
-    /// Returns this process as the holder, from now on, for the run `run`.
+    /// Returns a record that this process holds the folder from now on, for the run `run`.
     pub(super) fn this(run: &str) -> Self {
         let run = run.to_owned();
         Holder { process: ProcessId::this(), since: now(), run, beat: 0, ended: false }
@@ -58,12 +58,13 @@ impl Holder {
         file.write_all(format!("{text:BYTES$}\n").as_bytes())
     }
 
-    /// Returns whether this is the same process in the same run.
+    /// Returns whether both records name the same process in the same run.
     pub(super) fn is_same(&self, other: &Holder) -> bool {
         (&self.process, &self.run) == (&other.process, &other.run)
     }
 
-    /// Describes the holder named by the file at `path`. A holder that has just begun gets time to write it.
+    /// Describes the holder named by the file at `path`. If necessary, waits until a holder that has just begun has
+    /// written the file.
     pub(super) fn describe(path: &Path, mut pause: impl FnMut()) -> String {
         const LOOKS: usize = 10;
         for _ in 0..LOOKS {
@@ -103,7 +104,7 @@ impl fmt::Display for Holder {
 /// gone: several heartbeats may be late.
 pub(super) const LOOKS: usize = 20;
 
-/// Time between two checks.
+/// Time between two checks of a holder's file.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 /// Keeps the file `path`, already written by `holder`, up to date until the result is dropped, which marks the

@@ -44,8 +44,8 @@ pub struct Identity {
     device: String,
     /// SHA-256 of the configuration of the run's last start.
     config_sha256: String,
-    /// The job that last started the run, which may take it over after a restart; `None` if nothing restarts
-    /// it.
+    /// The job that last started the run, and may take it over after a restart; `None` if nothing restarts the
+    /// run.
     job: Option<String>,
 }
 
@@ -71,8 +71,8 @@ impl Claimant {
     }
 }
 
-/// Returns a string that identifies a job over its restarts: its name, unless that is a launcher's default for
-/// unnamed jobs, or else the process that started rank 0 and restarts it.
+/// Returns a string that identifies a job across its restarts: the job's name, unless that is the launcher's
+/// default for unnamed jobs, or else the process that starts and restarts rank 0.
 fn job_of(options: &RunOptions) -> Option<String> {
     match &options.job().name {
         Some(name) => Some(name.clone()),
@@ -113,17 +113,17 @@ impl Identity {
         }
     }
 
-    /// Returns the same run, on `device`.
+    /// Returns the identity of the same run on `device`.
     pub(super) fn on_device(&self, device: String) -> Self {
         Identity { device, ..self.clone() }
     }
 
-    /// Returns the same run, which no job may take over automatically yet.
+    /// Returns the identity of the same run without a job, so that no restarted job takes it over yet.
     pub(super) fn without_job(self) -> Self {
         Identity { job: None, ..self }
     }
 
-    /// Fails with the reason unless a restart of `claimant` may take this run over.
+    /// Fails with the reason unless `claimant`, a restarted job, may take this run over.
     pub(super) fn check_restart_of(&self, claimant: &Claimant) -> Result<(), &'static str> {
         if self.job.is_none() || self.job != claimant.job {
             return Err(OTHER_JOB);

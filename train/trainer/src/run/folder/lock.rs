@@ -2,7 +2,7 @@
 //!
 //! Rank 0 holds an exclusive system lock, and the processes of the other ranks share a second one. The kernel
 //! releases both when a process ends, however it ends. A new run takes the first lock and requires the second
-//! to be free, so it begins only when no process is left. `flock` reaches other machines if the file system
+//! to be free, so it begins only when no process is left. `flock` works across machines if the file system
 //! forwards it, as NFS does. If the file system has no locks, or only local ones, the holder's heartbeat
 //! decides; see `holder.rs`.
 
@@ -26,13 +26,13 @@ const LOCK_FILE: &str = "lock";
 const RANKS_FILE: &str = "ranks";
 const HOLDER_FILE: &str = "holder.json";
 
-/// Time between two attempts.
+/// Time between two attempts to take the lock.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Time for a process to disappear: the kernel releases its locks a little earlier.
+/// How long an ending process may still exist after the kernel has released its locks.
 const EXIT: Duration = Duration::from_secs(5);
 
-/// Time for which a process that only checks the lock may hold it.
+/// How long a process that only checks the lock may hold it.
 const MOMENT: Duration = Duration::from_millis(500);
 
 /// Keeps a run folder for this run until it is dropped.
@@ -43,7 +43,7 @@ pub struct Lock {
     held: Option<HeldFolder>,
 }
 
-/// The time that a start waits for another run to release the folder.
+/// How long a start waits for another run to release the folder.
 pub(super) struct Patience<'a> {
     /// Maximum wait.
     pub(super) time: Duration,
@@ -62,7 +62,7 @@ enum Attempt {
     Unsupported,
 }
 
-/// The state of the holder named in the file, after an attempt that met no lock.
+/// The state of the holder named in the file, after an attempt that found no lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rival {
     /// There is no holder any more.
@@ -132,11 +132,12 @@ impl Lock {
         Ok(Lock { _heartbeat: Some(heartbeat), held: Some(held) })
     }
 
-    /// Holds the folder `out` as another process of the run whose rank 0 has taken it.
+    /// Holds the folder `out`, which rank 0 has taken, in the process of another rank of the same run.
     ///
     /// # Errors
     ///
-    /// If another run has taken the folder in between. Without lock support, rank 0's lock stands for all.
+    /// If another run has taken the folder in the meantime. Without lock support, rank 0 holds the folder for all
+    /// ranks.
     pub(in crate::run) fn share(out: &Path) -> Result<Self, FolderError> {
         let path = out.join(FOLDER).join(RANKS_FILE);
         let file = open(&path, false).ok();
@@ -188,8 +189,8 @@ impl Locks {
         Ok(Locks { first: open(LOCK_FILE)?, ranks: open(RANKS_FILE)? })
     }
 
-    /// Takes the first lock if both are free, and releases the second: only the holder of the first lets ranks
-    /// begin.
+    /// Takes the first lock if both are free. Releases the second for this run's ranks, which begin only after
+    /// this.
     fn attempt(&self) -> Attempt {
         let of = |attempt: Result<(), TryLockError>| match attempt {
             Ok(()) => Attempt::Locked,
@@ -224,8 +225,8 @@ fn has_rival(attempt: Attempt, holder_path: &Path, out: &Path, watched: &mut boo
         Rival::Unknown => {
             if !std::mem::replace(watched, true) {
                 print_line(&format!(
-                    "{} was last in use on {holder}, which did not record its end: watching for {} s whether \
-                     it still runs",
+                    "{} was last in use on {holder}, which did not record its end: watching for {} s to see \
+                     whether it still runs",
                     out.display(),
                     LOOK.as_secs() * LOOKS as u64
                 ));

@@ -30,11 +30,11 @@ const TAIL: u64 = 256 * 1024;
 pub enum Standing {
     /// The folder holds no run, for this reason.
     NoRun(String),
-    /// A process holds it.
+    /// A process holds the folder.
     Held(Option<ProcessId>),
-    /// The last process that held it has released it.
+    /// The last process that held the folder has released it.
     Ended,
-    /// The last process that held it ended without releasing it, so it was killed.
+    /// The last process that held the folder was killed: it ended without releasing the folder.
     Killed(ProcessId),
 }
 
@@ -77,11 +77,11 @@ pub fn standing(out: &Path) -> Result<Standing> {
 /// The progress of a run, read from its folder.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Number of steps in its configuration.
+    /// Number of steps in the run's configuration.
     pub steps: Option<u64>,
     /// Last step in the log.
     pub logged: Option<u64>,
-    /// Loss of that step.
+    /// Loss of the last step in the log.
     pub loss: Option<f64>,
     /// Step of the newest checkpoint.
     pub saved: Option<u64>,

@@ -1,5 +1,5 @@
-//! The ranks of a run that have arrived while others are awaited: one file per process in the run folder, which
-//! no run has claimed yet.
+//! The ranks of a run that have arrived and wait for others: one file per process in the run folder, which no
+//! run has claimed yet.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -45,7 +45,7 @@ pub struct Waiting {
     pub come: BTreeMap<usize, IpAddr>,
 }
 
-/// Shows in a run folder that this process waits, until it is dropped.
+/// Shows in a run folder, until dropped, that this process waits for other ranks.
 #[derive(Debug)]
 pub(in crate::run) struct Meeting {
     waiting: Waiting,
@@ -70,7 +70,7 @@ impl Meeting {
         };
         let mut meeting = Meeting { waiting, path: None, made: Vec::new() };
         let folder = out.join(FOLDER);
-        // Rank 0 creates the run folder anyway; no other process does.
+        // Only rank 0 may create the run folder, which it will need anyway.
         let may_show = (place.rank == 0 || out.is_dir()) && !is_foreign(out) && !folder.is_symlink();
         if may_show {
             let missing = folder.ancestors().take_while(|folder| !folder.exists());
@@ -83,7 +83,7 @@ impl Meeting {
         meeting
     }
 
-    /// Shows the ranks that have arrived, if they have changed.
+    /// Updates the file if `come`, the ranks that have arrived, has changed.
     pub(in crate::run) fn show(&mut self, come: BTreeMap<usize, IpAddr>) {
         if self.waiting.come != come {
             self.waiting.come = come;
@@ -91,8 +91,8 @@ impl Meeting {
         }
     }
 
-    /// Replaces the file atomically, so readers never see a part of it. It need not survive a crash of the
-    /// machine.
+    /// Replaces the file atomically, so readers never see an incomplete file. The file is not synced to disk,
+    /// since it need not survive a crash of the machine.
     fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let beside = path.with_extension("new");
@@ -103,7 +103,7 @@ impl Meeting {
 
 impl Drop for Meeting {
     fn drop(&mut self) {
-        // A file that cannot be removed names a process that will be gone.
+        // A file that cannot be removed does no harm: the process that it names will be gone.
         if let Some(path) = &self.path {
             let _ = fs::remove_file(path);
         }

@@ -26,10 +26,10 @@ const ACTIVITIES: [(&str, &str); 7] = [
 const MUCH: f64 = 0.2;
 const SOME_LENGTH: Duration = Duration::from_secs(60);
 
-/// Smaller shares are not shown.
+/// Share of time below which an activity is not shown.
 const LITTLE: f64 = 0.005;
 
-/// The data for the summary of a run, or of one start of it.
+/// The data for the summary of a run since it was started or last resumed.
 pub(super) struct Conclusion {
     /// The run folder, for display.
     pub(super) out: PathBuf,
@@ -112,7 +112,7 @@ impl Conclusion {
 
     /// Returns the share of the time during which rank 0 waited for others.
     fn waiting(&self) -> f64 {
-        // Until the first step, ranks wait for the one that prepares it.
+        // Until the first step, ranks wait for the rank that prepares the run.
         let is_work =
             |time: &&ActivityTime| ACTIVITIES.iter().any(|(activity, _)| time.activity == *activity);
         let waited: Duration = self.times.iter().filter(is_work).map(|time| time.waited).sum();

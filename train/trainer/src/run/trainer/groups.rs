@@ -48,7 +48,7 @@ pub(super) struct GroupTable {
 
 impl GroupTable {
     /// Builds the table for `engine`. With `copies`, a rank also holds its share of the weights in the compute
-    /// dtype, since the masters are elsewhere.
+    /// dtype, because the master weights are stored elsewhere.
     pub(super) fn from_engine(engine: &Engine, copies: bool) -> Self {
         let (layout, mesh, dtype) = (engine.layout(), engine.mesh(), engine.policy().compute_dtype);
         let width = dtype.size() as u64;
@@ -209,7 +209,7 @@ mod tests {
             groups.push(("head".to_owned(), numbers(131_076_096, ranks)));
             table(&groups)
         };
-        // Every other layer has experts, and its matrices use another optimizer rule.
+        // Every other layer has experts, and its matrices use a different optimizer rule.
         let mut mixed = vec![("embed".to_owned(), numbers(1000, 2))];
         for layer in 0..24 {
             let parameters = if layer % 2 == 0 { 70_000_000 } else { 1_400_000_000 };

@@ -12,24 +12,24 @@ use crate::values::Values;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ClockReading {
     pub(super) at: Instant,
-    /// Total time for which ranks have been held until then.
+    /// Total time for which ranks have been held up to this moment.
     pub(super) held: Duration,
-    /// The time of the rank by activity until then.
+    /// The time of the rank by activity up to this moment.
     pub(super) times: Vec<ActivityTime>,
 }
 
-/// Fraction of a step, as its inverse, for which the host must have waited for the values, so that their
-/// arrival shows when the step ended.
+/// If the host waited for a step's values for more than 1/`WAITED` of the step, the step is taken to have ended
+/// when the values arrived.
 const WAITED: u32 = 16;
 
-/// Returns the clock reading at the end of a step. The host `asked` for its values, and got them at `now`,
-/// after it had also issued the next step to the device. `before` is when the step began, or the previous one
-/// ended, and `issued` when the step had been issued completely.
+/// Returns the clock reading at the end of a step. After issuing the next step to the device, the host `asked`
+/// for this step's values, and got them at `now`. `before` is when the step began, or the previous step ended,
+/// and `issued` is when the host had issued the step completely.
 ///
-/// If the host waited for the values, the step ended now. If they were already there, the GPU is faster than
-/// the host, and finished the step when its last part was issued, or soon afterwards. (If the previous step had
-/// not ended by then, this one ended at an unknown moment between that step's end and the request for its
-/// values.)
+/// If the host waited for the values, the step ended at `now`. If they were already there, the GPU is faster
+/// than the host, and the step is taken to have ended at `issued`. If the previous step ended later than that,
+/// the end of this step is unknown, and taken to be halfway between the end of the previous step and the
+/// request for values.
 pub(super) fn end_of_step(
     before: &ClockReading,
     issued: ClockReading,
@@ -51,7 +51,7 @@ pub(super) struct IssuedStep {
     pub(super) update: Update,
     pub(super) lr: f64,
     pub(super) start: ClockReading,
-    /// Moment at which the step had been issued completely.
+    /// Clock reading when the step had been issued completely.
     pub(super) end: ClockReading,
     pub(super) peak_bytes: u64,
     /// Tokens trained on so far.
@@ -60,7 +60,7 @@ pub(super) struct IssuedStep {
     pub(super) log: Option<StepLog>,
 }
 
-/// The values of a logged step beyond those of every step.
+/// Additional values of a logged step.
 pub(super) struct StepLog {
     /// The values that the layers of this rank recorded.
     pub(super) recorded: RecordedStep,

@@ -4,7 +4,7 @@
 //! All ranks must stop at the same place, so they decide in a reduction. In the middle of a step or an
 //! evaluation, that reduction is due after about [`ASK_EVERY`] of work. The number of passes in that time
 //! follows from the longest pass of any rank, which the ranks exchange in the same reduction, so all ranks
-//! arrive at the same number. Shorter steps never pay for it.
+//! arrive at the same number. Steps shorter than that need no additional reduction.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use kiln_shard::{Engine, ShardError};
 use crate::error::Result;
 use crate::process::launcher;
 
-/// Work between two reductions.
+/// Time that ranks work between two stop checks.
 const ASK_EVERY: Duration = Duration::from_secs(5);
 
 /// The pace of one rank's passes: micro-batches in training, batches in an evaluation.
@@ -40,7 +40,7 @@ impl Pace {
         self.begun = (Instant::now(), held);
     }
 
-    /// Ends a pass, which the next one may follow at once. Returns whether a stop check is due now.
+    /// Ends a pass; the next may begin immediately. Returns whether a stop check is due now.
     pub(super) fn end(&mut self, held: Duration) -> bool {
         let (begun, before) = self.begun;
         let taken = begun.elapsed().saturating_sub(held.saturating_sub(before));
@@ -50,18 +50,19 @@ impl Pace {
         self.left == 0
     }
 
-    /// Expects passes of another kind: the ranks check after the first one. To be called on all ranks at the
-    /// same place.
+    /// Makes a stop check due after the next pass, because passes of a different kind begin. Must be called at
+    /// the same point on all ranks.
     pub(super) fn ask_soon(&mut self) {
         self.left = 1;
     }
 
-    /// Returns this rank's longest pass.
+    /// Returns this rank's longest pass since the last stop check, in seconds.
     pub(super) fn longest(&self) -> f64 {
         self.longest
     }
 
-    /// Records the longest pass of any rank in seconds; 0 if no pass has ended since the last stop check.
+    /// Schedules the next stop check. `longest` is the longest pass of any rank in seconds; 0 if none has ended since
+    /// the last check.
     pub(super) fn synced(&mut self, longest: f64) {
         if longest > 0.0 {
             self.left = passes(longest);
@@ -69,7 +70,8 @@ impl Pace {
         self.longest = 0.0;
     }
 
-    /// Returns whether any rank must stop, and the longest pass of any rank in seconds. Collective.
+    /// Performs a stop check. Returns whether any rank must stop, and the longest pass of any rank in seconds.
+    /// Collective.
     pub(super) fn ask(&mut self, engine: &Engine, stop: &AtomicBool) -> Result<(bool, f64), ShardError> {
         let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
         let mut values = vec![0.0; 1 + ranks];
@@ -100,8 +102,8 @@ impl Grace {
         Ok(Grace { time: launcher::grace()?.unwrap_or(GRACE), has_warned: false })
     }
 
-    /// Warns once, on rank 0, if a micro-batch of `micro_batch` seconds or a step of `step` seconds takes
-    /// longer.
+    /// Warns once, on rank 0, if a micro-batch of `micro_batch` seconds or a step of `step` seconds is longer
+    /// than the grace period.
     pub(super) fn check(&mut self, micro_batch: f64, step: Option<f64>, rank: usize) {
         let time = self.time.as_secs_f64();
         if self.has_warned || rank != 0 {

@@ -28,8 +28,8 @@ use kiln_plan::{Gathers, RankShape, Speed};
 use kiln_sys::words::number_of;
 
 impl Trainer<'_> {
-    /// The stock loop: takes the steps of the run up to its last, and evaluates, generates texts and saves as
-    /// the configuration says. Collective.
+    /// The stock loop: trains through the run's last step, and evaluates, generates samples and saves as the
+    /// configuration says. Collective.
     ///
     /// # Errors
     ///
@@ -58,13 +58,13 @@ impl Trainer<'_> {
         self.finish()
     }
 
-    /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the texts of the
-    /// configuration. After a requested stop, only saves, because there may be no time for more. Collective.
+    /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the configured
+    /// samples. After a requested stop, only saves, because there may be no time for more. Collective.
     ///
     /// # Errors
     ///
-    /// As for [`Trainer::save`] and [`Trainer::evaluate`]; a failed save is an error whatever the configuration
-    /// says.
+    /// As for [`Trainer::save`] and [`Trainer::evaluate`]; a failed save is an error regardless of
+    /// `checkpoint.on_failure`.
     pub fn finish(mut self) -> Result<Summary> {
         self.settle_step()?;
         if self.progress.is_stopping && !self.is_complete() {
@@ -110,7 +110,7 @@ impl Trainer<'_> {
         self.settle_step()
     }
 
-    /// Ends the run where it is, without a save, an evaluation or a sample. Collective.
+    /// Ends the run after its last step so far, without a save, an evaluation or a sample. Collective.
     ///
     /// # Errors
     ///
@@ -151,13 +151,13 @@ impl Trainer<'_> {
     /// Returns the validation loss: the cross-entropy of the validation split, in nats per token. Returns
     /// `None` if the ranks were asked to stop before or during the evaluation. Collective.
     ///
-    /// The first evaluation after a step is logged if this start of the run has trained, with the loss of the
-    /// answers of `eval.prompts`, and becomes the step's loss in the summary. Further evaluations, such as that
-    /// of averaged weights, are only returned.
+    /// If this start of the run has trained, the first evaluation after a step is logged, with the loss on the
+    /// answers of `eval.prompts`, and becomes the step's validation loss in the summary. The results of further
+    /// evaluations, such as of averaged weights, are only returned.
     ///
     /// # Errors
     ///
-    /// If data cannot be read, or the ranks lose each other.
+    /// If data cannot be read, or the ranks lose contact.
     pub fn evaluate(&mut self) -> Result<Option<f64>> {
         self.settle_step()?;
         if self.progress.is_stopping {
@@ -166,7 +166,7 @@ impl Trainer<'_> {
         self.evaluate_unless(true)
     }
 
-    /// Like [`Trainer::evaluate`], but stops on request only if it `may_stop`.
+    /// Like [`Trainer::evaluate`], but ends early on a stop request only if `may_stop`.
     fn evaluate_unless(&mut self, may_stop: bool) -> Result<Option<f64>> {
         let Trainer { plan, model, device, data, stops, reporter, .. } = self;
         let (validation, pace) = (&data.validation, &mut stops.pace);
@@ -230,7 +230,7 @@ impl Trainer<'_> {
         conclusion.next().iter().for_each(|line| print_line(line));
     }
 
-    /// Collects the data for the summary of this start.
+    /// Collects the data for the summary.
     pub(super) fn conclusion(&self, reporter: &Reporter, val_loss: Option<f64>) -> Conclusion {
         let unigram = self.plan.message.data.unigram_entropy.map(|unigram| unigram.validation);
         let best = reporter.best();

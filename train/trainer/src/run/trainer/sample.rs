@@ -1,4 +1,4 @@
-//! Texts that the model generates during and after training.
+//! Samples: text that the model generates during and after training.
 
 use std::path::Path;
 
@@ -13,13 +13,13 @@ use crate::run::folder::samples_of_run;
 use kiln_data::Tokenizer;
 
 impl Trainer<'_> {
-    /// Generates the texts of the configuration, as [`Trainer::run`] does every `sample.every` steps. Rank 0
-    /// shows them, and writes them to `samples.jsonl` if this start of the run has trained. Sampling does not
-    /// change the rest of the run. Returns no texts once the ranks were asked to stop. Collective.
+    /// Generates the configured samples, as [`Trainer::run`] does every `sample.every` steps. Rank 0 shows
+    /// them, and writes them to `samples.jsonl` if this start of the run has trained. Sampling does not change
+    /// the rest of the run. Returns no texts once the ranks were asked to stop. Collective.
     ///
     /// # Errors
     ///
-    /// If the ranks lose each other.
+    /// If the ranks lose contact.
     pub fn sample(&mut self) -> Result<Vec<Sample>> {
         self.settle_step()?;
         if self.progress.is_stopping {
@@ -34,8 +34,8 @@ impl Trainer<'_> {
         Ok(texts.into_iter().map(|text| text.sample).collect())
     }
 
-    /// Generates the texts after the last step. The chosen tokens depend only on the weights, the seed of the
-    /// run and the number of the prompt. All ranks compute a text together; if it `may_stop`, they check for a
+    /// Generates the samples of the last step. The chosen tokens depend only on the weights, the seed of the
+    /// run and the number of the prompt. All ranks compute a text together; if `may_stop`, they check for a
     /// requested stop between tokens. Collective.
     pub(super) fn generate(&mut self, may_stop: bool) -> Result<Vec<Text>> {
         let step = self.state.step;
@@ -71,8 +71,8 @@ impl Trainer<'_> {
             };
             let mut continuation = Continuation::new(&tokenizer, prompt, &sampling)?;
             loop {
-                // Rank 0 chooses: other kinds of machines compute other last bits, and all ranks must choose
-                // the same token.
+                // Rank 0 chooses for all ranks, since the last bits of the logits differ between kinds of
+                // machines.
                 let agree = |choice| {
                     let own = if *rank == 0 { choice } else { 0.0 };
                     Ok(engine.sum_over_ranks("sample", &[own])?[0])

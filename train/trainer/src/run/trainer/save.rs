@@ -1,4 +1,4 @@
-//! The saves of a rank, and the reaction to failed ones.
+//! Saves the checkpoints of a rank, and handles failed saves.
 
 use std::path::PathBuf;
 
@@ -17,8 +17,8 @@ impl Trainer<'_> {
     ///
     /// # Errors
     ///
-    /// If this save or the previous one fails and `checkpoint.on_failure` is `abort`, or if the ranks lose each
-    /// other.
+    /// If this save or the previous one fails and `checkpoint.on_failure` is `abort`, or if the ranks lose
+    /// contact.
     pub fn save(&mut self) -> Result<()> {
         self.settle_step()?;
         if self.progress.is_stopping || !self.is_unsaved() {
@@ -31,14 +31,14 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Returns whether this start has done a step for which no save was begun.
+    /// Returns whether this start has trained, and has not begun to save its last step.
     pub(super) fn is_unsaved(&self) -> bool {
         self.progress.has_trained && self.saves.begun != Some(self.state.step)
     }
 
-    /// Begins to save. A failure is an error if it is the `last` save, or if the configuration says so.
+    /// Begins to save. A failure is an error if this is the run's `last` save, or if the configuration says so.
     pub(super) fn begin_save(&mut self, last: bool) -> Result<()> {
-        // Settled first, so that its failure is not taken for one of this save.
+        // The earlier save is settled first, so that its failure is not mistaken for one of this save.
         self.settle_earlier_save()?;
         let Plan { message, inherited, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
@@ -57,7 +57,7 @@ impl Trainer<'_> {
         self.note_save(begun, last)
     }
 
-    /// Waits for the background save, after which the run continues.
+    /// Waits for the background save of a run that continues afterwards.
     pub(super) fn settle_earlier_save(&mut self) -> Result<()> {
         let settled = self.wait_for_save();
         self.note_save(settled, false)
@@ -69,7 +69,7 @@ impl Trainer<'_> {
         self.note_save(advanced, false)
     }
 
-    /// Waits for the background save, the last one of the run.
+    /// Waits for the last background save of the run.
     pub(super) fn settle_save(&mut self) -> Result<()> {
         let settled = self.wait_for_save();
         self.note_save(settled, true)
@@ -85,8 +85,8 @@ impl Trainer<'_> {
         self.saves.saver.settle(self.model.engine())
     }
 
-    /// Records the checkpoint that has been completed. A failed save is an error if the run ends with it, or
-    /// cannot continue anyway.
+    /// Records the checkpoint that has been completed. A failed save is an error if it is the run's `last`
+    /// save, or if the run cannot continue.
     fn note_save(&mut self, outcome: Result<Option<PathBuf>, CheckpointError>, last: bool) -> Result<()> {
         let goes_on = !last && self.plan.config.checkpoint.on_failure == OnFailure::Continue;
         match outcome {
@@ -101,7 +101,7 @@ impl Trainer<'_> {
             }
             Err(error)
                 if !goes_on
-                    // The ranks have lost each other, or the run has nowhere to save.
+                    // The ranks have lost contact, or the run has nowhere to save.
                     || matches!(
                         error,
                         CheckpointError::Shard(_) | CheckpointError::NotHeld { .. }

@@ -57,14 +57,14 @@ fn grad_norms(engine: &Engine) -> Result<Values> {
 impl Trainer<'_> {
     /// Takes one optimizer step on the next batch of the data, and logs it if the configuration says so.
     /// Returns whether a step was taken: false after the last step of the configuration, and once the ranks
-    /// were asked to stop. A loop continues as long as this is true, and then calls [`Trainer::finish`]; a loop
-    /// that looks at [`Trainer::step`] alone never ends when it is asked to stop. On a GPU, it waits for the
-    /// previous step, and for its own only if its outcome must be known. Collective.
+    /// were asked to stop. A loop must continue while this returns true, and then call [`Trainer::finish`]; a
+    /// loop that checks only [`Trainer::step`] never ends after a stop request. On a GPU, waits for the
+    /// previous step, and for this one only if its outcome is needed at once. Collective.
     ///
     /// # Errors
     ///
-    /// If data cannot be read, the loss is not a number and the configuration does not skip such steps, a
-    /// background save has failed, or the ranks lose each other.
+    /// If data cannot be read, the loss is not finite and the configuration does not skip such steps, a
+    /// background save has failed, or the ranks lose contact.
     pub fn train_step(&mut self) -> Result<bool> {
         if self.progress.is_stopping || self.is_complete() {
             return Ok(false);
@@ -83,7 +83,7 @@ impl Trainer<'_> {
             let last = index + 1 == micro_batches;
             forward_backward(&self.model, config, &self.device, batch, last)?;
             if self.stops_after_pass(last)? {
-                // The state is that after the previous step.
+                // The state remains that after the previous step.
                 self.drop_step()?;
                 self.progress.is_stopping = true;
                 self.settle_step()?;
@@ -153,7 +153,7 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Reports that `step` begins to everything that follows the run.
+    /// Notifies the drill, the crash report's position and the observers that `step` begins.
     fn begin_step(&self, step: u64) {
         let Watchers { observers, position, drill, .. } = &self.watchers;
         drill.iter().for_each(|drill| drill.begin_step(step));
@@ -201,10 +201,11 @@ impl Trainer<'_> {
         }
     }
 
-    /// Returns whether the ranks stop after a pass, `last` of its step or not. Collective.
+    /// Returns whether the ranks stop after this pass. False after the `last` pass of a step, which [`Self::sync`]
+    /// follows. Collective.
     fn stops_after_pass(&mut self, last: bool) -> Result<bool> {
         let engine = self.model.engine();
-        // After the last micro-batch, the ranks exchange this and more.
+        // After the last micro-batch, `sync` exchanges this and more.
         if !self.stops.pace.end(engine.world().holds().total()) || last {
             return Ok(false);
         }
@@ -215,8 +216,8 @@ impl Trainer<'_> {
         Ok(stop)
     }
 
-    /// Returns the learning rates of `step` and the norm that its gradient is clipped to. Both may have been changed
-    /// at a prompt.
+    /// Returns the learning rates of `step` and the norm that its gradient is clipped to. The user may have
+    /// changed both at a breakpoint's prompt.
     fn rates(&self, step: u64) -> (LearningRates, f64) {
         let Config { optim, train, .. } = &self.plan.config;
         let changes = self.watchers.controls.changes();
@@ -345,8 +346,8 @@ impl Trainer<'_> {
         })
     }
 
-    /// Describes where `step`, whose update was skipped, first has a non-finite value: repeats its passes with
-    /// the same weights. Collective.
+    /// Repeats the passes of `step`, whose update was skipped, with the same weights, and describes the first
+    /// tensor with a non-finite value. Collective.
     fn find_non_finite(&mut self, step: u64) -> Result<String> {
         let engine = self.model.engine().clone();
         engine.set_activity("finding the first tensor that is not finite");
@@ -372,8 +373,8 @@ impl Trainer<'_> {
         Ok(self.model.engine().finish_evaluation()?)
     }
 
-    /// Returns the reason why the update of a step was skipped, if it was, or an error if that ends the run.
-    /// Loss and norm are the same on every rank, so all ranks continue or stop together.
+    /// Returns the reason why the update of a step was skipped, if it was. Fails if a non-finite value ends the
+    /// run. Loss and norm are the same on every rank, so all ranks continue or stop together.
     fn why_left_out(&mut self, step: u64, outcome: &Outcome) -> Result<Option<String>> {
         let Outcome { loss, grad_norm, applied, overflowed, ref non_finite, loss_scale } = *outcome;
         if applied {
@@ -389,8 +390,8 @@ impl Trainer<'_> {
         };
         let parameter = non_finite.clone();
         self.progress.skipped_in_a_row += 1;
-        // Consecutive bad steps are examined only once. A GPU, which is not waited for, is examined only if the
-        // run ends because of it.
+        // Only the first of consecutive bad steps is examined. On a GPU, which is not waited for, a bad step is
+        // examined only if it ends the run.
         let ends = self.plan.config.train.nonfinite != NonFinite::Skip;
         let is_looked_for = self.progress.skipped_in_a_row == 1 && (ends || !self.plan.device.is_gpu());
         let origin = if is_looked_for { self.find_non_finite(step)? } else { String::new() };

@@ -69,7 +69,7 @@ impl Trainer<'_> {
         if self.saves.last.as_deref() != Some(&*place) && resumed != Some(&*place) {
             return Ok(false);
         }
-        // A run that went back to an earlier checkpoint may have later ones.
+        // A run that went back to an earlier checkpoint may have later checkpoints.
         let is_latest =
             self.rank == 0 && Checkpoint::find_latest(&self.plan.out).is_ok_and(|latest| latest == place);
         let is_latest = [f64::from(u8::from(is_latest))];
