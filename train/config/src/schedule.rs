@@ -42,7 +42,7 @@ fn rate(lr: f64, schedule: LrSchedule, step: u64, steps: u64) -> f64 {
 const JUMP: f64 = 0.01;
 
 /// Returns a message about a learning rate that jumps when a run resumes with the configuration `after`, having
-/// done `step` steps with `before`. Returns `None` if the rate of the next step is that of `before`.
+/// done `step` steps with `before`. Returns `None` if the next step has nearly the same rate with both.
 pub fn jump(step: u64, before: &Config, after: &Config) -> Option<String> {
     if step == 0 || step >= after.train.steps {
         return None;

@@ -69,7 +69,7 @@ impl Memory {
     }
 }
 
-/// Returns the bytes that this process may still map below its limits; `None` if it has none.
+/// Returns the bytes that this process may still map below its limits; `None` if it has no limits.
 fn left_of_process(root: &Path) -> Option<u64> {
     let limits = fs::read_to_string(root.join("proc/self/limits")).ok()?;
     let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
@@ -91,7 +91,7 @@ struct GroupFiles {
     /// The limit of swap: swap alone in version 2, together with memory in version 1.
     swap_limit: &'static str,
     swap_with_memory: bool,
-    /// Keys in `memory.stat` of cached files, which are counted as used.
+    /// Keys in `memory.stat` with the sizes of cached files, which count as used.
     cached: [&'static str; 2],
 }
 

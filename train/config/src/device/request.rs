@@ -23,7 +23,7 @@ const HALF: u64 = 2;
 pub struct DeviceRequest {
     /// The requested device.
     pub(super) backend: Backend,
-    /// The setting that requests it, for messages.
+    /// Name of the setting that requests the device, for messages.
     pub(super) setting: &'static str,
     /// Transport between the ranks.
     pub(super) comm: CommBackend,
@@ -31,7 +31,7 @@ pub struct DeviceRequest {
     #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     pub(super) precision: Choice<Precision>,
     ranks: u64,
-    /// Minimum number of bytes that a rank keeps there.
+    /// Minimum number of bytes that a rank keeps on the device.
     state: u64,
 }
 
@@ -48,7 +48,7 @@ impl DeviceRequest {
             // Master weights and moments are on the host. The GPU holds the weights to gather from.
             Choice::Is(Precision::F32) if config.shard.offload => READING,
             _ if config.shard.offload => HALF,
-            // Frozen parameters have no moments, and optimizers may keep less; names decide later how much.
+            // Frozen parameters have no moments, and some optimizers keep less than AdamW: this is the minimum.
             _ if !config.train.freeze.is_empty() || config.optim.kind != ADAMW => READING,
             _ => TRAINING,
         };
