@@ -121,7 +121,7 @@ pub(super) struct Groups {
     pub(super) clock: Clock,
     /// Whether this pass will gather again, and a free buffer for the next gather of the same size.
     pool: (bool, Option<(u64, Held)>),
-    /// Number of modules that forward has reached.
+    /// Position of the last group that forward has read.
     position: usize,
     pub(super) last_micro_batch: bool,
     /// Bytes allocated in total when backward entered its current module.

@@ -1,4 +1,5 @@
-//! Preparation of a run: checks that it would start, measurements of the machine and of strategies, tuning.
+//! Preparation of a run: checks that it would start, measurements of the machine and of sharding strategies, and
+//! tuning.
 
 pub mod bench;
 mod calibrate;
