@@ -27,7 +27,7 @@ enum Again {
     Half,
 }
 
-/// The share of a GPU's bandwidth that kernels reach if they only read and write. NVIDIA's
+/// The share of a GPU's bandwidth that a kernel reaches if it only reads and writes. NVIDIA's
 /// `p2pBandwidthLatencyTest` reports 2575 GB/s of 3352 for copies within an H100
 /// (github.com/NVIDIA/nccl/issues/1264).
 const STREAMED: f64 = 0.77;
@@ -98,10 +98,9 @@ struct Run {
     batch: [usize; 3],
     /// Published tokens per second and GPU.
     tokens_per_s: f64,
-    /// Set if operations between products read and write memory one by one, as [`Shape::unfused_bytes`]
-    /// assumes.
+    /// True if operations between products read and write memory one by one, as [`Shape::unfused_bytes`] assumes.
     eager: bool,
-    /// The reason if the plan is not within [`SPEED`].
+    /// The reason why the plan is not within [`SPEED`], if it is not.
     outside: Option<&'static str>,
 }
 
