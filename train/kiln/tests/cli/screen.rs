@@ -16,7 +16,7 @@ fn kiln(workspace: &Workspace, arguments: &[&str]) -> Command {
     command
 }
 
-/// The lines that a terminal shows after receiving `text`. The terminal is as wide as the longest line.
+/// Returns the lines that a terminal shows after receiving `text`, if it is as wide as the longest line.
 fn screen(text: &str) -> Vec<String> {
     let (mut lines, mut row, mut column) = (vec![Vec::new()], 0, 0);
     let mut rest = text.chars();
