@@ -23,10 +23,10 @@ pub const VOCAB: usize = 257;
 /// Tokens per sequence of [`RUN`].
 pub const SEQ_LEN: usize = 8;
 
-/// Tokens of `data/train.bin`: enough samples for 20 steps of 8 without repetition.
+/// Tokens of `data/train.bin`: enough for 20 steps of 8 different samples.
 pub const TRAIN_TOKENS: usize = 1801;
 
-/// A run of a few milliseconds. The peak is set so that it is not measured.
+/// A run of a few milliseconds. It sets `device.peak_tflops`, so that no peak is measured.
 pub const RUN: &str = r#"
 [model]
 d_model = 16
@@ -114,7 +114,7 @@ impl Workspace {
         self.json(format!("{checkpoint}/manifest.json"))["state"].clone()
     }
 
-    /// Changes the manifest of a checkpoint, and its checksum accordingly.
+    /// Changes the manifest of a checkpoint, and updates its checksum.
     pub fn replace_in_manifest(&self, checkpoint: &str, from: &str, to: &str) {
         let path = format!("{checkpoint}/manifest.json");
         self.replace(&path, from, to);
@@ -185,9 +185,9 @@ impl Workspace {
             .args(arguments)
             .current_dir(self.folder.path())
             .env_remove("KILN_LOG")
-            // These runs are never preempted, and on a busy machine they would warn about long steps.
+            // Tests do not preempt these runs, which would warn about long steps on a busy machine.
             .env("KILN_GRACE_S", "100000")
-            // Vulkan drivers complain if it is not set.
+            // Vulkan drivers complain if this variable is not set.
             .env("XDG_RUNTIME_DIR", self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -211,7 +211,7 @@ impl Workspace {
     /// Waits for the end of a child of [`Workspace::start`].
     pub fn end(&self, child: Child) -> Ended {
         let output = output_of(child);
-        // As shown to a user who passed a relative path, the same on every machine.
+        // Removes the folder's path, so that the text is the same on every machine, as for relative paths.
         let folder = format!("{}/", self.folder.path().display());
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8").replace(&folder, "");
         Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
