@@ -150,7 +150,7 @@ fn networks_are_measured_into_one_file() {
     for operation in operations {
         assert!(said.contains(&format!("{operation} over local, 2 ranks on 1 node: ")), "{said}");
     }
-    // Ten sizes of each. The bytes that a rank sends are those that the recorder counts.
+    // Ten sizes of each collective. The bytes that a rank sends are those that the recorder counts.
     assert_eq!(said.lines().count(), 3 * 12 + 2, "{said}");
     let rows = |size: &str| {
         let row = |line: &str| line.trim_start().starts_with(size).then(|| line.trim_start().to_owned());
