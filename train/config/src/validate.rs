@@ -311,7 +311,7 @@ impl Config {
             (
                 is_f16 && self.has_expert_bias(),
                 "precision.compute = \"f16\" and model.moe.expert_bias = true cannot be combined, because \
-                 the load of experts travels in numbers that f16 does not have: use \"bf16\", or \
+                 f16 cannot represent the numbers in which the load of experts is sent: use \"bf16\", or \
                  model.moe.router_aux_loss_coef alone",
             ),
         ] {

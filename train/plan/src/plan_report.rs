@@ -261,11 +261,11 @@ impl PlanReport {
         }
         let _ = write!(
             text,
-            "\n{name}, of a rank at the moment of its peak. peak: with buffers of communication and, on \
-             GPUs, pages that are not full, the driver and NCCL.\nneeds: bytes that must fit, of all ranks \
-             if they share a machine's memory. offload: on the host, of all ranks of a\nmachine, and not \
-             checked against its memory. largest: the largest micro-batch that fits and leaves {} of the \
-             memory free\n(--margin). sent: by a rank in a step.\n",
+            "\n{name}, of one rank at its peak. peak: includes communication buffers and, on GPUs, partly \
+             filled pages, the driver and NCCL.\nneeds: what must fit; for all ranks if they share a \
+             machine's memory. offload: host memory for all ranks of a\nmachine, not checked against the \
+             machine's memory. largest: the largest micro-batch that fits and leaves {} of the \
+             memory free\n(--margin). sent: by one rank per step.\n",
             percent_of(self.margin)
         );
         if !self.undescribed.is_empty() {
@@ -329,8 +329,8 @@ impl PlanReport {
 pub fn not_described(layers: &BTreeSet<&'static str>) -> String {
     let names: Vec<_> = layers.iter().copied().collect();
     format!(
-        "not described: {}. The plan treats each of its matrices as a product whose input and output are \
-         kept, and may be far too low; Layer::meta_forward describes a layer",
+        "not described: {}. The plan treats each of their matrices as a product whose input and output \
+         are kept, and may be far too low; Layer::meta_forward describes a layer",
         names.join(", ")
     )
 }

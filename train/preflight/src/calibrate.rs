@@ -38,7 +38,7 @@ pub fn calibrated(
 ) -> Result<Hardware> {
     if !target.on_host() {
         return Err(TrainError::usage(
-            "--calibrate measures the CPU of this machine: leave out --gpu and --memory",
+            "--calibrate measures the CPU of this machine: remove --gpu and --memory",
         ));
     }
     let ranks = target.ranks_per_node();

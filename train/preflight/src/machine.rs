@@ -213,7 +213,7 @@ fn place_of(role: &Result<Role, EnvError>, findings: &mut Findings) -> (Value, u
             return (json!({ "role": "unknown" }), 1);
         }
         Ok(Role::Alone(job)) => {
-            let alone = "alone; ranks are threads of this process, as many as train.ranks says";
+            let alone = "alone; ranks are threads of this process, and train.ranks sets their number";
             let job_line = job.name.is_some().then(|| self::job(job));
             let facts = json!({ "role": "alone", "job": job.name, "restarts": job.restarts });
             (facts, [alone.to_owned()].into_iter().chain(job_line).collect(), None, 1)

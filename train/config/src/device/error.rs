@@ -52,7 +52,7 @@ pub enum DeviceError {
     SharedGpu { ranks: Vec<usize> },
     /// Some ranks are on GPUs and some on CPUs. `gpu`: ranks with a GPU; `cpu`: ranks without one.
     #[error(
-        "the ranks have different devices: ranks {gpu:?} a GPU, and ranks {cpu:?} the CPU; set \
+        "the ranks have different devices: ranks {gpu:?} use a GPU, and ranks {cpu:?} the CPU; set \
          device.backend = \"cuda\" to see why, or \"cpu\" for all"
     )]
     Mixed { gpu: Vec<usize>, cpu: Vec<usize> },

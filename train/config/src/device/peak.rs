@@ -63,8 +63,8 @@ impl Peak {
                 // Another rank, or another run, may have removed the file.
                 let _ = fs::remove_file(file);
                 tracing::warn!(
-                    "mfu is above 100 %: steps reach {reached:.3} TFLOP/s, and earlier starts have measured {peak:.3}. \
-                     The next starts measure it again; device.peak_tflops sets it"
+                    "mfu is above 100 %: steps reach {reached:.3} TFLOP/s, and earlier runs have measured {peak:.3}. \
+                     The next runs measure the peak again; device.peak_tflops sets it"
                 );
             }
         }

@@ -17,8 +17,8 @@ use crate::support::{Rank, Run, TOLERANCE, block};
 #[derive(Module, Debug)]
 struct Telling {
     block: AnyLayer,
-    /// True if ranks record different values. A block does not know its rank, so it records a value only if its
-    /// first inputs are large.
+    /// True if ranks record different values. A block does not know its rank, so it records the value only if its
+    /// first input has a positive mean.
     #[module(skip)]
     is_partial: bool,
 }

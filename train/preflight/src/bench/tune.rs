@@ -202,7 +202,7 @@ impl TuneArgs {
         };
         refused().err().unwrap_or_else(|| {
             TrainError::usage(format!(
-                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` shows the needs of each",
+                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` shows how much each needs",
                 self.config.display()
             ))
         })
