@@ -151,14 +151,21 @@ fn check_initial_weights(
             match findings.take(MODEL, "position", position) {
                 None => return,
                 Some(changed) if !changed.is_empty() => {
-                    let detail = format!("resumes at another position in the data, as allowed: {}", changed.join(", "));
+                    let detail = format!(
+                        "resumes at another position in the data, as allowed: {}",
+                        changed.join(", ")
+                    );
                     findings.warned(MODEL, "position", detail);
                 }
                 Some(_) => {}
             }
         }
         let (folder, step) = (checkpoint.folder().display(), checkpoint.state().step);
-        findings.ok(MODEL, what, format!("{folder}, step {step}: the checkpoint fits the run, and its files exist"));
+        findings.ok(
+            MODEL,
+            what,
+            format!("{folder}, step {step}: the checkpoint fits the run, and its files exist"),
+        );
     } else {
         let whole = source.check_weights_are_there(setup.options.registry.layers());
         if findings.take(MODEL, "init.from", whole).is_none() {
