@@ -37,7 +37,7 @@ type Make = Arc<dyn Fn(LossInit) -> Result<TokenLoss, ConfigError> + Send + Sync
 pub struct Losses(BTreeMap<String, Make>);
 
 impl Losses {
-    /// Adds a loss; see `Registry::loss`.
+    /// Adds a loss, which `make` creates from its settings; see `Registry::loss`.
     ///
     /// # Panics
     ///

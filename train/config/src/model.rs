@@ -19,7 +19,7 @@ pub struct ModelSection {
     pub layers: Option<usize>,
     /// Number of query heads.
     pub heads: Option<usize>,
-    /// Number of key and value heads; as many as `heads` by default.
+    /// Number of key and value heads; by default, the same as `heads`.
     pub kv_heads: Option<usize>,
     /// Width of one head; `d_model / heads` by default.
     pub head_dim: Option<usize>,

@@ -47,7 +47,7 @@ pub struct Config {
     pub checkpoint: CheckpointSection,
     /// Logs and reports.
     pub log: LogSection,
-    /// Sample texts, generated during the run and at its end.
+    /// Samples generated during the run and at its end.
     pub sample: SampleSection,
     /// Settings of your own program: Kiln keeps them in checkpoints, and does not read them.
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
@@ -124,7 +124,7 @@ section! {
         steps: u64 = 100,
         /// Sequences per optimizer step, over all ranks and micro-batches.
         global_batch: usize = 8,
-        /// Sequences per forward pass of one rank; `auto` for as many as keep the device busy.
+        /// Sequences per forward pass of one rank; `auto` chooses enough to keep the device busy.
         micro_batch: Choice<usize> = Choice::Is(4),
         /// Seed of initial weights, data order and dropout.
         seed: u64 = 0,
@@ -451,14 +451,14 @@ impl LogSection {
 }
 
 section! {
-    /// `[sample]`: texts generated during the run and at its end.
+    /// `[sample]`: samples generated during the run and at its end.
     SampleSection {
-        /// Prompt of the text; empty for no text.
+        /// Prompt of the first sample; empty for no such sample.
         prompt: String = String::new(),
-        /// Prompts of further texts, one text each; with an empty prompt, the text starts like a new document.
+        /// Prompts of further samples, one each; with an empty prompt, the sample starts like a new document.
         #[serde(skip_serializing_if = "is_default")]
         prompts: Vec<String> = Vec::new(),
-        /// Steps between texts; 0 for texts only at the end.
+        /// Steps between samples; 0 for samples only at the end.
         #[serde(skip_serializing_if = "is_default")]
         every: u64 = 0,
         /// Tokens to generate.
@@ -469,7 +469,7 @@ section! {
 }
 
 impl SampleSection {
-    /// Returns the prompts of all texts, in order.
+    /// Returns the prompts of all samples, in order.
     pub fn all_prompts(&self) -> impl Iterator<Item = &str> {
         let first = Some(&self.prompt).filter(|prompt| !prompt.is_empty());
         first.into_iter().chain(&self.prompts).map(String::as_str)

@@ -51,7 +51,7 @@ pub struct Speed {
     pub flops: f64,
     /// Bytes of memory read and written per second by all other operations.
     pub memory: f64,
-    /// True if collectives overlap with computation. They do not if the same cores do both.
+    /// True if collectives overlap with computation, which they do not if the same cores do both.
     pub overlaps: bool,
     /// Link speeds by operation and axis.
     pub(crate) links: Vec<(Operation, Axis, LinkSpeed)>,

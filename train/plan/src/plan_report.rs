@@ -35,14 +35,14 @@ pub struct PlanReport {
     pub tokens: u64,
     /// Changes to the batch that let the ranks share it evenly, as settings.
     pub changed: Vec<String>,
-    /// `shard.shard_size` of the configuration, which the other strategies do not accept.
+    /// `shard.shard_size` of the configuration, which only the hybrid strategies accept.
     #[serde(skip)]
     pub shard_size: Option<usize>,
     /// Layers that do not describe their memory, which is estimated from their parameters.
     pub undescribed: BTreeSet<&'static str>,
     /// The ways to run the configuration.
     pub rows: Vec<PlanRow>,
-    /// A recommendation of the other value of `shard.accumulate`; `null` if it is not better.
+    /// Advice to switch to the other value of `shard.accumulate`; `null` if that is not better.
     pub accumulate: Option<String>,
     /// The recommended row; `null` if none fits.
     pub recommended: Option<Recommendation>,
@@ -117,8 +117,8 @@ fn cost(row: &PlanRow) -> f64 {
     }
 }
 
-/// Recommends the other value of `shard.accumulate` than that of `rows`, if a row with it fits and is faster than
-/// the `recommended` row. A plan never changes this key itself, because its two values round differently.
+/// Advises the value of `shard.accumulate` that `rows` do not use, if a row with it fits and is faster than the
+/// `recommended` row. A plan never changes this key itself, because the two values round differently.
 pub fn advise(
     planned: &Planned<'_>,
     rows: &[PlanRow],

@@ -66,7 +66,7 @@ const STEPS: u64 = 2;
 const STAGES: u64 = STEPS + 2;
 
 impl WarmupArgs {
-    /// Compiles as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Compiles as one rank, or launches the ranks of this node. Returns the exit code.
     pub fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),

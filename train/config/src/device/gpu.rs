@@ -7,7 +7,7 @@ use std::fmt;
 use super::error::Version;
 use crate::Precision;
 
-/// The specifications of a GPU.
+/// The specifications of a GPU model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DataSheet {
     /// Name of the GPU for `kiln plan --gpu`.
@@ -22,7 +22,7 @@ pub struct DataSheet {
     f32: f64,
     /// Memory bandwidth in GB/s.
     pub bandwidth: f64,
-    /// Bandwidth to the other GPUs of a machine in GB/s, in one direction: NVLink, or else PCIe.
+    /// Bandwidth in GB/s, in one direction, to other GPUs of the same machine: over NVLink, or else PCIe.
     pub link: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Available memory: of the machine, as far as this process may use it, or of a GPU.
+//! The memory that is available to this process on a machine, and the memory of a GPU.
 
 use std::fs;
 use std::path::Path;

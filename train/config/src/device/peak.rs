@@ -146,7 +146,7 @@ impl Kept {
 ///
 /// # Errors
 ///
-/// Those of `measure`. A file that cannot be written is not an error: the next start measures again.
+/// If `measure` fails. A file that cannot be written is not an error: the next start measures again.
 pub(super) fn known(
     file: &Path,
     key: &Key,

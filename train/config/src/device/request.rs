@@ -1,4 +1,4 @@
-//! The requested device: the requirements of work on it, and the flag `--device`.
+//! The device that a command requests, what the command needs from it, and the flag `--device`.
 
 use clap::Args;
 use kiln_model::{Decoder, Layers};
@@ -18,7 +18,7 @@ const READING: u64 = 4;
 /// Bytes per parameter in half precision.
 const HALF: u64 = 2;
 
-/// The requirements of work on its device.
+/// What a command needs from its device.
 #[derive(Clone, Debug)]
 pub struct DeviceRequest {
     /// The requested device.
@@ -36,7 +36,7 @@ pub struct DeviceRequest {
 }
 
 impl DeviceRequest {
-    /// Returns the requirements of training as `config` describes it.
+    /// Returns what training as `config` describes it needs from its device.
     pub fn for_run(config: &Config, layers: &Layers) -> Self {
         // A missing model is reported later.
         let parameters = config.model.resolve(Some(config.data.vocab_size));

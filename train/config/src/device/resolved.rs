@@ -39,7 +39,7 @@ const GPU_TOKENS: usize = DeviceDefaults::GPU_TOKENS;
 /// Ends a recording of a GPU's activity, and returns the activity. To get all of it, wait for the GPU first.
 pub type Recording = Box<dyn FnOnce() -> Vec<GpuActivity> + Send>;
 
-/// Returns the number of ranks on this machine, and the number of such machines for `ranks` ranks.
+/// Returns the number of ranks on this machine, and how many equal machines `ranks` ranks need.
 fn ranks_here(place: Option<&RankEnv>, ranks: usize) -> (usize, f64) {
     let here = place.map_or(ranks, |place| place.local_world_size.max(1));
     (here, ranks as f64 / here as f64)
@@ -325,7 +325,7 @@ impl ResolvedDevice {
         Ok(flops.map(|flops| Peak::kept(flops * machines, file)))
     }
 
-    /// Returns the unique id of an NVIDIA GPU, which tells it apart from those of other processes; zeros for
+    /// Returns the unique id of an NVIDIA GPU, which distinguishes it from the GPUs of other processes; zeros for
     /// other devices.
     pub fn id(&self) -> [u8; 16] {
         match &self.kind {

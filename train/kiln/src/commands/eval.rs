@@ -111,7 +111,7 @@ fn parse_token(text: &str) -> Result<u32, String> {
 }
 
 impl EvalArgs {
-    /// Evaluates as a rank, or starts the ranks of a node. Rank 0 prints the result. Returns the exit code.
+    /// Evaluates as one rank, or launches the ranks of this node. Rank 0 prints the result. Returns the exit code.
     pub(crate) fn run(self, layers: &Layers) -> Result<u8> {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),

@@ -121,7 +121,7 @@ fn own_config(resume: &Path) -> Result<(PathBuf, RunFolder)> {
 }
 
 impl TrainArgs {
-    /// Trains as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Trains as one rank, or launches the ranks of this node. Returns the exit code.
     pub(crate) fn run(mut self, program: Program) -> Result<u8> {
         let debug = self.debug_options()?;
         let (place, job) = match place::find_here(&self.place)? {

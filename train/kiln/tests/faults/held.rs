@@ -1,4 +1,4 @@
-//! Held ranks: at every point and in every way, without making the others fail.
+//! Held ranks: at every point and in every way, without making other ranks fail.
 //!
 //! `… -- --ignored held` holds ranks for three minutes with a deadline of 20 seconds.
 

@@ -1,4 +1,4 @@
-//! Ranks as processes train exactly as ranks as threads do.
+//! Ranks that are processes train exactly like ranks that are threads.
 
 use crate::support::{Run, config, undisturbed};
 

@@ -91,7 +91,7 @@ fn a_node_says_what_its_ranks_will_refuse() {
     assert!(!ended.stderr.contains("starting all ranks of this node again"), "{ended:?}");
 }
 
-/// With `comm.open`, with a secret, or on a loopback address, ranks are not refused, and wait for the others.
+/// With `comm.open`, with a secret, or on a loopback address, ranks are not refused, and wait for other ranks.
 #[test]
 fn what_is_meant_is_not_refused() {
     let train = ["train", "debug.toml", "--out", "run", "--set", "comm.join_timeout_s=0.1"];

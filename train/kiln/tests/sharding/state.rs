@@ -129,7 +129,8 @@ fn a_gradient_that_is_not_there_is_no_view_of_a_weight() {
     });
 }
 
-/// A save in the background reads the values of the moment at which it began, even if others are loaded meanwhile.
+/// A save in the background reads the values of the moment at which it began, even if other values are loaded
+/// before it ends.
 #[test]
 fn values_are_replaced_beside_a_snapshot() {
     let run = Run::new(Strategy::NoShard, 1);

@@ -66,7 +66,7 @@ struct Ladder {
 }
 
 impl NetworkArgs {
-    /// Measures as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Measures as one rank, or launches the ranks of this node. Returns the exit code.
     pub fn run(self) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),

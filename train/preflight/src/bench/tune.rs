@@ -106,7 +106,7 @@ struct TuneReport {
 }
 
 impl TuneArgs {
-    /// Tunes the configuration as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Tunes the configuration as one rank, or launches the ranks of this node. Returns the exit code.
     pub fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),

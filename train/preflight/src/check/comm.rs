@@ -41,8 +41,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Number of bytes read at each of three places of a token file, to detect copies that differ.
 const SAMPLE: usize = 1 << 16;
 
-/// Compares this rank with the others. For a drill, `ahead` is added to this rank's clock, in seconds. Collective:
-/// every rank calls this, whatever earlier checks have found.
+/// Compares this rank with rank 0. For a drill, `ahead` is added to this rank's clock, in seconds. Collective:
+/// every rank calls this, whatever its earlier checks have found.
 pub(super) fn examine(
     setup: &Setup,
     world: &dyn Communicator,
@@ -133,7 +133,7 @@ fn any(world: &dyn Communicator, label: &'static str, here: bool, timeout: Durat
     Ok(world::gather(world, label, &[u8::from(here)], timeout)?.iter().any(|flag| *flag == [1]))
 }
 
-/// A comparison of this rank with the others. Every method is collective.
+/// A comparison of all ranks. Every method is collective.
 struct Comparison<'a> {
     world: &'a dyn Communicator,
     timeout: Duration,

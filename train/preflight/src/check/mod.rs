@@ -53,7 +53,7 @@ const SAVE_NEEDS: [(Stage, &str); 3] =
     [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
 
 impl CheckArgs {
-    /// Runs the checks as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Runs the checks as one rank, or launches the ranks of this node. Returns the exit code.
     ///
     /// # Errors
     ///
@@ -166,8 +166,8 @@ impl CheckArgs {
         (Some(setup), trained)
     }
 
-    /// Compares this process with the others, and returns the findings of all ranks. Returns `None` if the connection
-    /// between the ranks is lost.
+    /// Compares the processes, and returns the findings of all ranks. Returns `None` if the connection between the
+    /// ranks is lost.
     fn compare(
         &self,
         setup: &Setup,

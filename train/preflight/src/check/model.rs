@@ -35,7 +35,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Opens the checkpoint and the model named in `setup`, as far as they can be opened.
+    /// Opens the checkpoint and the model named in `setup`, and records a failure for each that cannot be opened.
     pub(super) fn open(setup: &Setup, findings: &mut Findings) -> Self {
         let Some(folder) = setup.resume.as_deref() else {
             let opened = run::open_source(None, &setup.config);

@@ -7,9 +7,9 @@ const INCOMPLETE: char = '\u{FFFD}';
 /// bytes, and a tokenizer may have a token for each byte.
 const PENDING: usize = 16;
 
-/// How much of a text has been shown. The text of a token may depend on the tokens right before it, so each piece
-/// is decoded together with the previous piece. The whole text is never decoded again, so the work per token stays
-/// constant.
+/// Records how much of a text has been shown. The text of a token may depend on the tokens right before it, so
+/// each piece is decoded together with the previous piece. The whole text is never decoded again, so the work per
+/// token stays constant.
 #[derive(Debug, Default)]
 pub(super) struct TextStream {
     /// Position of the first id of the last shown piece.
