@@ -1,5 +1,4 @@
-//! The file in which `kiln bench network` stores the speed of collectives, and from which plans predict their
-//! time.
+//! The file in which `kiln bench network` stores the speed of collectives, and from which plans predict their time.
 
 use std::io;
 use std::path::{Path, PathBuf};

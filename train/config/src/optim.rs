@@ -99,8 +99,7 @@ pub struct OptimGroup {
     /// The optimizer's rule for these parameters, such as `adamw` if `optim.kind` is `muon`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Peak learning rate of these parameters; it follows the schedule of `optim.lr`, unless the group has its
-    /// own.
+    /// Peak learning rate of these parameters; it follows the schedule of `optim.lr`, unless the group has its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lr: Option<f64>,
     /// Decoupled weight decay of these parameters.
@@ -135,8 +134,7 @@ pub(crate) struct LrSchedule {
 }
 
 impl OptimGroup {
-    /// Returns the group's own schedule, if it has one: unset keys take the values of `of_rest`, the schedule of
-    /// `[optim]`.
+    /// Returns the schedule of a group that sets any of its keys; `of_rest`, that of `[optim]`, has the other keys.
     pub(crate) fn lr_schedule(&self, of_rest: LrSchedule) -> Option<LrSchedule> {
         let OptimGroup { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
         let is_own =

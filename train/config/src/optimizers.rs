@@ -182,8 +182,7 @@ fn glob(pattern: &str) -> Result<Glob, ConfigError> {
         .map_err(|error| ConfigError::invalid(format!("optim.groups: \"{pattern}\": {}", error.kind())))
 }
 
-/// Fails if a group matches no parameter, which is probably a typo. `shapes` lists the name and shape of each
-/// parameter.
+/// Fails if a group matches no parameter, which is probably a typo. `shapes` lists all parameters.
 pub fn check_groups(groups: &[OptimGroup], shapes: &[(String, Vec<usize>)]) -> Result<(), ConfigError> {
     let mut problems = Vec::new();
     for group in groups {

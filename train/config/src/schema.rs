@@ -232,8 +232,7 @@ section! {
         /// Total number of compute threads of the ranks on one machine, if they compute on the CPU; by default,
         /// the number of cores that are available to a process.
         threads: Option<usize> = None,
-        /// Memory that the run must fit into, on the machine and on its GPU; by default, what each of the two
-        /// reports.
+        /// Memory that the run must fit into, on the machine and on its GPU; by default, what each of the two reports.
         memory: Option<ByteSize> = None,
         /// Share of the memory that the run may use, above 0 and up to 1; by default, all of it.
         #[serde(skip_serializing_if = "Option::is_none")]

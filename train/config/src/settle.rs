@@ -57,8 +57,7 @@ impl Config {
         }
     }
 
-    /// Replaces `auto` and unset values. Returns the values that depend on the device, as lines of a
-    /// configuration.
+    /// Replaces `auto` and unset values. Returns the values that depend on the device, as lines of a configuration.
     pub fn settle(&mut self, defaults: DeviceDefaults) -> Vec<String> {
         if self.optim.kind == MUON {
             // The settings that a run used are recorded in its folder.

@@ -15,8 +15,7 @@ use crate::version::version;
 /// Returns `options` with the tools of this program, unless `options` already has tools.
 fn with_tools(options: &RunOptions) -> RunOptions {
     version();
-    // Checked before the options are cloned: a second handle of the flag means that the caller stops its runs
-    // itself.
+    // Checked before the options are cloned: a second handle of the flag means that the caller stops its runs itself.
     process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);
     let mut options = options.clone();
     options.tools.get_or_insert_with(|| Arc::new(RunTools::default()));

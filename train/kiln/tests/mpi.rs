@@ -118,8 +118,7 @@ fn an_error_on_one_rank_ends_all() {
         assert_eq!(ended.code, Some(1), "{ended:?}");
         let own = "error: fault drill in data loading of step 3";
         assert!(ended.stderr.contains(own), "{ended:?}");
-        // By default, mpirun kills the remaining ranks a second later; with this setting, all ranks reach their
-        // own ends.
+        // By default, mpirun kills the other ranks after a second; with this setting, all ranks end by themselves.
         let patient = [("orte_abort_on_non_zero_status", "0")];
         let out = format!("{ranks}-{failing}-patient");
         let ended = folder.mpirun_with(&patient, ranks, &out, &["--fault", &fault]);

@@ -80,8 +80,7 @@ enum Gradient {
         flat: Held,
         earlier: Option<Held>,
     },
-    /// The gradient is being reduced: `sent` is the whole gradient, `output` this rank's shard of the sum over
-    /// ranks.
+    /// The gradient is being reduced: `sent` is the whole gradient, `output` this rank's shard of the sum over ranks.
     Scattering {
         sent: Held,
         output: Held,
@@ -350,8 +349,7 @@ impl Groups {
         }
     }
 
-    /// Adds the gradients of one use of a module to the module's flat buffers, and frees the weights that this use
-    /// has read.
+    /// Adds the gradients of one use of a module to its flat buffers. This use reads the weights no more.
     pub(super) fn accumulate(&mut self, module: usize) {
         for at in self.modules[module].clone() {
             self.reshard_after_use(at);
@@ -490,8 +488,7 @@ impl Groups {
         }
     }
 
-    /// Advances the clock by the addition of `elements` elements to `earlier`, the sum of earlier micro-batches.
-    /// Returns that sum.
+    /// Returns `earlier`, the sum of earlier micro-batches, after the time to add `elements` to it.
     fn added(&mut self, earlier: Held, elements: u64) -> Held {
         self.clock.compute(0.0, elements.saturating_mul(3 * F32) as f64);
         earlier
@@ -574,8 +571,7 @@ impl Groups {
         events
     }
 
-    /// Transforms the matrices of the group at `at` into updates, and reduces them. Returns the buffer of the
-    /// updates.
+    /// Transforms the matrices of the group at `at` into updates, and reduces them. Returns the buffer of the updates.
     fn transform(&mut self, at: usize) -> Held {
         let whole = self.whole_bytes(at);
         let made = self.ledger.hold(COMMUNICATION, whole);

@@ -192,8 +192,7 @@ impl Report {
         }
     }
 
-    /// Returns whether any rank has a failure in `stage`; if `subject` is given, only failures of this subject
-    /// count.
+    /// Returns whether any rank has a failure in `stage`; if `subject` is given, only failures of this subject count.
     pub(crate) fn has_failed(&self, stage: Stage, subject: Option<&str>) -> bool {
         self.ranks.iter().flat_map(|(_, findings)| &findings.0).any(|found| found.is_failure(stage, subject))
     }

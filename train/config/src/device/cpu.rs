@@ -67,8 +67,7 @@ fn count_cpus(list: &str) -> Option<usize> {
     list.split(',').map(count).try_fold(0, |sum: usize, count| sum.checked_add(count?))
 }
 
-/// Returns the dtype of the measured products: bf16 if `precision` is bf16 and the processor has instructions for
-/// it, else f32.
+/// Returns the dtype of measured products: bf16 if it is `precision` and the processor supports it, else f32.
 pub(super) fn peak_dtype(precision: Precision) -> FloatDType {
     match precision {
         Precision::Bf16 if ops::bf16_instructions().is_some() => FloatDType::BF16,

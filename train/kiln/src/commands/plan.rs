@@ -92,8 +92,7 @@ impl PlanArgs {
         config.device.backend = if on_gpu { Backend::Auto } else { Backend::Cpu };
         let ranks = config.train.ranks;
         let changed = share_batch(&mut config);
-        // The plan covers all strategies, so the configuration must not be checked against the settings for one of
-        // them.
+        // The plan covers all strategies, so the settings for one of them are not checked.
         let mut checked = config.clone();
         (checked.shard.strategy, checked.shard.shard_size) = Default::default();
         if checked.data.path.as_os_str().is_empty() {

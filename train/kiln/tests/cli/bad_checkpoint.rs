@@ -135,8 +135,7 @@ fn a_loss_that_is_no_number_stops_the_run() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// Checkpoints hold the work of a run: a search reports even unreadable ones, and no new run starts in their
-/// folder.
+/// Checkpoints hold the work of a run: a search reports even unreadable ones, and no new run starts in their folder.
 #[test]
 fn checkpoints_that_cannot_be_read_are_none_the_less_there() {
     let mut messages = Messages::default();

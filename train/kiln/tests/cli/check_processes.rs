@@ -1,5 +1,4 @@
-//! `kiln check` on ranks that are processes: what all ranks must have in common, and what keeps ranks from
-//! connecting.
+//! `kiln check` on ranks that are processes: what all ranks must have in common, and what keeps ranks from connecting.
 
 use std::net::TcpListener;
 use std::path::Path;

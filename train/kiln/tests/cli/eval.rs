@@ -371,8 +371,7 @@ fn evaluations_that_cannot_be_are_refused() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// A path in a configuration is relative to the folder where the run was started, but an evaluation may start
-/// elsewhere.
+/// A path in a configuration is relative to where the run was started; an evaluation may start elsewhere.
 #[test]
 fn the_data_of_a_run_are_found_from_elsewhere() {
     let mut messages = Messages::default();

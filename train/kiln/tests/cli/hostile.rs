@@ -137,8 +137,7 @@ fn what_is_no_file_is_not_waited_for() {
     assert_eq!(ends(&workspace, &["inspect", "run"]).code, Some(0));
 }
 
-/// Import and export copy the files that come with a model, so they must check that the files are inside its
-/// folder.
+/// Import and export copy the files that come with a model, so they must check that the files are inside its folder.
 #[test]
 fn import_and_export_follow_no_link_out_of_a_folder() {
     let workspace = trained();

@@ -263,8 +263,7 @@ fn parts_are_parts_of_the_whole() {
     }
 }
 
-/// `config.json` declares head and embedding tied, but the file contains both: they are tied only if they are
-/// equal.
+/// `config.json` declares head and embedding tied, but the file contains both: they are tied only if they are equal.
 #[test]
 fn a_tied_model_keeps_a_head_that_differs() {
     let workspace = Workspace::new();

@@ -120,8 +120,7 @@ fn weights_may_be_missing_if_they_are_named() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 
-/// `--allow-missing` is only about missing weights: with these keys, existing weights would compute something
-/// else.
+/// `--allow-missing` is only about missing weights: with these keys, existing weights would compute something else.
 #[test]
 fn missing_names_excuse_no_other_model() {
     let workspace = trained();

@@ -180,8 +180,7 @@ fn the_first_mend_works() {
     let (full, grad_op, none) =
         (strategy("'FULL_SHARD'"), strategy("'SHARD_GRAD_OP'"), strategy("'NO_SHARD'"));
     let batch = |micro, global| [("train.micro_batch", micro), ("train.global_batch", global)];
-    // Each case has a different largest part: activations, weights and state, or gradients of earlier
-    // micro-batches.
+    // Each case has a different largest part: activations, weights and state, or gradients of earlier micro-batches.
     for (changes, batch) in [
         (&[full][..], batch("16", "32")),
         (&[full], batch("8", "32")),
@@ -219,8 +218,7 @@ fn the_first_mend_works() {
     }
 }
 
-/// A refusal predicts the right size for each fix, even if the micro-batch is not set and depends on the sequence
-/// length.
+/// A refusal predicts the right size for each fix, even if the sequence length determines the micro-batch.
 #[test]
 fn mends_come_to_what_they_say() {
     let workspace = Workspace::new();

@@ -1,6 +1,5 @@
-//! Your own program, `train/kiln/examples/own_trainer.rs`: a training loop on the stock trainer. Where the loop
-//! does the same as the stock loop, it leaves the same files; and the values of `[experiment]` stay with the
-//! checkpoint.
+//! Your own program, `train/kiln/examples/own_trainer.rs`: a training loop on the stock trainer. Where the loop does
+//! the same as the stock loop, it leaves the same files; and the values of `[experiment]` stay with the checkpoint.
 
 use kiln::run::{RunOptions, Trainer, train_with};
 use kiln_shard::StateKind;

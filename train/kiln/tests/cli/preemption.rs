@@ -13,8 +13,7 @@ use crate::support::{Workspace, assert_same_curve, names, signal};
 
 const PREEMPTED: Option<i32> = Some(75);
 
-/// Returns a workspace for ten steps, on two ranks or four, with every setting that depends on a position in the
-/// run.
+/// Returns a workspace for ten steps, on two ranks or four, with every setting that depends on a position in the run.
 fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
     let common =

@@ -28,8 +28,7 @@ enum Again {
 }
 
 /// The share of a GPU's bandwidth that a kernel reaches if it only reads and writes. NVIDIA's
-/// `p2pBandwidthLatencyTest` reports 2575 GB/s of 3352 for copies within an H100
-/// (github.com/NVIDIA/nccl/issues/1264).
+/// `p2pBandwidthLatencyTest` reports 2575 GB/s of 3352 for copies within an H100 (github.com/NVIDIA/nccl/issues/1264).
 const STREAMED: f64 = 0.77;
 
 /// The shape of a model: width, heads, key heads, blocks, width of the feed-forward layer (SwiGLU),

@@ -9,8 +9,7 @@ use serde_json::Value as Json;
 
 use crate::support::{SEQ_LEN, TRAIN_TOKENS, Workspace, assert_same_curve, names, tokens};
 
-/// Twenty steps with every setting that depends on a position in the run: schedule, shuffling, dropout,
-/// micro-batches.
+/// Twenty steps with every setting that depends on a position in the run: schedule, shuffling, dropout, micro-batches.
 const LONG: [(&str, &str); 8] = [
     ("train.steps", "20"),
     ("train.seed", "7"),
@@ -246,8 +245,7 @@ fn fewer_steps_than_have_been_done_change_nothing() {
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt2", "fsdp_cpt3", "latest"]);
 }
 
-/// A start resolves the values that depend on the device, and a resume reports values that it resolves
-/// differently.
+/// A start resolves the values that depend on the device, and a resume reports values that it resolves differently.
 #[test]
 fn what_the_device_settles_is_written_down() {
     let workspace = Workspace::new();

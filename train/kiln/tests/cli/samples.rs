@@ -26,8 +26,7 @@ const ON_THE_WAY: [&str; 10] = [
     "eval.every=3",
 ];
 
-/// Returns a workspace for six steps, with every setting that depends on a position in the run, and with a file of
-/// answers.
+/// Returns a workspace for six steps, with every setting that depends on a position, and a file of answers.
 fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
     let common = [

@@ -95,8 +95,7 @@ fn what_a_program_lacks_is_said_once() {
     }
     assert!(warned[0].contains("call kiln::process::start first in main"), "{ended:?}");
 
-    // The program sets up everything that a call can; only the allocator is missing, which is a warning like
-    // others.
+    // The program sets up everything that a call can; only the allocator is missing, which is a warning like others.
     workspace.remove("run");
     let ended = start(&workspace, "started", &[]);
     assert!(ended.stdout.contains("4 steps"), "{ended:?}");

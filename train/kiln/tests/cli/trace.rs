@@ -216,8 +216,7 @@ fn gathers_and_reductions_overlap_with_compute() {
         let beside = launches(step, &compute, next.called, next.joined);
         assert!(beside > 0, "nothing is computed while {next:?} is under way");
         // The next gather is called, and may begin, before any computation uses the current one; in backward, even
-        // before the rank waits for the current one. At the turning point, the backward of the head calls the next
-        // gather.
+        // before the wait for the current one. At the turning point, the backward of the head calls the next gather.
         let before = launches(step, &compute, this.joined, next.ready);
         assert!(before == 0 || index == 3, "{before} kernels before {next:?}, {beside} beside it");
     }

@@ -216,8 +216,7 @@ fn what_holds_all_ranks_goes_before_what_holds_one() {
     prompt.enter("delete 1");
     prompt.enter("delete 2");
     prompt.expect("4: optimizer@3");
-    // The next breakpoint for all ranks is at the end of the block, but the one for rank 1 inside the block comes
-    // first.
+    // The next breakpoint of all ranks is at the end of the block; that of rank 1 is inside the block.
     prompt.enter("c");
     prompt.expect("rank 1 is held at step 3, micro-batch 0, backward: the gradient of layers.1.ffn output");
     prompt.enter("q");

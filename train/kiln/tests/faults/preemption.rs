@@ -114,8 +114,7 @@ fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
 fn a_step_that_may_be_long_is_given_up_and_done_again_to_the_same_bits() {
     config();
     let run = Run::new();
-    // Each life: the step in whose first micro-batch a rank is asked to stop, the rank, and the last step that was
-    // completed.
+    // Of each life: the step in whose first micro-batch a rank is asked to stop, the rank, the steps done.
     for (life, (asked, rank, done)) in [(1, 1, 0), (4, 0, 4), (5, 1, 4)].into_iter().enumerate() {
         let fault = asked_in(&run, ["TERM", "USR1"][life % 2], asked, rank);
         let resume: &[&str] = if life > 0 { &["--resume", "latest"] } else { &[] };

@@ -53,8 +53,7 @@ fn a_step_in_the_middle_is_taken_again_to_the_same_bits() {
         assert!(ended.stdout.contains(": bit for bit equal"), "{ended:?}");
         assert_eq!(hashes(&again), hashes(&run.out()));
 
-        // No earlier checkpoint exists, so the replay starts from the beginning; and it has another number of
-        // ranks.
+        // No earlier checkpoint exists, so the replay starts from the beginning; and it has another number of ranks.
         let ended = replay(&run, &["--step", "3"]);
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert!(ended.stdout.contains("from the start"), "{ended:?}");

@@ -6,8 +6,7 @@ use std::net::TcpListener;
 
 use crate::support::{Run, config, undisturbed};
 
-/// A restarted job that does not find its run folder must not start from scratch, as if there had never been a
-/// run.
+/// A restarted job that does not find its run folder must not start from scratch, as if there had never been a run.
 #[test]
 fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
     config();

@@ -46,8 +46,7 @@ fn where_logs_go() {
     assert!(ended.stderr.contains("choose another folder with --log-dir"), "{ended:?}");
 }
 
-/// A rank may write faster than its pipe accepts, and until its last moment. The rank's log still contains
-/// everything.
+/// A rank may write faster than its pipe accepts, and until its last moment. The rank's log still contains everything.
 #[test]
 fn nothing_is_lost() {
     let job = Job::new("seq 1 200000; seq 1 200000 >&2");

@@ -157,8 +157,7 @@ fn every_damage_to_a_full_checkpoint_is_noticed() {
     every_damage_is_noticed(Format::Full);
 }
 
-/// A weight and a moment have the same shape, and so have the parts of two ranks, so their files could be
-/// confused.
+/// A weight and a moment have the same shape, and so have the parts of two ranks, so their files could be confused.
 #[test]
 fn files_of_equal_length_cannot_stand_in_for_each_other() {
     let folder = tempfile::tempdir().expect("a temporary folder");

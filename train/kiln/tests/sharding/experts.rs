@@ -127,8 +127,7 @@ fn loads(run: &Run, trace: &Trace) -> Vec<f64> {
     biases.flat_map(|(_, gradient)| gradient.iter().map(load)).collect()
 }
 
-/// However a step is split, each choice of an expert counts once, and biases move by the rate towards the mean
-/// load.
+/// However a step is split, each choice of an expert counts once, and biases move by the rate towards the mean load.
 #[test]
 fn the_load_is_that_of_the_whole_step() {
     let rate = 0.01;

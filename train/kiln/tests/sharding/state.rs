@@ -156,8 +156,7 @@ fn values_are_replaced_beside_a_snapshot() {
     });
 }
 
-/// A norm that every rank computes from its own shards equals the norm of the whole parameter, under every
-/// strategy.
+/// A norm that every rank computes from its own shards equals the norm of the whole parameter, under every strategy.
 #[test]
 fn sums_over_shards_count_every_element_once() {
     let mut norms = Vec::new();

@@ -174,8 +174,7 @@ fn sample(
     let sent_bytes = recorder.bytes_sent() / steps as u64;
     let count = |operation, phase| recorder.count(operation, Some(phase)) / steps as u64;
     let gathers = count(Operation::AllGather, Phase::Forward) + count(Operation::AllGather, Phase::Backward);
-    // Under NO_SHARD, all-reduces alone reduce; under the hybrids, each follows a reduce-scatter of the same
-    // module.
+    // Under NO_SHARD, all-reduces alone reduce; under the hybrids, each follows a reduce-scatter of the same module.
     let reductions =
         count(Operation::ReduceScatter, Phase::Backward).max(count(Operation::AllReduce, Phase::Backward));
     let tokens = (steps * config.train.global_batch * config.data.seq_len) as f64;

@@ -36,8 +36,7 @@ struct Measured {
     bytes_per_s: f64,
 }
 
-/// Returns the pair of neighbours that includes `rank` in round `turn`; in a round, every rank is in at most one
-/// pair.
+/// Returns the pair of neighbours that includes `rank` in round `turn`; in a round, every rank is in at most one pair.
 fn pair_of(rank: usize, ranks: usize, turn: usize) -> Option<[usize; 2]> {
     let pairs = if ranks == 2 { 1 } else { ranks };
     let turn_of = |pair: usize| if pair + 1 == ranks && ranks % 2 == 1 { 2 } else { pair % 2 };

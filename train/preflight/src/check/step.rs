@@ -1,5 +1,4 @@
-//! The stages `step` and `save`: take a reduced step of the model, save a checkpoint of the result, and load the
-//! checkpoint.
+//! The stages `step` and `save`: take a reduced step of the model, and save and load a checkpoint of it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -30,8 +30,7 @@ use kiln_train::launch::{LaunchArgsError, LaunchError};
 use kiln_train::logged::MetricError;
 use kiln_train::run::FolderError;
 
-/// A class of failures, with a page in `docs/errors.md`: the section with the variant's name in lower case, with
-/// hyphens.
+/// A class of failures. Its page is the section of `docs/errors.md` with this name in lower case and hyphens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Page {
     Configuration,
