@@ -140,7 +140,7 @@ const TOO_LARGE: &str = "the number is too large: whole numbers go from -9223372
 /// Minimum similarity of two names, from 0 to 1, for one to be a typo of the other.
 const ALIKE: f64 = 0.7;
 
-/// Suggests the intended name if the parser's `message` is about an unknown name, and quotes the known ones.
+/// If the parser's `message` is about an unknown name, suggests which of the names that it quotes was meant.
 fn did_you_mean(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let unknown = quoted.next().filter(|_| message.starts_with("unknown "));

@@ -134,7 +134,7 @@ pub(crate) struct LrSchedule {
 }
 
 impl OptimGroup {
-    /// Returns the schedule of a group that sets any of its keys; `of_rest`, that of `[optim]`, has the other keys.
+    /// Returns the group's own schedule, if it sets a key of one; `of_rest`, of `[optim]`, supplies the other keys.
     pub(crate) fn lr_schedule(&self, of_rest: LrSchedule) -> Option<LrSchedule> {
         let OptimGroup { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
         let is_own =

@@ -349,7 +349,7 @@ impl Groups {
         }
     }
 
-    /// Adds the gradients of one use of a module to its flat buffers. This use reads the weights no more.
+    /// Adds the gradients of one use of a module to its flat buffers. The use no longer needs the weights.
     pub(super) fn accumulate(&mut self, module: usize) {
         for at in self.modules[module].clone() {
             self.reshard_after_use(at);
@@ -488,7 +488,7 @@ impl Groups {
         }
     }
 
-    /// Returns `earlier`, the sum of earlier micro-batches, after the time to add `elements` to it.
+    /// Adds `elements` elements to `earlier`, the sum of earlier micro-batches, and returns the sum.
     fn added(&mut self, earlier: Held, elements: u64) -> Held {
         self.clock.compute(0.0, elements.saturating_mul(3 * F32) as f64);
         earlier
