@@ -134,7 +134,7 @@ pub(crate) struct LrSchedule {
 }
 
 impl OptimGroup {
-    /// Returns the group's own schedule, if it sets a key of one; `of_rest`, of `[optim]`, supplies the other keys.
+    /// Returns the group's own schedule, if the group sets any of its keys. `of_rest` is the schedule of `[optim]`.
     pub(crate) fn lr_schedule(&self, of_rest: LrSchedule) -> Option<LrSchedule> {
         let OptimGroup { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
         let is_own =

@@ -151,7 +151,7 @@ impl Layer for FeedForward {
     }
 }
 
-/// The cross-entropy of each token.
+/// Returns the cross-entropy of each token.
 fn loss(_: LossInit) -> Result<TokenLoss, ConfigError> {
     Ok(TokenLoss::new(|logits: Tensor<2>, targets| {
         let [tokens, _] = logits.dims();

@@ -32,7 +32,7 @@ impl Ended {
 }
 
 impl Folder {
-    /// A folder with a run `threads-<ranks>` for each number of ranks, which are threads.
+    /// Returns a folder with a run `threads-<ranks>` for each number of ranks, which are threads.
     fn with_threads(ranks: &[usize]) -> Folder {
         let folder = Folder(tempfile::tempdir().expect("a temporary folder"));
         for ranks in ranks {
@@ -79,7 +79,7 @@ impl Folder {
         Ended::of(&mut mpirun)
     }
 
-    /// Step and loss of every line, as printed.
+    /// Returns the step and loss of every line, as printed.
     fn losses(&self, out: &str) -> Vec<(u64, String)> {
         let text = fs::read_to_string(self.path(out).join("metrics.jsonl")).expect("metrics");
         let line = |line: &str| {

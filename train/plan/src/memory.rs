@@ -226,8 +226,8 @@ impl<'a> Pass<'a> {
         (seconds, waited, calls.len())
     }
 
-    /// Calls `run`, and advances the clock by `flops` of computation and by reading and writing the memory that
-    /// `run` allocates.
+    /// Calls `run`, and advances the clock by `flops` of computation and by reading and writing the memory
+    /// that `run` allocates.
     fn compute<T>(&self, flops: f64, run: impl FnOnce() -> T) -> T {
         let before = self.ledger.allocated();
         let result = run();

@@ -121,7 +121,7 @@ fn strategies_are_compared_on_processes_as_well() {
     assert!(alone.stderr.contains("--ranks N for threads"), "{alone:?}");
 }
 
-/// The entries of a file of links, by collective.
+/// Returns the entries of a file of links, by collective.
 fn links(workspace: &Workspace, file: &str) -> Vec<(String, u64, u64, String)> {
     let json = workspace.json(file);
     assert_eq!(json["version"], 1);

@@ -21,7 +21,7 @@ fn variable(name: &str) -> PathBuf {
     value.unwrap_or_else(|| panic!("{name} is not set: benches/kernels.sh runs this")).into()
 }
 
-/// The kernels launched so far, in order.
+/// Returns the kernels launched so far, in order.
 fn launched() -> Vec<String> {
     let text = fs::read_to_string(variable("FAKE_CUDA_TRACE")).unwrap_or_default();
     let launches = text.lines().filter(|line| line.starts_with("launch "));
@@ -54,7 +54,7 @@ fn operations_of_burn() {
     assert!(files() - before.1 >= 4, "{} modules", files());
 }
 
-/// A decoder with every optional part of a layer.
+/// Returns a decoder with every optional part of a layer.
 fn model(head_dim: usize) -> ModelConfig {
     ModelConfig {
         vocab_size: 96,
@@ -72,7 +72,7 @@ fn model(head_dim: usize) -> ModelConfig {
     }
 }
 
-/// A decoder with experts that are balanced by biases, which have their own update rule.
+/// Returns a decoder with experts that are balanced by biases, which have their own update rule.
 fn experts() -> ModelConfig {
     ModelConfig {
         feed_forward: MOE.to_owned(),

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use crate::check::assert_found;
 use crate::support::{Ended, Workspace};
 
-/// A port on which no one listens.
+/// Returns a port on which no one listens.
 fn free_port() -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("an address").port().to_string()

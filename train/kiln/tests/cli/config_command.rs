@@ -10,7 +10,7 @@ fn repository(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)
 }
 
-/// The output of the command for `arguments`.
+/// Returns the output of the command for `arguments`.
 fn shown(arguments: &[&str]) -> String {
     let ended = Workspace::new().kiln(&[&["config"][..], arguments].concat());
     assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");

@@ -14,7 +14,7 @@ use crate::support::Workspace;
 /// Bytes of a token file that share a checksum.
 const BLOCK: u64 = 1 << 16;
 
-/// A workspace with `own/`, prepared from `lines` lines of text.
+/// Returns a workspace with `own/`, prepared from `lines` lines of text.
 fn prepared(lines: usize) -> Workspace {
     let workspace = Workspace::new();
     let text: String = (0..lines).map(|line| format!("line {line} of a long document\n")).collect();

@@ -47,7 +47,7 @@ fn kiln(workspace: &Workspace, variables: &[(&str, &str)], arguments: &[&str]) -
     ended
 }
 
-/// A workspace whose run requests a GPU.
+/// Returns a workspace whose run requests a GPU.
 fn on_cuda() -> Workspace {
     let workspace = Workspace::new();
     workspace.replace("run.toml", "backend = \"cpu\"\nthreads = 1\n", "backend = \"cuda\"\n");
@@ -66,7 +66,7 @@ const RANK: [(&str, &str); 6] = [
 
 const TRAIN: &[&str] = &["train", "run.toml", "--out", "run"];
 
-/// The doctor's lines about GPUs.
+/// Returns the doctor's lines about GPUs.
 fn gpus(ended: &Ended) -> Vec<&str> {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
     let lines = ended.stdout.lines().skip_while(|line| !line.contains("  GPUs "));
@@ -207,7 +207,7 @@ mod with_stand_ins {
         assert!(status.expect("a C compiler").success(), "{name}");
     }
 
-    /// The source files of a stand-in library.
+    /// Returns the source files of a stand-in library.
     fn sources(files: &[&str]) -> Vec<PathBuf> {
         ["trace.c"].iter().chain(files).map(|file| Path::new(SOURCES).join(file)).collect()
     }

@@ -9,7 +9,7 @@ fn drill(workspace: &Workspace, fault: &str) -> Ended {
     workspace.kiln(&[&["train", "run.toml", "--out", "run", "--fault", fault], &timeout[..]].concat())
 }
 
-/// The output of `inspect flight` without times and process ids.
+/// Returns the output of `inspect flight` without times and process ids.
 fn inspect(workspace: &Workspace, folder: &str) -> String {
     let text = workspace.succeed(&["inspect", "flight", folder]);
     let mut before = "";

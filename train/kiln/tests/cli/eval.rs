@@ -12,14 +12,14 @@ fn trained() -> Workspace {
     workspace
 }
 
-/// The output lines of `kiln eval --json`.
+/// Returns the output lines of `kiln eval --json`.
 fn lines(workspace: &Workspace, options: &[&str]) -> Vec<Json> {
     let arguments = [&["eval", "--checkpoint", "run", "--json"], options].concat();
     let said = workspace.succeed(&arguments);
     said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
-/// The only output line of `kiln eval --json`.
+/// Returns the only output line of `kiln eval --json`.
 fn line(workspace: &Workspace, options: &[&str]) -> Json {
     let mut lines = lines(workspace, options);
     assert_eq!(lines.len(), 1, "{options:?}: {lines:?}");
@@ -34,12 +34,12 @@ fn assert_close(what: &str, a: f64, b: f64, tolerance: f64) {
     assert!((a - b).abs() <= tolerance * b.abs(), "{what}: {a} and {b}");
 }
 
-/// Token ids of a text.
+/// Returns the token ids of a text.
 fn ids(text: &str) -> Vec<u32> {
     tokenizer().encode(text).expect("ids")
 }
 
-/// Shape and values of an f32 `.npy` file in C order, following NumPy's description of the format.
+/// Returns the shape and values of an f32 `.npy` file in C order, following NumPy's description of the format.
 fn read_npy(bytes: &[u8]) -> (Vec<usize>, Vec<f32>) {
     assert_eq!(bytes[..8], *b"\x93NUMPY\x01\x00");
     let start = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
@@ -54,7 +54,7 @@ fn read_npy(bytes: &[u8]) -> (Vec<usize>, Vec<f32>) {
     (shape, values.iter().map(|value| f32::from_le_bytes(*value)).collect())
 }
 
-/// The logits that `kiln eval` writes for `tokens`, one row per token.
+/// Returns the logits that `kiln eval` writes for `tokens`, one row per token.
 fn logits(workspace: &Workspace, tokens: &[u32], options: &[&str]) -> Vec<Vec<f32>> {
     let list: Vec<_> = tokens.iter().map(u32::to_string).collect();
     let list = list.join(",");

@@ -6,12 +6,12 @@ use crate::support::{Workspace, assert_same_curve};
 
 const EXPERTS: &str = "{ experts = 4, experts_per_token = 2, expert_d_ff = 12, router_aux_loss_coef = 0.01 }";
 
-/// A workspace whose `moe.toml` trains a model with experts like those of Qwen3-MoE for eight steps.
+/// Returns a workspace whose `moe.toml` trains a model with experts like those of Qwen3-MoE for eight steps.
 fn workspace() -> Workspace {
     with(EXPERTS)
 }
 
-/// The same workspace, but biases balance the experts, and move fast enough to have an effect.
+/// Returns the same workspace, but biases balance the experts, and move fast enough to have an effect.
 fn with_biases() -> Workspace {
     with(&format!("{}, expert_bias = true }}", EXPERTS.trim_end_matches(" }")))
 }

@@ -87,7 +87,7 @@ fn train(workspace: &Workspace, out: &str, changes: &[(&str, &str)], resume: Opt
     kiln::run::train(config, &options).unwrap_or_else(|error| panic!("{out}: {error}"))
 }
 
-/// All tensors of one kind of file of a checkpoint, as names, shapes and values.
+/// Returns all tensors of one kind of file of a checkpoint, as names, shapes and values.
 fn tensors(folder: &Path, kind: &str) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let mut all = Vec::new();
     for name in crate::support::names(folder) {

@@ -41,7 +41,7 @@ fn change(workspace: &Workspace, file: &str, changes: &Json) {
     workspace.write(file, json.to_string());
 }
 
-/// The continuation of the prompt `ab` by a model.
+/// Returns the continuation of the prompt `ab` by a model.
 fn text(workspace: &Workspace, from: &str) -> String {
     let generate = ["generate", "--checkpoint", from, "--prompt", "ab", "--max-tokens", "6"];
     let text = workspace.succeed(&[&generate[..], &["--temperature", "0"]].concat());

@@ -10,7 +10,7 @@ use kiln_model::{Key, Layers, ModelConfig};
 
 use crate::support::{VOCAB, Workspace, tokenizer};
 
-/// A model that has learned that the first letters of the alphabet follow each other. There are seven, so
+/// Returns a model that has learned that the first letters of the alphabet follow each other. There are seven, so
 /// samples of eight tokens start with each of them.
 fn trained() -> Workspace {
     let workspace = Workspace::new();
@@ -195,12 +195,12 @@ fn truncation_narrows_the_choice() {
     assert_eq!(hot(&["--top-k", "257"]), hot(&[]));
 }
 
-/// An untrained model, with weights large enough for clear preferences.
+/// Returns an untrained model, with weights large enough for clear preferences.
 fn opinionated() -> Decoder {
     in_window(None, None)
 }
 
-/// The same model with windows according to `pattern`.
+/// Returns the same model with windows according to `pattern`.
 fn in_window(window: Option<usize>, pattern: Option<&str>) -> Decoder {
     let config = ModelConfig {
         window,
@@ -243,7 +243,7 @@ fn continued_by(
     (text.ids().to_vec(), passes.get())
 }
 
-/// The likeliest token after `window`, from a pass over the whole window.
+/// Returns the likeliest token after `window`, from a pass over the whole window.
 fn likeliest(model: &Decoder, window: &[u32]) -> u32 {
     let ids: Vec<i32> = window.iter().map(|id| i32::try_from(*id).expect("a small id")).collect();
     let tokens = Tensor::from_data(TensorData::new(ids, [1, window.len()]), &Device::flex());

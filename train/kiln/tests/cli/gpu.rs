@@ -13,7 +13,7 @@ const TOLERANCE: f64 = 1e-4;
 const CPU: &str = "device.backend=cpu";
 const WGPU: &str = "device.backend=wgpu";
 
-/// The GPU's backend, and its name in the output of a run.
+/// Returns the GPU's backend, and its name in the output of a run.
 fn backend() -> (&'static str, &'static str) {
     match std::env::var("KILN_TEST_DEVICE").as_deref() {
         Err(_) | Ok("wgpu") => ("wgpu", "device: the adapter that wgpu finds"),
@@ -22,7 +22,7 @@ fn backend() -> (&'static str, &'static str) {
     }
 }
 
-/// The setting that makes a run compute on the GPU.
+/// Returns the setting that makes a run compute on the GPU.
 pub fn gpu() -> &'static str {
     if backend().0 == "cuda" { "device.backend=cuda" } else { WGPU }
 }
@@ -34,7 +34,7 @@ const HYBRID: &[(&str, &str)] = &[
     ("train.micro_batch", "1"),
 ];
 
-/// A workspace for either device, with some values changed.
+/// Returns a workspace for either device, with some values changed.
 pub fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
     // The default may differ on a GPU.
@@ -208,7 +208,7 @@ fn on(workspace: &Workspace, device: &str, arguments: &[&str]) -> String {
 const TRAINED: &[(&str, &str)] =
     &[("model.head_dim", "8"), ("train.steps", "40"), ("optim.lr", "3e-2"), ("precision.compute", "'f32'")];
 
-/// A model that has learned that the first letters of the alphabet follow each other.
+/// Returns a model that has learned that the first letters of the alphabet follow each other.
 fn trained() -> Workspace {
     let workspace = Workspace::new();
     let ids = crate::support::tokenizer().encode(&"abcdefg".repeat(250)).expect("ids");

@@ -76,7 +76,7 @@ fixtures! {
     qwen3_moe_mixed,
 }
 
-/// The folder of a fixture.
+/// Returns the folder of a fixture.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hugging_face").join(name)
 }
@@ -88,7 +88,7 @@ pub fn copy_fixture(workspace: &Workspace, name: &str, to: &str) {
     }
 }
 
-/// Logits of `tokens` on each of `ranks` ranks that share the weights of the model in `folder`.
+/// Returns the logits of `tokens` on each of `ranks` ranks that share the weights of the model in `folder`.
 fn logits(folder: &Path, tokens: &[i32], ranks: usize) -> Vec<Vec<f32>> {
     let source = ModelSource::open(folder).unwrap();
     run_ranks(ranks, 1, |world| {
@@ -172,7 +172,7 @@ fn check_there_and_back(name: &str) {
     }
 }
 
-/// All tensors in the files of a folder.
+/// Returns all tensors in the files of a folder.
 pub fn tensors(folder: &Path) -> Tensors {
     let mut tensors = Tensors::new();
     for file in names(folder).iter().filter(|file| file.ends_with(".safetensors")) {

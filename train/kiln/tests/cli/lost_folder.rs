@@ -33,7 +33,7 @@ fn assert_lost(ended: &Ended) {
     assert!(ended.stderr.contains(LOST), "{ended:?}");
 }
 
-/// All files in `out` and their contents.
+/// Returns all files in `out` and their contents.
 fn files_in(workspace: &Workspace, out: &str) -> Vec<(PathBuf, Option<Vec<u8>>)> {
     let out = workspace.path(out);
     workspace.tree().into_iter().filter(|(path, _)| path.starts_with(&out)).collect()

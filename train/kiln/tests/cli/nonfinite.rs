@@ -14,7 +14,7 @@ const SKIP: [(&str, &str); 4] = [
     ("model.dropout", "0.1"),
 ];
 
-/// All weights and moments of a checkpoint, by file.
+/// Returns all weights and moments of a checkpoint, by file.
 fn tensors(workspace: &Workspace, out: &str, step: u64) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(out).join(format!("checkpoints/fsdp_cpt{step}"));
     names(&workspace.path(&folder))

@@ -236,7 +236,7 @@ fn groups_have_schedules_of_their_own() {
     }
 }
 
-/// The bytes of all weights of a checkpoint, by name.
+/// Returns the bytes of all weights of a checkpoint, by name.
 fn weights(workspace: &Workspace, checkpoint: &str) -> BTreeMap<String, Vec<u8>> {
     let folder = workspace.path(checkpoint);
     let files = crate::support::names(&folder).into_iter();

@@ -82,7 +82,7 @@ fn accumulating(workspace: &Workspace) {
     workspace.config("run.toml", &[&model[..], &batch, &accumulate].concat());
 }
 
-/// The row for `FULL_SHARD` without recomputation with this micro-batch.
+/// Returns the row for `FULL_SHARD` without recomputation with this micro-batch.
 fn full_shard(plan: &Value, micro_batch: u64) -> Option<&Value> {
     rows(plan).iter().find(|row| {
         row["strategy"] == "FULL_SHARD" && row["recompute"] == "none" && row["micro_batch"] == micro_batch

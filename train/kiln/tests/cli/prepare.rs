@@ -24,7 +24,7 @@ const FILES: [&str; 8] = [
     "val.crc",
 ];
 
-/// Two documents, long enough to be split.
+/// Returns two documents, long enough to be split.
 fn documents() -> [String; 2] {
     let document = |name: &str| -> String {
         (0..400).map(|line| format!("{name} line {line} of the {name} document\n")).collect()
@@ -226,7 +226,7 @@ fn concurrent_starts_share_prepared_data() {
     assert_eq!(names(&workspace.path("own")), FILES);
 }
 
-/// A workspace whose data was prepared from `texts` by its first run.
+/// Returns a workspace whose data was prepared from `texts` by its first run.
 fn prepared_by_a_run() -> Workspace {
     let workspace = with_texts();
     workspace.config(

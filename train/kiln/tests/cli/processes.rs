@@ -36,7 +36,7 @@ fn place(rank: usize, world_size: usize) -> RankEnv {
     }
 }
 
-/// A configuration that works from any directory.
+/// Returns a configuration that works from any directory.
 fn config(workspace: &Workspace, changes: &[(&str, &str)]) -> Config {
     let data = format!("'{}'", workspace.path("data").display());
     workspace.config("run.toml", &[&[("data.path", data.as_str())], changes].concat())

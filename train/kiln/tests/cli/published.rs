@@ -307,7 +307,7 @@ fn row(workspace: &Workspace, run: &Run, recompute: &str) -> Value {
     rows.iter().find(is).unwrap_or_else(|| panic!("no {strategy}: {plan}")).clone()
 }
 
-/// The predicted tokens per second and GPU.
+/// Returns the predicted tokens per second and GPU.
 fn planned(workspace: &Workspace, run: &Run) -> f64 {
     let seconds = |recompute: &str| row(workspace, run, recompute)["step_s"].as_f64().expect("seconds");
     let seconds = match run.again {

@@ -12,7 +12,7 @@ fn names(workspace: &Workspace, folder: &str) -> Vec<String> {
     names
 }
 
-/// The data embedded in the page of a report.
+/// Returns the data embedded in the page of a report.
 fn data(workspace: &Workspace, folder: &str) -> Value {
     let page = workspace.text(format!("{folder}/report.html"));
     let (_, rest) = page.split_once("<script type=\"application/json\" id=\"report\">").expect("data");

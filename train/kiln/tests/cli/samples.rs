@@ -59,7 +59,7 @@ fn samples(workspace: &Workspace, out: &str) -> Vec<(u64, String, String)> {
         .collect()
 }
 
-/// Step and kind of every event.
+/// Returns the step and kind of every event.
 fn events(workspace: &Workspace, out: &str) -> Vec<(u64, String)> {
     let events = lines(workspace, &format!("{out}/events.jsonl"));
     assert!(events.is_sorted_by_key(|event| event["time"].as_f64().expect("a time")));
@@ -67,13 +67,13 @@ fn events(workspace: &Workspace, out: &str) -> Vec<(u64, String)> {
     events.iter().map(|event| (event["step"].as_u64().expect("a step"), kind(event))).collect()
 }
 
-/// The text of the last event.
+/// Returns the text of the last event.
 fn last_event(workspace: &Workspace, out: &str) -> String {
     let events = lines(workspace, &format!("{out}/events.jsonl"));
     events.last().expect("an event")["text"].as_str().expect("a text").to_owned()
 }
 
-/// Weights and moments of the last checkpoint, by file.
+/// Returns the weights and moments of the last checkpoint, by file.
 fn tensors(workspace: &Workspace, out: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(out).join("checkpoints/fsdp_cpt6");
     let all = names(&workspace.path(&folder)).into_iter().filter(|name| name.ends_with(".safetensors"));
@@ -82,7 +82,7 @@ fn tensors(workspace: &Workspace, out: &str) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Validation losses, with their steps.
+/// Returns the validation losses, with their steps.
 fn validation(workspace: &Workspace, out: &str, key: &str) -> Vec<(u64, f64)> {
     let metrics = workspace.metrics(out);
     let of = |line: &Json| Some((line["step"].as_u64()?, line.get(key)?.as_f64()?));

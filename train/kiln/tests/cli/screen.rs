@@ -9,7 +9,7 @@ use crate::terminal::Terminal;
 /// The characters of a gauge.
 const GAUGE: [char; 2] = ['\u{2588}', '\u{2591}'];
 
-/// The command `kiln` in the folder of `workspace`.
+/// Returns the command `kiln` in the folder of `workspace`.
 fn kiln(workspace: &Workspace, arguments: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.current_dir(workspace.path("")).args(arguments);

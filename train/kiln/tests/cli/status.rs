@@ -42,7 +42,7 @@ impl Drop for Job<'_> {
     }
 }
 
-/// The output of `kiln status --json` for the run in `run`; `None` if there is no run yet.
+/// Returns the output of `kiln status --json` for the run in `run`; `None` if there is no run yet.
 fn status(workspace: &Workspace, more: &[&str]) -> (Option<Json>, Option<i32>) {
     let Ended { code, stdout, .. } = workspace.kiln(&[&["status", "run", "--json"], more].concat());
     (serde_json::from_str(&stdout).ok(), code)

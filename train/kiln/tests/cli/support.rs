@@ -109,7 +109,7 @@ impl Workspace {
         serde_json::from_slice(&self.read(relative)).expect("JSON")
     }
 
-    /// The state of the run at a checkpoint.
+    /// Returns the state of the run at a checkpoint.
     pub fn state(&self, checkpoint: &str) -> Json {
         self.json(format!("{checkpoint}/manifest.json"))["state"].clone()
     }
@@ -172,12 +172,12 @@ impl Workspace {
         self.end(self.command_of(program, arguments).spawn().expect("the program starts"))
     }
 
-    /// A command that starts the binary.
+    /// Returns a command that starts the binary.
     pub fn command(&self, arguments: &[&str]) -> Command {
         self.command_of(Path::new(crate::PROGRAM), arguments)
     }
 
-    /// A command that starts another program.
+    /// Returns a command that starts another program.
     pub fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         signals::with_defaults(&mut command);
@@ -225,7 +225,7 @@ impl Workspace {
         ended.stdout
     }
 
-    /// The lines of `<out>/metrics.jsonl`.
+    /// Returns the lines of `<out>/metrics.jsonl`.
     pub fn metrics(&self, out: &str) -> Vec<Json> {
         let text = self.text(format!("{out}/metrics.jsonl"));
         text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
@@ -248,19 +248,19 @@ impl Workspace {
         self.steps(out).into_iter().map(|(_, loss, _)| loss).collect()
     }
 
-    /// The last validation loss.
+    /// Returns the last validation loss.
     pub fn val_loss(&self, out: &str) -> f64 {
         let metrics = self.metrics(out);
         let mut losses = metrics.iter().filter_map(|line| line.get("val_loss"));
         losses.next_back().and_then(Json::as_f64).expect("a validation loss")
     }
 
-    /// Sorted names of checkpoints and of other entries of their folder.
+    /// Returns the sorted names of checkpoints and of other entries of their folder.
     pub fn checkpoints(&self, out: &str) -> Vec<String> {
         names(&self.path(out).join("checkpoints"))
     }
 
-    /// Every file below the working directory with its content; folders have none.
+    /// Returns every file below the working directory with its content; folders have none.
     pub fn tree(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         let mut tree = BTreeMap::new();
         let mut folders = vec![self.folder.path().to_owned()];
@@ -305,7 +305,7 @@ pub fn signal(child: &Child, signal: Signal) {
     kill_process(id, signal).expect("it is there");
 }
 
-/// Sorted names in a folder.
+/// Returns the sorted names of the entries of a folder.
 pub fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
@@ -327,7 +327,8 @@ pub fn changed(changes: &[(&str, &str)]) -> Table {
     table
 }
 
-/// The path of a program in `train/kiln/examples/`. `cargo test` builds it unless only some targets are selected.
+/// Returns the path of a program in `train/kiln/examples/`. `cargo test` builds it unless only some targets are
+/// selected.
 pub fn example(name: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("the test's own file");
     let path = tests.parent().and_then(|deps| deps.parent()).expect("the folder of the profile");
@@ -336,12 +337,12 @@ pub fn example(name: &str) -> PathBuf {
     path
 }
 
-/// A tokenizer of single bytes.
+/// Returns a tokenizer of single bytes.
 pub fn tokenizer() -> Tokenizer {
     Tokenizer::train(std::iter::empty(), VOCAB).expect("a tokenizer")
 }
 
-/// Token ids of an aperiodic text in which some letters are more likely than others.
+/// Returns the token ids of an aperiodic text in which some letters are more likely than others.
 pub fn tokens(count: usize) -> Vec<u16> {
     let text: String = (0..count as u64)
         .map(|at| char::from(b'a' + (at * at % 7 + at * at * at % 11 + at / 64 % 5) as u8))

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::support::{Ended, Workspace, names, signal};
 
-/// A text that is long enough for two splits.
+/// Returns a text that is long enough for two splits.
 fn text(name: &str) -> String {
     (0..400).map(|line| format!("{name} line {line} of the {name} document\n")).collect()
 }
@@ -21,14 +21,14 @@ fn prepare<'a>(input: &'a str, out: &'a str) -> [&'a str; 8] {
     ["data", "prepare", "--input", input, "--out", out, "--vocab-size", "300"]
 }
 
-/// Standard error of a successful prepare.
+/// Returns the standard error of a successful prepare.
 fn warnings(workspace: &Workspace, input: &str, out: &str) -> String {
     let ended = workspace.kiln(&prepare(input, out));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     ended.stderr
 }
 
-/// Standard output of a successful prepare without its progress, which depends on time.
+/// Returns the standard output of a successful prepare without its progress, which depends on time.
 fn said(workspace: &Workspace, inputs: &[&str], out: &str, vocab_size: &str) -> Vec<String> {
     let options = ["--out", out, "--vocab-size", vocab_size];
     let said = workspace.succeed(&[&["data", "prepare", "--input"], inputs, &options].concat());

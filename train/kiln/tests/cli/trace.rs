@@ -111,7 +111,7 @@ pub(crate) fn run(variables: &[(&str, &str)], more: &[&str]) -> Vec<Call> {
     calls
 }
 
-/// The calls of a run in one process, as under a launcher; shared by all tests.
+/// Returns the calls of a run in one process, as under a launcher; shared by all tests.
 pub(crate) fn run_as_process() -> &'static [Call] {
     static CALLS: OnceLock<Vec<Call>> = OnceLock::new();
     CALLS.get_or_init(|| as_process(&[], |variables| run(variables, ALONE)))
@@ -133,7 +133,7 @@ fn as_process<R>(more: &[(&str, &str)], run: impl FnOnce(&[(&str, &str)]) -> R) 
     run(&[&variables, more].concat())
 }
 
-/// The calls of the third step: from the first call after the last host wait before its first gather, to the
+/// Returns the calls of the third step: from the first call after the last host wait before its first gather, to the
 /// last call of its update.
 pub(crate) fn third_step(calls: &[Call]) -> &[Call] {
     let updates: Vec<_> = (0..calls.len()).filter(|at| calls[*at].updates()).collect();
@@ -146,7 +146,7 @@ pub(crate) fn third_step(calls: &[Call]) -> &[Call] {
     &calls[waited + 1..=last]
 }
 
-/// The collectives of a step in call order, and the compute stream.
+/// Returns the collectives of a step in call order, and the compute stream.
 fn collectives(step: &[Call]) -> (Vec<Collective>, String) {
     let compute = step.last().expect("an update").field("stream").to_owned();
     let is_collective = |call: &Call| call.name.starts_with("nccl_");

@@ -46,7 +46,7 @@ fn report(workspace: &Workspace, more: &[&str]) -> Json {
     serde_json::from_str(&tune(workspace, &[&["--json"], more].concat())).expect("JSON")
 }
 
-/// The settings that distinguish rows.
+/// Returns the settings that distinguish rows.
 fn way(row: &Json) -> (String, String, u64) {
     let text = |key: &str| row[key].as_str().expect("a text").to_owned();
     (text("strategy"), text("recompute"), row["micro_batch"].as_u64().expect("a number"))

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::Workspace;
 
-/// A stand-in for a file on a full disk.
+/// Returns a stand-in for a file on a full disk.
 fn full() -> Stdio {
     OpenOptions::new().write(true).open("/dev/full").expect("/dev/full").into()
 }

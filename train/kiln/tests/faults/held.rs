@@ -29,7 +29,7 @@ impl Prompt {
         Prompt::started(|| kiln(&arguments))
     }
 
-    /// The prompt that `command` opens, after as many attempts as it takes.
+    /// Returns the prompt that `command` opens, after as many attempts as it takes.
     pub fn started(command: impl Fn() -> Command) -> Prompt {
         wait_for("a rank that is held", || {
             let mut command = command();
@@ -51,7 +51,7 @@ impl Prompt {
         writeln!(self.lines, "{line}").expect("it is read");
     }
 
-    /// The next line that contains `text`.
+    /// Returns the next line that contains `text`.
     pub fn expect(&mut self, text: &str) -> String {
         self.said.expect(text)
     }

@@ -10,7 +10,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 
 use crate::support::{Ended, Run, STEPS, config, kiln};
 
-/// A stand-in for a file on a full disk.
+/// Returns a stand-in for a file on a full disk.
 fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").expect("/dev/full")
 }
@@ -19,7 +19,7 @@ fn end(command: &mut Command) -> Ended {
     output_of(command.spawn().expect("kiln starts")).into()
 }
 
-/// A run with a warning, because one of its checkpoints cannot be written.
+/// Returns a run with a warning, because one of its checkpoints cannot be written.
 fn with_a_warning() -> (Run, Vec<String>) {
     config();
     let run = Run::new();

@@ -40,7 +40,7 @@ fn a_job_that_is_asked_to_stop_saves_and_goes_on_to_the_same_bits() {
     }
 }
 
-/// A fault drill in which `rank` is asked to stop at the start of `step`.
+/// Returns a fault drill in which `rank` is asked to stop at the start of `step`.
 fn asked_in(run: &Run, name: &str, step: u64, rank: usize) -> String {
     format!("run={}@data:{step}:{rank}", run.signalling(name))
 }

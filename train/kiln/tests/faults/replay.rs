@@ -29,7 +29,7 @@ fn replay(run: &Run, more: &[&str]) -> Ended {
     run_to_end(&mut kiln([&["replay", &out][..], more].concat())).into()
 }
 
-/// The hashes of step 100 in a folder.
+/// Returns the hashes of step 100 in a folder.
 fn hashes(folder: &std::path::Path) -> String {
     let text = fs::read_to_string(folder.join("hashes.jsonl")).expect("hashes");
     text.lines().find(|line| line.contains("\"step\":100")).expect("the step").to_owned()

@@ -26,7 +26,7 @@ pub fn is_saving(run: &Run) -> bool {
     })
 }
 
-/// The output of `kiln inspect --verify` for a checkpoint or run, every byte of which must be valid.
+/// Returns the output of `kiln inspect --verify` for a checkpoint or run, every byte of which must be valid.
 fn verify(path: &Path) -> String {
     let path = path.display().to_string();
     let ended = Ended::from(run_to_end(&mut kiln(["inspect", "--verify", &path])));
@@ -35,7 +35,7 @@ fn verify(path: &Path) -> String {
     ended.stdout
 }
 
-/// The step of the newest checkpoint; `None` if there is none. Every byte of this checkpoint and all others
+/// Returns the step of the newest checkpoint; `None` if there is none. Every byte of this checkpoint and all others
 /// must be valid.
 pub fn verified(run: &Run) -> Option<u64> {
     let latest = checkpoints(run).join("latest");
@@ -54,7 +54,7 @@ pub fn verified(run: &Run) -> Option<u64> {
     after.split_whitespace().next().and_then(|step| step.parse().ok())
 }
 
-/// A run of two steps with a checkpoint of each, and more steps to come.
+/// Returns a run of two steps with a checkpoint of each, and more steps to come.
 fn two_steps() -> Run {
     config();
     let run = Run::new();

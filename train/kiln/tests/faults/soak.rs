@@ -25,7 +25,7 @@ fn random(counter: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// The process ids of a launcher's living ranks.
+/// Returns the process ids of a launcher's living ranks.
 fn ranks_of(launcher: &Child) -> Vec<u32> {
     let path = format!("/proc/{0}/task/{0}/children", launcher.id());
     let text = fs::read_to_string(path).unwrap_or_default();

@@ -125,12 +125,12 @@ impl Run {
         self.folder().join("run")
     }
 
-    /// The parent folder of the run folder.
+    /// Returns the parent folder of the run folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The arguments `train CONFIG --out …` followed by `more`.
+    /// Returns the arguments `train CONFIG --out …` followed by `more`.
     pub fn train_arguments(&self, more: &[&str]) -> Vec<String> {
         let path = shared().join("tiny.toml");
         let mut arguments = vec!["train".into(), path.display().to_string()];
@@ -146,7 +146,7 @@ impl Run {
         run_to_end(&mut kiln(arguments)).into()
     }
 
-    /// A command that runs ranks as processes.
+    /// Returns a command that runs ranks as processes.
     pub fn launcher(&self, ranks: usize, launch: &[&str], train: &[&str]) -> Command {
         let ranks = ranks.to_string();
         let fixed = ["launch", "--nproc-per-node", &ranks];
@@ -165,7 +165,7 @@ impl Run {
         run_to_end(&mut self.launcher(ranks, launch, train)).into()
     }
 
-    /// The last printed loss of each step.
+    /// Returns the last printed loss of each step.
     pub fn losses(&self) -> BTreeMap<u64, String> {
         let text = fs::read_to_string(self.out().join("metrics.jsonl")).unwrap_or_default();
         let line = |line: &str| {
@@ -202,7 +202,7 @@ impl Run {
         });
     }
 
-    /// The complete output of ranks in one life, by rank.
+    /// Returns the complete output of ranks in one life, by rank.
     pub fn logs(&self, ranks: usize, life: u64) -> Vec<String> {
         let log = |rank: usize| {
             let stream = |name: &str| {
@@ -248,7 +248,7 @@ impl Run {
     }
 }
 
-/// Losses of an undisturbed run whose ranks are processes.
+/// Returns the losses of an undisturbed run whose ranks are processes.
 pub fn undisturbed(ranks: usize) -> BTreeMap<u64, String> {
     static KNOWN: std::sync::Mutex<BTreeMap<usize, BTreeMap<u64, String>>> =
         std::sync::Mutex::new(BTreeMap::new());

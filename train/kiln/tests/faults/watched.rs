@@ -60,7 +60,7 @@ fn request(address: &str, what: &str, headers: &str) -> String {
     answer
 }
 
-/// The weights of the last checkpoint, byte for byte.
+/// Returns the weights of the last checkpoint, byte for byte.
 fn weights(run: &Run) -> Vec<(String, Vec<u8>)> {
     fn files(folder: &Path, into: &mut Vec<(String, Vec<u8>)>) {
         for entry in fs::read_dir(folder).expect("a folder").flatten() {

@@ -8,7 +8,7 @@ fn doctor(variables: &[(&str, &str)], arguments: &[&str]) -> Ended {
     ended(kiln_testkit::run_to_end(&mut job.kiln(&command, variables)))
 }
 
-/// The lines of the table about one subject.
+/// Returns the lines of the table about one subject.
 fn part<'a>(ended: &'a Ended, subject: &str) -> Vec<&'a str> {
     let head = format!("  env    {subject} ");
     let (mut lines, mut is_inside) = (Vec::new(), false);

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use crate::support::{Ended, Job, ended};
 
-/// A free port on which no one listens.
+/// Returns a free port on which no one listens.
 fn free_port() -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("an address").port().to_string()

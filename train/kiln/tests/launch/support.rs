@@ -30,7 +30,7 @@ pub struct Ended {
 }
 
 impl Job {
-    /// A folder whose ranks run `script`.
+    /// Returns a folder whose ranks run `script`.
     pub fn new(script: &str) -> Job {
         let job = Job { folder: tempfile::tempdir().expect("a temporary folder") };
         let path = job.path("rank.sh");
@@ -85,7 +85,7 @@ impl Job {
         }
     }
 
-    /// Names of the logs, sorted.
+    /// Returns the names of the logs, sorted.
     pub fn logs(&self, folder: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(folder)).expect("a log folder");
         let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();

@@ -140,7 +140,7 @@ fn load(run: &Run, path: &Path) -> (Known, u64) {
     run.same_on_all(known.unwrap_or_else(|error| panic!("{}: {error}", run.name())))
 }
 
-/// Bytes of all weights and moments.
+/// Returns the bytes of all weights and moments.
 fn data_bytes(run: &Run) -> u64 {
     3 * 4 * burn::module::Module::num_params(&run.decoder(&burn::tensor::Device::flex())) as u64
 }
@@ -267,7 +267,7 @@ fn strategies_write_the_same_bytes() {
     }
 }
 
-/// All files of a checkpoint.
+/// Returns all files of a checkpoint.
 fn contents(checkpoint: &Checkpoint) -> Vec<(String, Vec<u8>)> {
     let entries = std::fs::read_dir(checkpoint.folder()).expect("a folder").flatten();
     let mut files: Vec<_> = entries

@@ -5,7 +5,7 @@ use kiln_shard::{StateKind, Strategy, clip_factor};
 use crate::reference;
 use crate::support::{Rank, Run, assert_close};
 
-/// One run per strategy, on meshes with one axis and with two.
+/// Returns one run per strategy, on meshes with one axis and with two.
 fn strategies() -> Vec<Run> {
     let run = |strategy: Strategy| {
         let shard_size = strategy.is_hybrid().then_some(2);

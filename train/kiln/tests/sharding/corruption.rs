@@ -21,7 +21,7 @@ fn small() -> Run {
     run
 }
 
-/// A checkpoint with a tokenizer and a configuration, after one step.
+/// Returns a checkpoint with a tokenizer and a configuration, after one step.
 fn saved(folder: &Path, format: Format) -> PathBuf {
     let run = small();
     let tokenizer = ("tokenizer.json".to_owned(), br#"{"a": 1, "b": 2}"#.as_slice().into());

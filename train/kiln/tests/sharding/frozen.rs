@@ -32,7 +32,7 @@ fn first_blocks(name: &str) -> bool {
 
 const FROZEN: [fn(&str) -> bool; 4] = [interleaved, embedding, all_but_one_norm, first_blocks];
 
-/// All settings that can be combined with frozen groups.
+/// Returns all settings that can be combined with frozen groups.
 fn settings(frozen: fn(&str) -> bool, tied: bool) -> Vec<Run> {
     let mut runs = Vec::new();
     for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
@@ -92,7 +92,7 @@ fn frozen_parameters_stay_in_bf16_too() {
     }
 }
 
-/// The parameter groups that a step reduced.
+/// Returns the parameter groups that a step reduced.
 fn reduced(run: &Run) -> BTreeSet<String> {
     let groups = run.on_ranks(|world| {
         let recorder = world.recorder().clone();

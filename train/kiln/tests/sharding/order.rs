@@ -5,7 +5,7 @@ use kiln_shard::{Accumulate, Recompute, Reshard, Strategy};
 
 use crate::support::{Rank, Run};
 
-/// The gathers and reductions of one step in the order in which this rank issued them, such as `F embed`, `B
+/// Returns the gathers and reductions of one step in the order in which this rank issued them, such as `F embed`, `B
 /// layers.0` and `R head`.
 fn issued(run: &Run) -> Vec<String> {
     let results = run.on_ranks(|world| {

@@ -11,7 +11,7 @@ use kiln_shard::Strategy;
 use crate::muon::step_muon;
 use crate::support::{LEARNING_RATE, Run, Trace, Values};
 
-/// The run of [`Run::new`] without the engine, for the untied and for the tied model.
+/// Returns the run of [`Run::new`] without the engine, for the untied and for the tied model.
 pub fn standard(tied: bool) -> &'static Trace {
     static TRACES: LazyLock<[Trace; 2]> =
         LazyLock::new(|| [false, true].map(|tied| train(&Run::new(Strategy::FullShard, 1).tied(tied))));

@@ -11,7 +11,7 @@ use crate::support::{Rank, Run, assert_close};
 
 const RECOMPUTE: [Recompute; 2] = [Recompute::None, Recompute::Block];
 
-/// A run with enough blocks for "at most two" to be meaningful.
+/// Returns a run with enough blocks for "at most two" to be meaningful.
 fn deep(run: Run) -> Run {
     let mut run = Run { batch: 48, ..run };
     run.model.layers = 6;

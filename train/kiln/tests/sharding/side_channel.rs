@@ -47,7 +47,7 @@ fn decoder(run: &Run, device: &Device, is_partial: bool) -> Decoder {
 
 type Logged = Vec<(String, f64)>;
 
-/// The logged values of two steps, and the norms of their gradients.
+/// Returns the logged values of two steps, and the norms of their gradients.
 fn train(run: &Run, is_partial: bool) -> Vec<Logged> {
     let results = run_ranks(run.ranks, 1, |world| {
         let rank = Rank::with_decoder(run, world, decoder(run, &(run.device)(), is_partial))?;

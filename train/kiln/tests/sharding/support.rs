@@ -106,7 +106,7 @@ impl Run {
         }
     }
 
-    /// The optimizer of the run.
+    /// Returns the optimizer of the run.
     pub fn optimizer(&self) -> Optimizer {
         match self.muon {
             None => self.adamw.into(),
@@ -171,7 +171,7 @@ impl Run {
         Decoder::new(&Layers::default(), &self.model, key, device).expect("built-in layers")
     }
 
-    /// A decoder with blocks from `make`.
+    /// Returns a decoder with blocks from `make`.
     pub fn with_blocks<L: Layer>(
         &self,
         device: &Device,
@@ -188,7 +188,7 @@ impl Run {
         (key.at(position as u64) % self.tokens as u64) as i32
     }
 
-    /// Inputs and targets `[rows, seq]` of `rows` samples starting with `first`, and their context.
+    /// Returns the inputs and targets `[rows, seq]` of `rows` samples starting with `first`, and their context.
     pub fn samples(&self, first: usize, rows: usize, device: &Device) -> Batch {
         let ids = |shift: usize| {
             let ids: Vec<i32> = (first..first + rows)
@@ -359,7 +359,7 @@ impl<'a> Rank<'a> {
         self.update()
     }
 
-    /// All values of this kind by parameter.
+    /// Returns all values of this kind by parameter.
     pub fn values(&self, kind: StateKind) -> Result<Values, ShardError> {
         let engine = self.engine();
         let mut values = Values::new();
@@ -447,7 +447,7 @@ pub fn assert_within(tolerance: f64, what: &str, actual: &Trace, expected: &Trac
     values("weights".to_owned(), &actual.weights, &expected.weights);
 }
 
-/// The built-in block.
+/// Returns the built-in block.
 pub fn block(init: LayerInit) -> AnyLayer {
     Layers::default()
         .make_block(LayerInit { model: &ModelConfig { block: None, ..init.model.clone() }, ..init })

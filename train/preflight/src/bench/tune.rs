@@ -101,7 +101,7 @@ struct TuneReport {
     out: PathBuf,
     /// The changes in the written configuration, as `--set` takes them.
     changes: Vec<String>,
-    /// Keys that the written configuration lacks.
+    /// Keys that were removed from the written configuration.
     removed: Vec<&'static str>,
 }
 

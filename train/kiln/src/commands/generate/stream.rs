@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use kiln_data::Tokenizer;
 
-    /// A tokenizer with a token for every byte, and no merges.
+    /// Returns a tokenizer with a token for every byte, and no merges.
     fn byte_level() -> Tokenizer {
         Tokenizer::train(["ab".to_owned()].into_iter().map(Ok), 257).expect("a tokenizer")
     }
@@ -91,7 +91,7 @@ mod tests {
             .expect("a tokenizer")
     }
 
-    /// A tokenizer like that of Llama 2: a space before the text, and bytes for characters without a token.
+    /// Returns a tokenizer like that of Llama 2: a space before the text, and bytes for characters without a token.
     fn byte_fallback() -> Tokenizer {
         let bytes = (0..=255u32).map(|byte| format!("<0x{byte:02X}>"));
         let tokens = ["<unk>", "</s>"].map(str::to_owned).into_iter().chain(bytes);
@@ -119,7 +119,7 @@ mod tests {
         }))
     }
 
-    /// A tokenizer like BERT's: spaces between words are not tokens.
+    /// Returns a tokenizer like BERT's: spaces between words are not tokens.
     fn word_piece() -> Tokenizer {
         let tokens = ["[UNK]", "a", "b", "##a", "##b", ".", "</s>"];
         let vocab: serde_json::Map<_, _> =
