@@ -213,7 +213,7 @@ mod tests {
             let text = commented(&json_schema(), values, &defaults, values);
             let read: Config = toml::from_str(&text).expect("a configuration");
             assert_eq!(read, Config::default());
-            // Including keys without a value.
+            // Keys without a value are included.
             let with_all: String = text.lines().filter(|line| line.contains(" =")).collect();
             let keys = sections().into_iter().flat_map(|(_, keys)| keys);
             keys.for_each(|key| assert!(with_all.contains(&format!("{key} =")), "{key} is missing"));

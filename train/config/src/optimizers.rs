@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(rule("embed_tokens.weight", &[16, 4]), "adamw");
     }
 
-    /// The biases are steered by the load of experts, under every optimizer and whatever the groups set.
+    /// Under every optimizer, and whatever the groups set, the load of the experts steers these biases.
     #[test]
     fn expert_biases_use_the_sign_rule() {
         for kind in ["adamw", "muon"] {

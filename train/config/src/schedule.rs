@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// A resume reports a rate that jumps, and no other change.
+    /// A resume reports a rate that jumps, and no other change of a rate.
     #[test]
     fn resume_reports_jumps() {
         let config = |schedule, steps| {
@@ -157,7 +157,7 @@ mod tests {
             "{message}"
         );
         assert!(message.contains("optim.lr = 1.000e-1") && !message.contains("multiply"), "{message}");
-        // The rate continues as before, also beyond the end; or there is no step to take.
+        // No jump: the rate continues as before, also beyond the end, or no step is left.
         assert_eq!(jump(60, &cosine, &cosine), None);
         assert_eq!(jump(110, &config(Schedule::Constant, 110), &config(Schedule::Constant, 210)), None);
         assert_eq!(jump(60, &wsd, &config(Schedule::Wsd, 210)), None);

@@ -135,7 +135,7 @@ mod tests {
             let text = toml::to_string(config).expect("TOML");
             assert_eq!(&self::config(&text), config);
         }
-        // No value is open any more.
+        // A settled configuration has no value left to settle.
         assert_eq!(gpu.clone().settle(DeviceDefaults::CPU), [""; 0]);
         assert_eq!((gpu.micro_batch(), gpu.precision.compute()), (32, Precision::Bf16));
     }

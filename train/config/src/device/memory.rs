@@ -181,7 +181,7 @@ mod tests {
             ("sys/fs/cgroup/job/task/memory.max", "max\n"),
         ];
         assert_eq!(system(&files), kib(200, 120));
-        // With its own swap limit, up to the machine's swap.
+        // The group has its own limit of swap, up to the machine's swap.
         files[3].1 = "51200\n";
         assert_eq!(system(&files), kib(250, 170));
         files[3].1 = "max\n";
@@ -195,7 +195,7 @@ mod tests {
         let files = [
             ("proc/meminfo", MEMINFO),
             ("proc/self/cgroup", "9:name=systemd:/x\n5:cpu,memory:/outside/a\n0::/\n"),
-            // The path is that of another namespace; the root is the container's.
+            // The path belongs to the namespace outside; the root of the mount is the container's group.
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "409600\n"),
             ("sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", "460800\n"),
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "307200\n"),

@@ -168,7 +168,7 @@ mod tests {
         let replicated = request(&format!("{text}\n[shard]\nstrategy = 'NO_SHARD'"));
         assert!(replicated.bytes(true).abs_diff(whole) < 64);
         assert_eq!(replicated.bytes(false), 4 * replicated.bytes(true));
-        // The host has the rest.
+        // The rest of the state is on the host.
         let offload = |more: &str| request(&format!("{text}\n[shard]\noffload = true{more}")).bytes(false);
         assert!((offload("") * 3).abs_diff(whole) < 64);
         for half in ["bf16", "auto"] {

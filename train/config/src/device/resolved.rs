@@ -510,7 +510,7 @@ mod tests {
         assert!(kernel_lists_gpus(root.path(), Some("0")));
         assert!(!kernel_lists_gpus(root.path(), Some("")));
 
-        // A missing driver library on a machine with a GPU does not count as no GPU.
+        // If a machine with a GPU lacks the driver library, it does not count as a machine without a GPU.
         let none = String::new;
         let missing = DeviceError::NoDriver { names: none(), places: none(), failures: Vec::new() };
         assert!(missing.means_none(false) && !missing.means_none(true));
@@ -534,7 +534,7 @@ mod tests {
         let (new, old) = (on(Version(8, 0)), on(Version(7, 5)));
         assert_eq!(new.defaults(), DeviceDefaults { precision: Precision::Bf16, tokens: 16_384 });
         assert_eq!(old.defaults(), DeviceDefaults { precision: Precision::F16, tokens: 16_384 });
-        // The checks of ranks that receive another rank's choice.
+        // Checks of a dtype that another rank has settled.
         assert_eq!(new.check_precision(Precision::Bf16), Ok(()));
         assert_eq!(old.check_precision(Precision::F16), Ok(()));
         assert!(matches!(old.check_precision(Precision::Bf16), Err(DeviceError::OldGpu { .. })));

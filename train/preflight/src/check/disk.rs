@@ -106,7 +106,7 @@ mod tests {
         };
         let most =
             |every, keep, keep_every, steps, done| with_existing(every, keep, keep_every, steps, done, 0);
-        // One at the end; two of ten and one being written; all ten; all that are left.
+        // The checkpoints: one at the end; two of ten and one being written; all ten; all that are left.
         assert_eq!(most(0, 2, 0, 100, 0), 1);
         assert_eq!(most(10, 2, 0, 100, 0), 3);
         assert_eq!(most(10, 0, 0, 100, 0), 10);
