@@ -118,7 +118,7 @@ pub(super) struct Groups {
     /// Time at which the last sum over replicas is done.
     replicated: Option<Finish>,
     pub(super) clock: Clock,
-    /// Whether this pass will gather again, and a free buffer for the next gather of the same size.
+    /// True if this pass will gather again; and a free buffer for the next gather of the same size.
     pool: (bool, Option<(u64, Held)>),
     /// Position of the last group that forward has read.
     position: usize,
@@ -313,7 +313,7 @@ impl Groups {
         }
     }
 
-    /// Enters a module in backward; `goes_on` tells whether the pass continues to the previous module.
+    /// Enters a module in backward; `goes_on` is true if the pass continues to the previous module.
     pub(super) fn enter_backward(&mut self, module: usize, goes_on: bool) {
         for at in self.modules[module].clone() {
             if self.groups[at].options.unshard_in_backward {

@@ -198,7 +198,7 @@ impl<'a> RankShape<'a> {
 /// Bytes that a rank holds for its sockets to other processes.
 const SOCKETS: u64 = 1 << 19;
 
-/// How many times the output of an operation is read or written in total.
+/// Number of times that the output of an operation is read or written in total.
 const PASSES: f64 = 2.0;
 
 /// Returns the name of a type without its module path and its type parameters.

@@ -20,7 +20,7 @@ use kiln_train::registry::Registry;
 const BLOCKS: usize = 2;
 /// Number of measured steps, after one warm-up step.
 const STEPS: u64 = 5;
-/// How many seconds the cores are kept busy before a measurement counts: cores that were idle are up to twice as
+/// Seconds for which the cores are kept busy before a measurement counts: cores that were idle are up to twice as
 /// slow for a second.
 const WARM_UP: f64 = 2.0;
 /// First guess of the bytes per second that a core reads and writes outside of matrix products; the measurement

@@ -14,7 +14,7 @@ use kiln_train::error::{Result, TrainError};
 use kiln_train::metrics::print_line;
 use kiln_train::run::{Resume, RunOptions, Summary};
 
-/// How far a smoke run is shrunk.
+/// The parts of a run that a smoke run shrinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Smoke {
     /// Shrink the batch, the length of sequences, and the number of steps.

@@ -18,7 +18,7 @@ const READING: u64 = 4;
 /// Bytes per parameter in half precision.
 const HALF: u64 = 2;
 
-/// What a command needs from its device.
+/// The device requested for a command, and the memory and dtype that the command needs.
 #[derive(Clone, Debug)]
 pub struct DeviceRequest {
     /// The requested device.

@@ -19,7 +19,7 @@ use kiln_train::metrics::print_line;
 use kiln_train::process::output::printable;
 use kiln_train::process::terminal;
 
-/// How long to wait for a process to accept a line.
+/// Longest wait for a process to accept a line.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// If a run is held again within this time, the user has only stepped, and no message is shown.

@@ -1,4 +1,4 @@
-//! Which checkpoints a run keeps, which one is the latest, and how a run starts from the weights of a checkpoint.
+//! The checkpoints that a run keeps, its latest checkpoint, and runs that start from the weights of a checkpoint.
 
 use crate::support::Workspace;
 

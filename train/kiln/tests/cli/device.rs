@@ -1,4 +1,4 @@
-//! How commands choose the device, and their messages if it is missing.
+//! The choice of the device, and the messages if it is missing.
 //!
 //! Builds with CUDA are tested with the stand-ins for NVIDIA's libraries in `benches/standins`, which are
 //! compiled here: a driver that can be old, broken, full or without a GPU, and libraries that may be missing.

@@ -21,7 +21,7 @@ const KINDS: [(&str, &str, &str); 7] = [
     ("memory=1KiB", "out of memory: rank ", "kiln_shard::memory"),
 ];
 
-/// How the ranks run.
+/// The form in which the ranks run: threads or processes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ranks {
     Threads,

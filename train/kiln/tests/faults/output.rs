@@ -169,7 +169,7 @@ fn read(mut reader: PipeReader) -> String {
 
 const WAYS: [Way; 2] = [Way::Threads, Way::Processes];
 
-/// How the two ranks run.
+/// The form in which the two ranks run.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Threads,

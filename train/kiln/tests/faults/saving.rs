@@ -227,7 +227,7 @@ fn parts_that_are_not_seen_fail_their_save_and_no_more() {
     assert!(!is_saving(&run));
 }
 
-/// The disk never accepts rank 1's data: rank 1 waits for a reader of a FIFO in place of its file.
+/// The disk never accepts rank 1's data: rank 1 waits for a reader of the FIFO that replaces its file.
 #[test]
 fn a_rank_that_gets_nothing_written_fails_its_save_and_no_more() {
     config();

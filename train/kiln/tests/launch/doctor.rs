@@ -1,4 +1,4 @@
-//! What `kiln doctor` reports about each source of a rank's place.
+//! The report of `kiln doctor` on each source of a rank's place.
 
 use crate::support::{Ended, Job, ended};
 

@@ -1,4 +1,4 @@
-//! How many groups are unsharded at the same time, and what keeps groups unsharded.
+//! The number of groups that are unsharded at the same time, and the tensors that keep groups unsharded.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};

@@ -6,7 +6,7 @@ use kiln_observe::status::{Look, ProcessLook, RankLook, State, ranks_of};
 use kiln_train::metrics::unix_time;
 use kiln_train::run::{Waiting, waiting};
 
-/// How many seconds ranks may wait before the wait is suspicious; the same as for a wait outside of steps.
+/// Seconds after which waiting for ranks is suspicious; the same as for a wait outside of steps.
 const SUSPECT: f64 = 30.0;
 
 /// Largest number of ranks shown individually.
