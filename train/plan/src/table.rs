@@ -217,7 +217,7 @@ impl Planned<'_> {
         step.peak.bytes.saturating_add(step.kept()).saturating_add(self.target.driver())
     }
 
-    /// Returns the bytes that must fit: of a rank into its GPU, or of all ranks of a machine into its memory.
+    /// Returns the bytes that must fit into a GPU (those of its rank) or a machine (those of all its ranks).
     fn needed(&self, shape: &RankShape<'_>, step: &PlannedStep) -> u64 {
         let bytes = self.peak_bytes(step);
         if !self.target.on_host() {

@@ -174,7 +174,7 @@ pub(crate) fn examine_gpus(findings: &mut Findings) {
     findings.ok(ENV, "GPUs", kiln_config::device::examine().join("\n"));
 }
 
-/// Adds findings about this build, which cannot use GPUs, and about the driver as the kernel reports it.
+/// Adds findings about this build, which lacks CUDA, and about the driver as the kernel reports it.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn examine_gpus(findings: &mut Findings) {
     const DRIVER: &str = "/proc/driver/nvidia/version";

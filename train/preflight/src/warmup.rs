@@ -271,7 +271,7 @@ fn with_vocabulary(mut config: Config) -> Result<Config> {
     Ok(config)
 }
 
-/// A measurement in progress of the algorithms of matrix products in this process.
+/// A measurement, in progress in this process, of algorithms for matrix products.
 #[cfg(feature = "cuda")]
 struct Measurement {
     folder: PathBuf,

@@ -109,7 +109,7 @@ fn options() -> SaveOptions {
     }
 }
 
-/// Returns the values of a run that stops before the checkpoint.
+/// Returns the values of a run that stops at the step of the checkpoint.
 fn stopped(run: &Run) -> [Values; 3] {
     let all = run.try_on_ranks(|world| {
         let rank = Rank::start(run, world)?;

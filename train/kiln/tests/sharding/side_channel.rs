@@ -17,8 +17,8 @@ use crate::support::{Rank, Run, TOLERANCE, block};
 #[derive(Module, Debug)]
 struct Telling {
     block: AnyLayer,
-    /// True if ranks record different values. A block does not know its rank, so it records the value only if its
-    /// first input has a positive mean.
+    /// True if ranks record different values. A block does not know its rank, so it records `input` only if the
+    /// mean of its first sample is positive.
     #[module(skip)]
     is_partial: bool,
 }
