@@ -1,8 +1,8 @@
 //! Embeds the git commit, for `kiln --version`, and links the program at a fixed address.
 //!
-//! It runs again only if one of the [`SOURCES`] has changed, which recompiles the crate anyway: a commit alone
-//! recompiles nothing. So a program that was built from uncommitted changes says "modified" even after they are
-//! committed.
+//! The script runs again only if one of the [`SOURCES`] has changed, which recompiles the crate anyway, so a mere
+//! commit recompiles nothing. Therefore a program built from uncommitted changes reports "modified" even after
+//! they are committed.
 
 use std::env;
 use std::path::Path;
@@ -33,13 +33,13 @@ fn main() {
     println!("cargo::rerun-if-env-changed={VARIABLE}");
     let target = |of: &str| env::var(format!("CARGO_CFG_TARGET_{of}")).unwrap_or_default();
     if target("OS") == "linux" && target("ENV") == "gnu" {
-        // At an address that the loader chooses, unoptimised code calls through tables that the loader fills in at
-        // every start: two fifths of the time of a short command.
+        // A position-independent executable would call unoptimised code through tables that the loader fills in at
+        // every start, which takes two fifths of the time of a short command.
         println!("cargo::rustc-link-arg-bin=kiln=-no-pie");
     }
     let crate_folder = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
     let root = Path::new(&crate_folder).join("../..");
-    // A missing path would make Cargo compile this crate every time.
+    // Cargo would compile this crate every time if a path did not exist.
     for path in SOURCES.iter().map(|source| root.join(source)).filter(|path| path.exists()) {
         println!("cargo::rerun-if-changed={}", path.display());
     }
@@ -48,8 +48,8 @@ fn main() {
     println!("cargo::rustc-env={VARIABLE}={}", commit.trim());
 }
 
-/// The commit of the repository at `root`, marked as modified if its sources differ. `None` without git, and in an
-/// unpacked tarball, even inside another repository.
+/// Returns the commit of the repository at `root`, marked as modified if its sources differ. Returns `None`
+/// without git, and in an unpacked tarball, even inside another repository.
 fn commit(root: &Path) -> Option<String> {
     let top = git(root, &["rev-parse", "--show-toplevel"])?;
     if Path::new(top.trim_end()).canonicalize().ok()? != root.canonicalize().ok()? {
@@ -61,7 +61,7 @@ fn commit(root: &Path) -> Option<String> {
     Some(format!("{}{modified}", commit.trim_end()))
 }
 
-/// Returns the output of git, which takes no locks, because other git commands may be running.
+/// Returns the output of a git command, which runs without locks because other git commands may be running.
 fn git(root: &Path, arguments: &[&str]) -> Option<String> {
     let mut git = Command::new("git");
     let output = git.arg("--no-optional-locks").arg("-C").arg(root).args(arguments).output().ok()?;

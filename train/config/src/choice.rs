@@ -15,14 +15,14 @@ const AUTO: &str = "auto";
 /// A value, or `"auto"`. [`Config::settle`](super::Config::settle) replaces choices that depend on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice<T> {
-    /// The value that suits the device or the tokenizer.
+    /// Leave the value to the device or to the tokenizer.
     Auto,
-    /// This value.
+    /// The value that the user has set.
     Is(T),
 }
 
 impl<T> Choice<T> {
-    /// Returns the value, if it is set.
+    /// Returns the value that the user has set, if any.
     pub fn given(self) -> Option<T> {
         match self {
             Choice::Auto => None,

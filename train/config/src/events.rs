@@ -11,26 +11,26 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Name of the TensorBoard folder in a run folder.
 const FOLDER: &str = "tensorboard";
 
-/// The folder for a run's TensorBoard files, if it writes any.
+/// The folder in which a run writes TensorBoard files, if it writes any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EventFolder {
-    /// The run writes no such files.
+    /// The run writes no TensorBoard files.
     #[default]
     None,
-    /// In the run's own folder.
+    /// The folder `tensorboard` in the run folder.
     OfRun,
-    /// In a subfolder of this folder, one per run.
+    /// A subfolder of this folder, named after the run folder.
     Of(PathBuf),
 }
 
 impl EventFolder {
-    /// Returns the folder for the files of the run in `out`, if it writes any.
+    /// Returns the folder for the TensorBoard files of the run in `out`, if the run writes any.
     pub fn path(&self, out: &Path) -> Option<PathBuf> {
         match self {
             EventFolder::None => None,
             EventFolder::OfRun => Some(out.join(FOLDER)),
             EventFolder::Of(folder) => {
-                // `.` and `..` have no file name.
+                // Canonicalized, because `.` and `..` have no file name.
                 let whole = out.canonicalize().unwrap_or_else(|_| out.to_owned());
                 Some(folder.join(whole.file_name().unwrap_or(FOLDER.as_ref())))
             }

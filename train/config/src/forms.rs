@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use serde::de::{Deserializer, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, de};
 
-/// Reads the address of a page from `text`: `127.0.0.1:6006`, `localhost:6006`, or a port alone (`6006`, `:6006`), which
-/// only this machine can reach.
+/// Parses the address at which to serve a page: `127.0.0.1:6006`, `localhost:6006`, or only a port (`6006`,
+/// `:6006`), which then only this machine can reach.
 ///
 /// # Errors
 ///

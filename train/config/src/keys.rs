@@ -68,7 +68,7 @@ impl ConfigArgs {
     }
 }
 
-/// Returns the section whose keys the user defines.
+/// Returns the text of the section `[experiment]`, whose keys the user defines.
 fn experiment(schema: &Json, config: &Table) -> String {
     let section = "experiment";
     let keys = config.get(section).cloned().unwrap_or_else(|| Value::Table(Table::new()));
@@ -95,7 +95,7 @@ fn commented(schema: &Json, config: &Table, defaults: &Table, set: &Table) -> St
         let properties = &resolve(schema, described)["properties"];
         for key in keys {
             let described = &properties[key];
-            // A section omits keys that few runs set.
+            // A section omits keys that few runs set; the schema has their defaults.
             let unset = || Value::try_from(&described["default"]).ok();
             let default = defaults.get(*key).cloned().or_else(unset);
             let value = values.get(*key).cloned().or_else(|| default.clone());
@@ -136,7 +136,7 @@ fn key_comment(schema: &Json, described: &Json) -> String {
     text
 }
 
-/// Describes the type of a value. Adds the named values that have their own meanings to `values`.
+/// Describes the type of a value, and adds each named value that has its own meaning to `values`.
 fn kind(schema: &Json, described: &Json, values: &mut Vec<(String, String)>) -> String {
     let described = resolve(schema, described);
     if let Some(value) = described.get("const") {
@@ -174,7 +174,7 @@ fn kind(schema: &Json, described: &Json, values: &mut Vec<(String, String)>) -> 
     }
 }
 
-/// Follows a reference in the schema.
+/// Follows the `$ref` of `described`, if it has one.
 fn resolve<'a>(schema: &'a Json, described: &'a Json) -> &'a Json {
     let path = described["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
     path.and_then(|path| schema.pointer(path)).unwrap_or(described)
@@ -185,7 +185,7 @@ fn comment(text: &str, indent: &str) -> String {
     let mut lines = String::new();
     let mut line = format!("# {indent}");
     let empty = line.len();
-    // Rust documentation writes names as links.
+    // Removes the link brackets of Rust documentation.
     let text = text.replace("[`", "`").replace("`]", "`");
     for word in text.split_whitespace() {
         if line.len() > empty && line.len() + 1 + word.len() > WIDTH {
@@ -213,7 +213,7 @@ mod tests {
             let text = commented(&json_schema(), values, &defaults, values);
             let read: Config = toml::from_str(&text).expect("a configuration");
             assert_eq!(read, Config::default());
-            // Including keys without a value.
+            // Keys without a value are included.
             let with_all: String = text.lines().filter(|line| line.contains(" =")).collect();
             let keys = sections().into_iter().flat_map(|(_, keys)| keys);
             keys.for_each(|key| assert!(with_all.contains(&format!("{key} =")), "{key} is missing"));

@@ -1,4 +1,4 @@
-//! The speed of collectives on a network, as measured by `kiln bench network`: a file that predictions read.
+//! The file in which `kiln bench network` stores the speed of collectives, and from which plans predict their time.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use kiln_sys::durable::write_named;
 use kiln_sys::files;
 
-/// Version of the file that this build reads and writes.
+/// Version of the file format that this build reads and writes.
 const VERSION: u64 = 1;
 
 /// Maximum size of a file in bytes; longer files were not written by Kiln.
@@ -39,7 +39,7 @@ pub struct Link {
     pub operation: Operation,
     /// Fixed latency of a call in seconds.
     pub latency_s: f64,
-    /// Bytes that a rank sends per second, in addition to the latency, as counted by the
+    /// Bytes that a rank sends per second once the latency has passed, as counted by the
     /// [`Recorder`](kiln_collectives::Recorder).
     pub bytes_per_s: f64,
 }
@@ -50,7 +50,7 @@ pub enum LinksError {
     /// The file cannot be read.
     #[error("cannot read {}: {source}; `kiln bench network --out` writes such a file", .path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// The file has other content, or is damaged.
+    /// The file does not contain links, or is damaged.
     #[error("{} is not a file of network links: {problem}; `kiln bench network --out` writes such a file", .path.display())]
     Content { path: PathBuf, problem: String },
 }
@@ -62,7 +62,7 @@ impl Default for Links {
 }
 
 impl Links {
-    /// Reads a file.
+    /// Reads a file of links.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl Links {
 }
 
 impl Link {
-    /// Returns the seconds of a call in which a rank sends `bytes_sent` bytes.
+    /// Returns the duration in seconds of a call in which a rank sends `bytes_sent` bytes.
     pub fn seconds(&self, bytes_sent: u64) -> f64 {
         self.latency_s + bytes_sent as f64 / self.bytes_per_s
     }

@@ -120,7 +120,7 @@ fn non_finite(table: &Table) -> Option<String> {
 fn plain(message: &str) -> String {
     let whole = "expected a whole number, 0 or more";
     [
-        // TOML's messages about numbers that it cannot hold.
+        // The TOML parser's messages about numbers out of its range.
         ("u64 value was too large", TOO_LARGE),
         ("integer number overflowed", TOO_LARGE),
         ("unknown field", "unknown key"),
@@ -140,8 +140,7 @@ const TOO_LARGE: &str = "the number is too large: whole numbers go from -9223372
 /// Minimum similarity of two names, from 0 to 1, for one to be a typo of the other.
 const ALIKE: f64 = 0.7;
 
-/// Suggests the intended name if the parser's `message` is about an unknown one: the message quotes all known
-/// names.
+/// If the parser's `message` is about an unknown name, suggests which of the names that it quotes was meant.
 fn did_you_mean(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let unknown = quoted.next().filter(|_| message.starts_with("unknown "));
@@ -208,7 +207,7 @@ pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigE
     };
     let message = match expectation(&error, path, &value) {
         Some(message) => message,
-        // The key's type reports what it expects.
+        // The message of the key's own type already says what it expects.
         None if !["unknown ", "invalid "].iter().any(|word| error.message().starts_with(word)) => {
             error.message().to_owned()
         }
@@ -220,15 +219,15 @@ pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigE
     Err(refused(message))
 }
 
-/// Returns the section that `path` leads to, such as `model.extra`, which is created if missing. Returns `None`
-/// if a value is in the way.
+/// Returns the section at `path`, such as `model.extra`, and creates it if it is missing. Returns `None` if a part
+/// of the path is a value instead of a section.
 fn section<'a>(table: &'a mut Table, path: &str) -> Option<&'a mut Table> {
     path.split('.').try_fold(table, |table, name| {
         table.entry(name).or_insert_with(|| Value::Table(Table::new())).as_table_mut()
     })
 }
 
-/// Describes the expected value instead of `value`, with an example, if the parser's `error` is about its type.
+/// If the parser's `error` is about the type of `value`, describes the expected type, with an example.
 fn expectation(error: &toml::de::Error, path: &str, value: &Value) -> Option<String> {
     let (found, expected) = error.message().split_once(", expected ")?;
     let found = found.strip_prefix("invalid type: ").or(found.strip_prefix("invalid value: "))?;
@@ -243,7 +242,7 @@ fn expectation(error: &toml::de::Error, path: &str, value: &Value) -> Option<Str
     Some(format!("expected {kind}, as in --set {quote}{path}={example}{quote}"))
 }
 
-/// The parser's word for a type, its name in messages, and an example.
+/// For each type: the parser's word, the words for messages, and an example.
 const KINDS: &[(&str, &str, &str)] = &[
     ("u64", "a whole number, 0 or more", "8"),
     ("usize", "a whole number, 0 or more", "8"),

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{CROSS_ENTROPY, ConfigError, LossSection, typed};
 
-/// The input for making a loss.
+/// The input of a function that makes a loss.
 #[derive(Clone, Copy, Debug)]
 pub struct LossInit<'a> {
     /// The section `[loss]`.
@@ -37,7 +37,7 @@ type Make = Arc<dyn Fn(LossInit) -> Result<TokenLoss, ConfigError> + Send + Sync
 pub struct Losses(BTreeMap<String, Make>);
 
 impl Losses {
-    /// Adds a loss; see `Registry::loss`.
+    /// Adds a loss, which `make` creates from its settings; see `Registry::loss`.
     ///
     /// # Panics
     ///
@@ -54,8 +54,7 @@ impl Losses {
         self
     }
 
-    /// Returns the loss that `section` names, before anything is known about the model; `None` for the
-    /// cross-entropy.
+    /// Returns the loss that `section` names, without trying it on a model; `None` for the cross-entropy.
     ///
     /// # Errors
     ///
@@ -93,7 +92,7 @@ impl Losses {
         let tokens = 2;
         let device = Device::flex();
         let logits = Tensor::zeros([tokens, vocab_size], &device);
-        // The program's code may not support this batch.
+        // A custom loss may panic for this batch.
         let probe = || loss.of(logits, Tensor::zeros([tokens], &device)).dims();
         let shape = panic::catch_unwind(AssertUnwindSafe(probe)).map_err(|panic| {
             ConfigError::invalid(format!(

@@ -11,7 +11,7 @@ use toml::{Table, Value};
 pub struct ModelSection {
     /// A built-in shape, which the other keys modify: `10m`, `90m`, `300m`, `1b` or `7b`.
     pub preset: Option<String>,
-    /// Number of token ids that the model knows; by default the tokenizer's vocabulary.
+    /// Number of token ids that the model knows; by default, the size of the tokenizer's vocabulary.
     pub vocab_size: Option<usize>,
     /// Width of the residual stream.
     pub d_model: Option<usize>,
@@ -19,7 +19,7 @@ pub struct ModelSection {
     pub layers: Option<usize>,
     /// Number of query heads.
     pub heads: Option<usize>,
-    /// Number of key and value heads; as many as `heads` by default.
+    /// Number of key and value heads; by default, the same as `heads`.
     pub kv_heads: Option<usize>,
     /// Width of one head; `d_model / heads` by default.
     pub head_dim: Option<usize>,
@@ -27,17 +27,17 @@ pub struct ModelSection {
     pub d_ff: Option<usize>,
     /// Reuse the embedding as the head; true by default.
     pub tie_embeddings: Option<bool>,
-    /// Name of the block, if it is not the one of Llama: `parallel_residual`, or a block that a program adds.
+    /// Name of the block, if it is not Llama's: `parallel_residual`, or a block that a program adds.
     pub block: Option<String>,
     /// Name of the attention layer: `full`, or a layer that a program adds.
     pub attention: Option<String>,
     /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, `moe`, or a layer that a program
     /// adds.
     pub feed_forward: Option<String>,
-    /// Maximum number of positions that a position attends to; all earlier ones by default.
+    /// Maximum number of positions that a position attends to; by default, all earlier positions.
     pub window: Option<usize>,
-    /// Pattern of blocks with the window, `w`, and with full attention, `f`, such as `wwwwwf`; repeated over
-    /// the blocks. By default, all blocks have the window.
+    /// Pattern of the blocks that use the window (`w`) or full attention (`f`), such as `wwwwwf`; repeated over
+    /// the blocks. By default, all blocks use the window.
     pub window_pattern: Option<String>,
     /// The experts of the feed-forward layer `moe`, as in `{ experts = 8, experts_per_token = 2, expert_d_ff =
     /// 256 }`.
@@ -68,14 +68,14 @@ pub struct ModelSection {
 }
 
 impl ModelSection {
-    /// Returns the shape that the section describes, with `vocab_size` if it sets none. `Err` names the missing
-    /// or unknown key.
+    /// Returns the model that the section describes, with `vocab_size` if the section sets none. `Err` names the
+    /// missing or unknown key.
     pub fn resolve(&self, vocab_size: Option<usize>) -> Result<ModelConfig, String> {
         self.resolve_from(None, vocab_size)
     }
 
-    /// Like [`ModelSection::resolve`], for a model that starts from `weights`, if there are any: unset keys
-    /// take their values.
+    /// Like [`ModelSection::resolve`], but unset keys take the values of `weights`, the model of the initial
+    /// weights, if there is one.
     pub fn resolve_from(
         &self,
         weights: Option<&ModelConfig>,
@@ -88,7 +88,7 @@ impl ModelSection {
                 format!("model.preset = \"{name}\" is unknown: use one of {known}")
             })?),
         };
-        // Later keys replace earlier ones; keys set nowhere have the default of `ModelConfig`.
+        // Later tables replace the keys of earlier ones; keys set in none have the defaults of `ModelConfig`.
         let table = |section: &ModelSection| Table::try_from(section).map_err(|error| error.to_string());
         let mut model = Table::new();
         for base in weights.into_iter().chain(&preset) {
@@ -112,8 +112,8 @@ impl ModelSection {
         model.entry("kv_heads").or_insert(heads);
         model.entry("tie_embeddings").or_insert(Value::Boolean(true));
         let mut model: ModelConfig = model.try_into().map_err(|error: toml::de::Error| error.to_string())?;
-        // The section replaces `[model.moe]` as a whole; only this key falls back to that of the weights if
-        // unset.
+        // The section replaces `[model.moe]` as a whole; only this key, if it is unset, keeps the value of the
+        // initial weights.
         if let (Some(moe), Some(of_weights)) =
             (&mut model.moe, weights.and_then(|weights| weights.moe.as_ref()))
         {

@@ -17,7 +17,7 @@ const EXPERT_BIAS_LR: f64 = 1e-3;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
-    /// `lr` to the end.
+    /// Stays at `lr` to the end.
     Constant,
     /// Half a cosine from `lr` to `lr * min_lr_ratio` (Loshchilov and Hutter, 2017).
     #[default]
@@ -99,14 +99,14 @@ pub struct OptimGroup {
     /// The optimizer's rule for these parameters, such as `adamw` if `optim.kind` is `muon`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Their peak learning rate; it follows the schedule of `optim.lr`, unless the group has its own.
+    /// Peak learning rate of these parameters; it follows the schedule of `optim.lr`, unless the group has its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lr: Option<f64>,
-    /// Their decoupled weight decay.
+    /// Decoupled weight decay of these parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
-    /// Schedule of their learning rate. Setting this or any of the next three keys gives the group its own
-    /// schedule, whose unset keys take the values of `[optim]`.
+    /// Schedule of the learning rate of these parameters. Setting this or any of the next three keys gives the
+    /// group its own schedule, whose unset keys take the values of `[optim]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
     /// Linear warm-up steps of the group's schedule.
@@ -134,7 +134,7 @@ pub(crate) struct LrSchedule {
 }
 
 impl OptimGroup {
-    /// Returns the schedule of these parameters if they have their own. `of_rest` is the schedule of `[optim]`.
+    /// Returns the group's own schedule, if the group sets any of its keys. `of_rest` is the schedule of `[optim]`.
     pub(crate) fn lr_schedule(&self, of_rest: LrSchedule) -> Option<LrSchedule> {
         let OptimGroup { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
         let is_own =
@@ -154,12 +154,12 @@ impl OptimGroup {
     }
 }
 
-/// Returns whether a kind is the default, which is not written.
+/// Returns whether `kind` is the default, which is omitted from written configurations.
 fn is_adamw(kind: &str) -> bool {
     kind == ADAMW
 }
 
-/// Returns whether the rate of biases is the default, which is not written.
+/// Returns whether `rate` is the default, which is omitted from written configurations.
 fn is_expert_bias_lr(rate: &f64) -> bool {
     *rate == EXPERT_BIAS_LR
 }
@@ -171,7 +171,7 @@ impl OptimSection {
         LrSchedule { schedule, warmup_steps, decay_steps, min_lr_ratio }
     }
 
-    /// Returns the distinct schedules of the run: that of `lr`, then those of groups, in their order.
+    /// Returns the distinct schedules of the run: first the schedule of `lr`, then those of the groups, in order.
     pub(crate) fn lr_schedules(&self) -> Vec<LrSchedule> {
         let first = self.lr_schedule();
         let mut schedules = vec![first];
@@ -196,7 +196,7 @@ impl OptimSection {
         Muon { learning_rate, momentum, nesterov, weight_decay, ns_steps, adjust_lr, ..Muon::default() }
     }
 
-    /// Returns the factor on the learning rate of a step that makes its peak `lr`.
+    /// Returns the factor that turns a learning rate of `[optim]` into one whose peak is `lr`.
     pub fn relative(&self, lr: f64) -> f64 {
         if lr == self.lr { 1.0 } else { lr / self.lr }
     }

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{ADAMW, ConfigError, LrSchedule, MUON, OptimGroup, OptimSection, typed};
 
-/// The input for making an optimizer.
+/// The input of a function that makes an optimizer.
 #[derive(Clone, Copy, Debug)]
 pub struct OptimizerInit<'a> {
     /// The section `[optim]`.
@@ -117,8 +117,8 @@ impl Optimizers {
                 schedule: group.schedule.or(choice.schedule),
             })
         });
-        // These biases follow the load of experts under every optimizer and group: they are steered, not
-        // learned.
+        // Every optimizer and group leaves the biases that balance experts to this rule: they follow the load of
+        // the experts, not a gradient.
         let sign = Sign { rate: section.expert_bias_lr };
         Ok(optimizer.with_rule(sign, |name, _| name.rsplit('.').next() == Some(Moe::BIAS)))
     }
@@ -137,7 +137,7 @@ struct OwnOptions {
     rule: Option<usize>,
     learning_rate: Option<f64>,
     weight_decay: Option<f64>,
-    /// Index of a learning rate of [`learning_rates`](crate::schedule::learning_rates).
+    /// Index of the group's rate in [`learning_rates`](crate::schedule::learning_rates).
     schedule: Option<usize>,
 }
 
@@ -176,13 +176,13 @@ impl OwnOptions {
     }
 }
 
-/// Compiles a name in which `*` matches anything.
+/// Compiles a pattern in which `*` matches anything.
 fn glob(pattern: &str) -> Result<Glob, ConfigError> {
     Glob::new(pattern)
         .map_err(|error| ConfigError::invalid(format!("optim.groups: \"{pattern}\": {}", error.kind())))
 }
 
-/// Fails if a group matches no parameter, which is probably a typo. `shapes` has all parameters.
+/// Fails if a group matches no parameter, which is probably a typo. `shapes` lists all parameters.
 pub fn check_groups(groups: &[OptimGroup], shapes: &[(String, Vec<usize>)]) -> Result<(), ConfigError> {
     let mut problems = Vec::new();
     for group in groups {
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(rule("embed_tokens.weight", &[16, 4]), "adamw");
     }
 
-    /// The biases are steered by the load of experts, under every optimizer and whatever the groups set.
+    /// Under every optimizer, and whatever the groups set, the load of the experts steers these biases.
     #[test]
     fn expert_biases_use_the_sign_rule() {
         for kind in ["adamw", "muon"] {

@@ -36,8 +36,8 @@ pub fn rewritten(path: &Path, overrides: &[String], removed: &[&str]) -> Result<
     Ok(document.to_string())
 }
 
-/// Copies the value of `key` in `sections` from `table` to the file `item`. Does nothing if `table` has no such
-/// value.
+/// Copies the value of `key` in the section `sections`, such as `a.b`, from `table` into the file's `item`. Does
+/// nothing if `table` has no such value.
 fn set(mut item: &mut Item, mut table: &Table, sections: &str, key: &str) -> Option<()> {
     for name in sections.split('.') {
         table = table.get(name)?.as_table()?;
@@ -45,7 +45,7 @@ fn set(mut item: &mut Item, mut table: &Table, sections: &str, key: &str) -> Opt
             true => toml_edit::value(InlineTable::new()),
             false => {
                 let mut table = toml_edit::Table::new();
-                // A section that only contains others has no header.
+                // A section that only contains other sections needs no header.
                 table.set_implicit(true);
                 Item::Table(table)
             }

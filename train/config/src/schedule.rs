@@ -42,7 +42,7 @@ fn rate(lr: f64, schedule: LrSchedule, step: u64, steps: u64) -> f64 {
 const JUMP: f64 = 0.01;
 
 /// Returns a message about a learning rate that jumps when a run resumes with the configuration `after`, having
-/// done `step` steps with `before`. Returns `None` if the rate of the next step is that of `before`.
+/// done `step` steps with `before`. Returns `None` if the next step has nearly the same rate with both.
 pub fn jump(step: u64, before: &Config, after: &Config) -> Option<String> {
     if step == 0 || step >= after.train.steps {
         return None;
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// A resume reports a rate that jumps, and no other change.
+    /// A resume reports a rate that jumps, and no other change of a rate.
     #[test]
     fn resume_reports_jumps() {
         let config = |schedule, steps| {
@@ -157,7 +157,7 @@ mod tests {
             "{message}"
         );
         assert!(message.contains("optim.lr = 1.000e-1") && !message.contains("multiply"), "{message}");
-        // The rate continues as before, also beyond the end; or there is no step to take.
+        // No jump: the rate continues as before, also beyond the end, or no step is left.
         assert_eq!(jump(60, &cosine, &cosine), None);
         assert_eq!(jump(110, &config(Schedule::Constant, 110), &config(Schedule::Constant, 210)), None);
         assert_eq!(jump(60, &wsd, &config(Schedule::Wsd, 210)), None);

@@ -47,7 +47,7 @@ pub struct Config {
     pub checkpoint: CheckpointSection,
     /// Logs and reports.
     pub log: LogSection,
-    /// Texts generated at the end of the run, and during it.
+    /// Samples generated during the run and at its end.
     pub sample: SampleSection,
     /// Settings of your own program: Kiln keeps them in checkpoints, and does not read them.
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
@@ -59,8 +59,8 @@ section! {
     DataSection {
         /// Folder with prepared data (`train.bin`, `val.bin`, `data.json`, `tokenizer.json`).
         path: PathBuf = PathBuf::new(),
-        /// Files and folders to prepare `path` from, if it does not exist yet. If it does, it must have been
-        /// prepared from them.
+        /// Files and folders from which `path` is prepared, if it does not exist yet. An existing `path` must have
+        /// been prepared from these files.
         #[serde(deserialize_with = "forms::paths")]
         text: Vec<PathBuf> = Vec::new(),
         /// Vocabulary size of the tokenizer that is trained when `path` is prepared.
@@ -69,9 +69,10 @@ section! {
         seq_len: usize = 256,
         /// Draw samples in a seeded random order, different in every epoch.
         shuffle: bool = true,
-        /// Share of the text that is held out when `path` is prepared: whole documents, or the ends of a few.
+        /// Share of the text that is held out for validation when `path` is prepared: whole documents, or the ends
+        /// of a few.
         validation_fraction: f64 = 0.05,
-        /// Start documents with the token that starts a text, when `path` is prepared. `auto` follows the
+        /// Start each document with the beginning-of-text token, when `path` is prepared. `auto` follows the
         /// tokenizer's post-processor.
         #[serde(skip_serializing_if = "is_auto")]
         bos: Choice<bool> = Choice::Auto,
@@ -79,7 +80,7 @@ section! {
         /// tokenizer and the files next to it name.
         #[serde(skip_serializing_if = "Option::is_none")]
         end_of_text: Option<String> = None,
-        /// Turn spellings of special tokens in the text into these tokens, when `path` is prepared; for chats.
+        /// Recognize special tokens in the text, as in chat transcripts, when `path` is prepared.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         special_tokens: bool = false,
         /// Treatment of unusable lines in `.jsonl` files, when `path` is prepared.
@@ -96,10 +97,10 @@ fn is_auto<T>(choice: &Choice<T>) -> bool {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum BadLines {
-    /// The first one ends the preparation.
+    /// The first unusable line ends the preparation.
     #[default]
     Error,
-    /// They are counted and skipped.
+    /// Unusable lines are counted and skipped.
     Skip,
 }
 
@@ -123,14 +124,14 @@ section! {
         steps: u64 = 100,
         /// Sequences per optimizer step, over all ranks and micro-batches.
         global_batch: usize = 8,
-        /// Sequences per forward pass of one rank; `auto` for as many as keep the device busy.
+        /// Sequences per forward pass of one rank; `auto` chooses enough to keep the device busy.
         micro_batch: Choice<usize> = Choice::Is(4),
         /// Seed of initial weights, data order and dropout.
         seed: u64 = 0,
         /// Ranks, as threads of this process; `--ranks` overrides it. If a launcher starts one process per
         /// rank, the number of processes replaces this value.
         ranks: usize = 1,
-        /// Prefixes of the names of parameters that are not trained, as in `layers.0.`.
+        /// Prefixes of the names of frozen parameters, which are not trained, such as `layers.0.`.
         freeze: Vec<String> = Vec::new(),
         /// Weight of the z-loss, which keeps the logits from drifting (PaLM, Chowdhery et al., 2022), such as
         /// 1e-4; 0 for none. It is added to the training loss only.
@@ -189,10 +190,10 @@ pub struct ShardSection {
     /// micro-batch, or as whole gradients on every rank, with one reduction per step. The default is `sharded`,
     /// and `unsharded` under `NO_SHARD`. A resumed run keeps its value.
     pub accumulate: Option<Accumulate>,
-    /// Keep master weights and moments in host memory although a GPU computes, and update them there: slower,
-    /// for models whose state does not fit. No effect on the CPU.
+    /// Keep master weights and moments in host memory and update them there, while a GPU computes the rest:
+    /// slower, for models whose state does not fit on the GPU. No effect on the CPU.
     pub offload: bool,
-    /// Gather and reduce through the communicator even with a single rank; for profiling. No effect on more
+    /// Gather and reduce through the communicator even with a single rank; for profiling. No effect with more
     /// ranks, or if the strategy shards nothing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub communicate_alone: bool,
@@ -228,17 +229,17 @@ section! {
     DeviceSection {
         /// Device that holds the tensors.
         backend: Backend = Backend::Auto,
-        /// Compute threads of all ranks on one machine together, if they compute on the CPU; its number of
-        /// cores by default.
+        /// Total number of compute threads of the ranks on one machine, if they compute on the CPU; by default,
+        /// the number of cores that are available to a process.
         threads: Option<usize> = None,
-        /// Memory that a run must fit into, on the machine and on its GPU; by default as reported by them.
+        /// Memory that the run must fit into, on the machine and on its GPU; by default, what each of the two reports.
         memory: Option<ByteSize> = None,
-        /// Share of that memory that the run may use, above 0 and up to 1; everything by default.
+        /// Share of the memory that the run may use, above 0 and up to 1; by default, all of it.
         #[serde(skip_serializing_if = "Option::is_none")]
         memory_fraction: Option<f64> = None,
         /// Peak TFLOP/s of all devices of the run, against which `mfu` is measured. The default for GPUs comes
-        /// from NVIDIA's data sheet. For a CPU, the first starts on a machine measure it with a matrix product,
-        /// until two measurements agree; until then there is no `mfu`.
+        /// from NVIDIA's data sheet. For a CPU, the first runs on a machine measure the peak with a matrix
+        /// product, until two measurements agree; until then, there is no `mfu`.
         peak_tflops: Option<f64> = None,
         /// Compare fused kernels with plain operations on a GPU that is new to this build, or has a new driver.
         /// An operation whose kernel is wrong is computed with plain operations.
@@ -391,8 +392,8 @@ section! {
         background: bool = true,
         /// Reaction to a checkpoint that cannot be written.
         on_failure: OnFailure = OnFailure::default(),
-        /// Seconds without progress after which a save fails: the ranks' parts are written but not visible, or
-        /// the disk accepts no data.
+        /// Seconds without progress after which a save fails: the disk accepts no data, or parts that other ranks
+        /// have written do not become visible.
         timeout_s: f64 = 600.0,
     }
 }
@@ -417,7 +418,7 @@ section! {
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         gradients: bool = false,
         /// TensorBoard files: `true` for `tensorboard` in the run folder, or a folder, in which each run has a
-        /// subfolder of its name.
+        /// subfolder named after it.
         #[serde(skip_serializing_if = "EventFolder::is_none")]
         tensorboard: EventFolder = EventFolder::None,
         /// Steps between histograms of every block's weights and gradients, for TensorBoard; 0 for none. In
@@ -449,14 +450,14 @@ impl LogSection {
 }
 
 section! {
-    /// `[sample]`: texts generated when the run ends, and during it.
+    /// `[sample]`: samples generated during the run and at its end.
     SampleSection {
-        /// Prompt of the text; empty for no text.
+        /// Prompt of the first sample; empty for no such sample.
         prompt: String = String::new(),
-        /// Prompts of further texts, one text each; an empty prompt starts the text like a document.
+        /// Prompts of further samples, one each; with an empty prompt, the sample starts like a new document.
         #[serde(skip_serializing_if = "is_default")]
         prompts: Vec<String> = Vec::new(),
-        /// Steps between texts; 0 for texts only at the end.
+        /// Steps between samples; 0 for samples only at the end.
         #[serde(skip_serializing_if = "is_default")]
         every: u64 = 0,
         /// Tokens to generate.
@@ -467,7 +468,7 @@ section! {
 }
 
 impl SampleSection {
-    /// Returns the prompts of all texts, in order.
+    /// Returns the prompts of all samples, in order.
     pub fn all_prompts(&self) -> impl Iterator<Item = &str> {
         let first = Some(&self.prompt).filter(|prompt| !prompt.is_empty());
         first.into_iter().chain(&self.prompts).map(String::as_str)

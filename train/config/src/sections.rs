@@ -20,7 +20,7 @@ pub(super) fn sections() -> SectionKeys {
     found.into_inner()
 }
 
-/// A deserializer of a configuration that has every section and no key, which collects their names.
+/// A deserializer that presents every section without any key, and collects the names of sections and keys.
 #[derive(Clone, Copy)]
 struct Names<'a> {
     /// The section to deserialize; `None` for the whole configuration.

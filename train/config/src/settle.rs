@@ -16,7 +16,7 @@ pub struct DeviceDefaults {
 }
 
 impl DeviceDefaults {
-    /// Defaults for any CPU, before it is known which one.
+    /// Defaults for a CPU whose instructions are not known yet.
     pub const CPU: DeviceDefaults = DeviceDefaults { precision: Precision::F32, tokens: 2048 };
 
     /// Tokens per micro-batch on a GPU.
@@ -57,7 +57,7 @@ impl Config {
         }
     }
 
-    /// Settles open values, and returns those that depend on the device as lines of a configuration.
+    /// Replaces `auto` and unset values. Returns the values that depend on the device, as lines of a configuration.
     pub fn settle(&mut self, defaults: DeviceDefaults) -> Vec<String> {
         if self.optim.kind == MUON {
             // The settings that a run used are recorded in its folder.
@@ -80,7 +80,7 @@ impl Config {
         settled
     }
 
-    /// Returns whether the configuration allows f16, with its small range and its loss scale.
+    /// Returns whether the configuration allows f16, which has a small range and needs a loss scale.
     fn can_scale_losses(&self) -> bool {
         !self.shard.offload && !self.has_expert_bias()
     }
@@ -99,8 +99,8 @@ impl Config {
         })
     }
 
-    /// Returns the largest number of sequences, with at most `tokens` tokens together, that divides a rank's
-    /// part of the batch; at least one.
+    /// Returns the largest number of sequences, with at most `tokens` tokens in total, that divides a rank's part
+    /// of the batch; at least one.
     pub fn rows_of(&self, tokens: usize) -> usize {
         let per_rank = self.train.global_batch / self.train.ranks.max(1);
         let most = (tokens / self.data.seq_len.max(1)).min(per_rank);
@@ -135,7 +135,7 @@ mod tests {
             let text = toml::to_string(config).expect("TOML");
             assert_eq!(&self::config(&text), config);
         }
-        // No value is open any more.
+        // A settled configuration has no value left to settle.
         assert_eq!(gpu.clone().settle(DeviceDefaults::CPU), [""; 0]);
         assert_eq!((gpu.micro_batch(), gpu.precision.compute()), (32, Precision::Bf16));
     }

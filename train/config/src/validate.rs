@@ -55,7 +55,7 @@ impl Config {
 
     /// Like [`Config::validate`], for ranks that are threads of this process.
     pub fn validate_threads(&self) -> Result<(), ConfigError> {
-        // More ranks than any job can have are an error in any case.
+        // Caps the number: `check_ranges` reports more ranks than any job can have.
         let ranks = self.train.ranks.min(MAX_RANKS);
         self.check(
             thread_ranks("train.ranks", ranks).filter(|_| ranks == self.train.ranks).into_iter().collect(),
@@ -69,9 +69,9 @@ impl Config {
         self.check_device(&mut problems);
         self.check_precision(&mut problems);
         self.check_mpi(&mut problems);
-        // A placeholder if the vocabulary is not known yet; it divides nothing.
+        // An unknown vocabulary has a placeholder size, which no other size has to divide.
         match self.model.resolve(Some(self.data.vocab_size.max(1))) {
-            // The weights complete the model.
+            // The initial weights supply the missing sizes.
             Err(_) if self.init_from().is_some() => {}
             Ok(model) => {
                 if let Err(error) = model.validate() {
@@ -93,7 +93,7 @@ impl Config {
         Some(self.init.from.as_path()).filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// Returns a test of whether `train.freeze` matches the name of a parameter.
+    /// Returns a predicate for parameter names that `train.freeze` matches.
     pub fn frozen(&self) -> impl Fn(&str) -> bool + Send + Sync + 'static + use<> {
         let prefixes = self.train.freeze.clone();
         move |name| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()))
@@ -105,7 +105,7 @@ impl Config {
         if kind != MUON && muon.is_some() {
             problems.push(format!("[optim.muon] is for optim.kind = \"muon\", not \"{kind}\""));
         }
-        // Also if the section is missing.
+        // Without the section, its defaults are checked.
         let muon = muon.clone().or_else(|| (kind == MUON).then(MuonSection::default));
         if let Some(MuonSection { lr, momentum, weight_decay, ns_steps, .. }) = muon {
             rates.push(("optim.muon.lr", lr, FROM_0));
@@ -132,7 +132,7 @@ impl Config {
                 problems.push(format!("{key} = {value}: must be {range}"));
             }
         }
-        // Other rates are scaled with `optim.lr`.
+        // The schedule of `optim.lr` scales the other rates, so they cannot be set if it is 0.
         let moves = rates.iter().find(|(key, rate, _)| key.ends_with("lr") && *rate != 0.0);
         if let (0.0, Some((key, rate, _))) = (*lr, moves) {
             problems.push(format!("{key} = {rate} follows optim.lr, which is 0: set optim.lr above 0"));
@@ -204,12 +204,12 @@ impl Config {
     fn check_schedules(&self, problems: &mut Vec<String>) {
         let (OptimSection { groups, .. }, steps) = (&self.optim, self.train.steps);
         let of_rest = self.optim.lr_schedule();
-        // A group's values inherited from `[optim]` are reported there.
+        // Values that a group inherits from `[optim]` are reported for `[optim]`.
         let own = groups.iter().filter(|group| group.warmup_steps.or(group.decay_steps).is_some());
         let own = own.filter_map(|group| Some(("optim.groups: ", "", group.lr_schedule(of_rest)?)));
         for (place, again, schedule) in iter::once(("optim.", "optim.", of_rest)).chain(own) {
             let LrSchedule { warmup_steps: warmup, decay_steps, .. } = schedule;
-            // A warm-up alone is shortened.
+            // A warm-up without a decay is shortened instead.
             let Some(decay) = decay_steps else { continue };
             let both = warmup.saturating_add(decay);
             if both > steps {
@@ -289,7 +289,7 @@ impl Config {
         self.model.moe.as_ref().is_some_and(|moe| moe.expert_bias)
     }
 
-    /// Checks settings around f16, whose loss scale adapts on the computing GPU, and whose range is small.
+    /// Checks the settings that f16 restricts: its range is small, and its loss scale adapts on the GPU.
     pub(super) fn check_precision(&self, problems: &mut Vec<String>) {
         let is_f16 = self.precision.compute == Choice::Is(Precision::F16);
         for (is_wrong, problem) in [
@@ -311,7 +311,7 @@ impl Config {
             (
                 is_f16 && self.has_expert_bias(),
                 "precision.compute = \"f16\" and model.moe.expert_bias = true cannot be combined, because \
-                 the load of experts travels in numbers that f16 does not have: use \"bf16\", or \
+                 f16 cannot represent the numbers in which the load of experts is sent: use \"bf16\", or \
                  model.moe.router_aux_loss_coef alone",
             ),
         ] {
@@ -365,7 +365,7 @@ impl Config {
     }
 }
 
-/// Returns an error message for `value` of `key`, a key or a flag, if it is not in `range`.
+/// Returns an error message if `value` is not in `range`; `key` is the key or flag that set it.
 fn out_of_range(key: &str, value: u64, range: RangeInclusive<u64>) -> Option<String> {
     let (least, most) = range.into_inner();
     match value {
@@ -379,7 +379,7 @@ fn out_of_range(key: &str, value: u64, range: RangeInclusive<u64>) -> Option<Str
 /// each other down.
 fn too_many_threads(threads: usize) -> Option<String> {
     let (mine, all) = (cores(), cores_of_machine());
-    // The process may be restricted to some cores, and the number applies to all ranks of the machine.
+    // This process may be restricted to some cores, but `device.threads` is for all ranks of the machine.
     let most = mine.saturating_mul(16).max(all.unwrap_or(mine).saturating_mul(2)).max(64);
     (most < threads && threads <= MAX_THREADS).then(|| {
         format!(

@@ -1,5 +1,5 @@
 //! A custom training loop: ranks, shards, batches, forward, backward, clipping, update, log and checkpoint. A
-//! second call resumes from the checkpoint, under any strategy.
+//! second run resumes from the checkpoint, under any strategy.
 //!
 //!     cargo run --release -- data prepare --input README.md docs --out runs/data/loop --vocab-size 512
 //!     cargo run --release --example own_loop -- runs/data/loop runs/own-loop FULL_SHARD 20
@@ -83,7 +83,7 @@ fn train(world: Arc<dyn Communicator>, policy: Policy, data: &Path, out: &Path, 
         let targets = tokens(batch.targets, batch.rows, SEQ, &training);
         let context = Context::training(Key::new(SEED).fork_index(step), first, 0.0);
         engine.begin_step();
-        // The losses of ranks are summed, so each divides by the tokens of all ranks.
+        // The losses of all ranks are summed, so each rank divides by the number of tokens of all ranks.
         let scale = 1.0 / (BATCH as usize * SEQ) as f64;
         let loss = decoder::loss(&model.pass(&training), inputs, targets, scale, &context);
         engine.check()?;

@@ -50,13 +50,13 @@ fn perplexity(step: &LoggedStep<'_>) -> MetricResult {
     Ok(step.metrics.loss.exp())
 }
 
-/// Returns the norm of all weights. Every rank adds up its shards.
+/// Returns the norm of all weights. Every rank sums the squares of its shards.
 fn weight_norm(step: &LoggedStep<'_>) -> MetricResult {
     let squares = step.engine.weight_norms()?.into_iter().map(|(_, norm)| norm * norm);
     Ok(squares.sum::<f64>().sqrt())
 }
 
-/// Returns the largest weight of the embedding: each rank contributes the largest of its part.
+/// Returns the largest weight of the embedding. Every rank contributes the largest weight of its shard.
 fn largest_embedding(step: &LoggedStep<'_>) -> MetricResult {
     let largest =
         |_, values: &[f32]| values.iter().fold(0.0, |most: f64, value| most.max(f64::from(value.abs())));

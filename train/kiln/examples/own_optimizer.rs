@@ -15,7 +15,7 @@ use serde::Deserialize;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Lion (Chen et al., 2023): a step of the learning rate in the direction of the sign of a momentum.
+/// Lion (Chen et al., 2023): steps by the learning rate in the direction of the sign of a momentum.
 #[derive(Debug)]
 struct Lion {
     settings: LionSettings,
@@ -26,9 +26,9 @@ struct Lion {
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct LionSettings {
-    /// Share of the momentum in the direction.
+    /// Share of the momentum in the direction of a step; the rest is the gradient's.
     blend: f32,
-    /// Share of the momentum that is kept in each step.
+    /// Share of the momentum that each step keeps.
     momentum: f32,
 }
 
@@ -58,7 +58,7 @@ impl Rule for Lion {
         Settings { weight_decay, ..Settings::default() }
     }
 
-    /// Elements come in any number of runs, with arbitrary boundaries.
+    /// A shard is passed in any number of runs of elements, with arbitrary boundaries.
     fn update(&self, step: &UpdateStep, run: ShardRun<'_>) {
         let LionSettings { blend, momentum: stays } = self.settings;
         let ShardRun { weights, gradient, mut slots, settings } = run;

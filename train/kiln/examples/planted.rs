@@ -1,5 +1,5 @@
-//! A program with a planted mistake, which `kiln diff` finds by comparison with the same program without it.
-//! The variable PLANTED names the mistake.
+//! A program with a planted mistake, which `kiln diff` finds by comparing runs with and without the mistake. The
+//! variable PLANTED names it.
 //!
 //!     P="cargo run --release --example planted --"
 //!     S="--set model.attention=mine --set model.feed_forward=mine --hash steps=1-3 --set train.steps=3"
@@ -80,8 +80,7 @@ impl Layer for Attention {
     }
 }
 
-/// Panics if `PLANTED` is `exhausted:BYTES`, with that many bytes left to the thread and all other memory used
-/// up.
+/// If `PLANTED` is `exhausted:BYTES`, uses up all memory except that many bytes, and then panics.
 #[allow(unsafe_code)]
 fn exhaust() {
     let planted = std::env::var("PLANTED").unwrap_or_default();
@@ -92,8 +91,8 @@ fn exhaust() {
     let pages: u64 = used.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
     let current = Some(pages * rustix::param::page_size() as u64);
     let _ = rustix::process::setrlimit(Resource::As, Rlimit { current, maximum: None });
-    // Bypasses the global allocator, which would notice. Without `black_box`, the compiler drops these allocations and
-    // takes them for successful.
+    // Bypasses the global allocator, which would notice. `black_box` keeps the compiler from removing these
+    // allocations and assuming that they succeed.
     let block = |bytes: usize| Layout::from_size_align(bytes.max(16), 16).unwrap_or(Layout::new::<u128>());
     // SAFETY: no layout is empty, and the only freed block was allocated there with its layout.
     unsafe {
@@ -117,9 +116,9 @@ struct FeedForward {
 }
 
 thread_local! {
-    /// Number of updates of this thread: a state of the optimizer that no checkpoint stores.
+    /// Number of updates in this thread: optimizer state that no checkpoint stores.
     static UPDATES: Cell<u32> = const { Cell::new(0) };
-    /// Number of passes of this thread: a mask must not depend on it.
+    /// Number of forward passes in this thread: a dropout mask must not depend on it.
     static PASSES: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -137,7 +136,7 @@ fn gain(width: usize, first: f32, device: &Device) -> Param<Tensor<1>> {
 
 impl Layer for FeedForward {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
-        // The added term is 0, but has a gradient if the mistake is planted.
+        // The added term is 0; its gradient is 0 too, unless the mistake is planted.
         let stray = if self.index == 1 && is_planted("backward") { 0.01 } else { 0.0 };
         let twice = if self.index == 0 && is_planted("gradient") { 2.0 } else { 1.0 };
         let gain = self.gain.val();
@@ -152,7 +151,7 @@ impl Layer for FeedForward {
     }
 }
 
-/// The cross-entropy of each token.
+/// Returns the cross-entropy of each token.
 fn loss(_: LossInit) -> Result<TokenLoss, ConfigError> {
     Ok(TokenLoss::new(|logits: Tensor<2>, targets| {
         let [tokens, _] = logits.dims();

@@ -1,5 +1,5 @@
-//! The command line: its commands, and how they end. The arguments of a command are in the command's module,
-//! and its `run` executes it.
+//! The command line: its commands, and how a command ends. Each command has a module with its arguments, and with
+//! the method `run`, which executes it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -135,7 +135,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Machine", &["doctor", "bench", "warmup"]),
 ];
 
-/// The command line, with its commands in [`GROUPS`].
+/// Returns the command line, with its commands in [`GROUPS`].
 fn command_line() -> clap::Command {
     let command = Cli::command();
     let mut help = String::from("{about}\n\n{usage-heading} {usage}\n");
@@ -153,12 +153,12 @@ fn command_line() -> clap::Command {
 }
 
 impl Command {
-    /// Returns whether the output only reports progress, so that the command need not wait for a reader.
+    /// Returns whether the command's output only reports progress, so that the command need not wait for a reader.
     fn is_run(&self) -> bool {
         matches!(self, Command::Train(_) | Command::Launch(_))
     }
 
-    /// Returns whether the command runs ranks, which must not wait for a reader of the output.
+    /// Returns whether the command runs ranks, which must not wait for a reader of their output.
     fn never_blocks(&self) -> bool {
         self.is_run() || matches!(self, Command::Replay(_))
     }
@@ -184,7 +184,7 @@ enum BenchCommand {
 
 /// Runs the command named in the arguments of this process, with the parts of `program`: a
 /// [`Registry`](kiln_train::registry::Registry), or one with a training loop. Returns the exit code. Sets up the
-/// process as [`process::start`] does, except for the allocator, which the binary sets.
+/// process as [`process::start`] does, except for the allocator, which the binary must set.
 pub fn main(program: impl Into<Program>) -> ExitCode {
     let program = program.into();
     // Sets the version for crash reports, which `begin` sets up.
@@ -199,7 +199,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Ok(cli) => cli.command,
         Err(error) => return ExitCode::from(tell_usage(&error)),
     };
-    // A run does not wait for a reader of its output; the output of other commands is their purpose.
+    // A run must not wait for a reader of its output; other commands wait, because they exist for their output.
     let is_run = command.is_run();
     let _output = command.never_blocks().then(output::never_block);
     if let Err(error) = begun {
@@ -278,7 +278,7 @@ fn exit(outcome: Result<u8>, is_run: bool) -> ExitCode {
     ExitCode::from(if code == 0 && !is_run && !is_told { FAILED } else { code })
 }
 
-/// Prints help, the version, or an error about the arguments; returns the exit code.
+/// Prints the parser's help, version or error; returns the exit code.
 fn tell_usage(error: &clap::Error) -> u8 {
     let printed = error.print().and_then(|()| io::stdout().flush());
     match printed {
@@ -296,7 +296,7 @@ fn tell_usage(error: &clap::Error) -> u8 {
     }
 }
 
-/// Returns `arguments` with earlier spellings replaced: `--checkpoint CHECKPOINT`, and `export metrics`.
+/// Returns `arguments` with two earlier spellings replaced: `--checkpoint CHECKPOINT`, and `export metrics`.
 fn in_current_spelling(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     const COMMANDS: [&str; 4] = ["convert", "eval", "export", "generate"];
     let mut arguments: Vec<_> = arguments.collect();
@@ -314,7 +314,7 @@ fn in_current_spelling(arguments: impl Iterator<Item = OsString>) -> Vec<OsStrin
     arguments
 }
 
-/// Returns the flag in the arguments that the command does not know.
+/// Returns the flag that the command does not know, if that is the error.
 fn unknown_flag(error: &clap::Error) -> Option<String> {
     match error.get(ContextKind::InvalidArg)? {
         ContextValue::String(flag) if error.kind() == clap::error::ErrorKind::UnknownArgument => {

@@ -20,13 +20,13 @@ pub type Result<T, E = CommandError> = std::result::Result<T, E>;
 /// An error of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// A run failed, or a part of it, such as its data or a checkpoint.
+    /// A run failed, or one of its parts, such as the data or a checkpoint.
     #[error(transparent)]
     Train(#[from] TrainError),
     /// A debugging command failed.
     #[error(transparent)]
     Debug(#[from] DebugError),
-    /// The object of an inspection is damaged or missing.
+    /// The inspected object is damaged or missing.
     #[error(transparent)]
     Inspect(#[from] InspectError),
 }
@@ -37,7 +37,7 @@ impl CommandError {
         TrainError::usage(problem).into()
     }
 
-    /// Returns the error of a run, if it is one.
+    /// Returns the wrapped error of a run, if this is one.
     pub fn train_error(&self) -> Option<&TrainError> {
         match self {
             CommandError::Train(error) | CommandError::Debug(DebugError::Train(error)) => Some(error),
@@ -54,12 +54,12 @@ impl CommandError {
         }
     }
 
-    /// Returns whether nothing went wrong: a stop was requested before there was anything to save.
+    /// Returns whether this is not a failure: the user stopped the command before there was anything to save.
     pub fn is_stop(&self) -> bool {
         self.train_error().is_some_and(TrainError::is_stop)
     }
 
-    /// Returns whether the failure of another rank is the cause.
+    /// Returns whether the error only follows from the failure of another rank.
     pub fn is_consequence(&self) -> bool {
         self.train_error().is_some_and(TrainError::is_consequence)
     }
@@ -95,8 +95,8 @@ pub enum InspectError {
         .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>()
     )]
     Damaged { folder: String, problems: Vec<String> },
-    /// No usable file was found. `folder`: the folder that was searched; `skipped`: the files found there,
-    /// and the problem of each.
+    /// No usable file was found. `folder`: the folder that was searched; `skipped`: the files found there, and
+    /// what is wrong with each.
     #[error(
         "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",
         .folder.display(),

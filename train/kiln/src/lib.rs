@@ -26,9 +26,9 @@
 //!
 //! `examples/own-crate` is a crate outside of the repository. The map of the code is `ARCHITECTURE.md`.
 //!
-//! Independently usable parts are separate crates, re-exported here as modules: [`data`], [`checkpoint`], [`place`].
-//! None of these crates depends on this one. A custom binary that does not call [`cli::main`] calls [`process::start`]
-//! first.
+//! Parts that can be used alone are separate crates, re-exported here as modules: [`data`], [`checkpoint`],
+//! [`place`]. None of these crates depends on this one. A custom binary that does not call [`cli::main`] calls
+//! [`process::start`] first.
 
 pub mod cli;
 mod commands;
@@ -57,8 +57,8 @@ pub use kiln_train::{
 };
 pub use serde;
 
-/// Sets the global allocator that counts the memory of each rank and keeps it from step to step. A program without it
-/// also trains, but reports no memory.
+/// Sets the global allocator that counts the memory of each rank, and keeps freed memory for the next step. A
+/// program without it also trains, but reports no memory.
 #[macro_export]
 macro_rules! allocator {
     () => {

@@ -1,4 +1,4 @@
-//! Everything that a program with its own parts needs.
+//! Everything that a program with custom layers, losses or optimizers needs.
 //!
 //! ```no_run
 //! use kiln::burn::tensor::activation::relu;

@@ -15,7 +15,7 @@ use crate::version::version;
 /// Returns `options` with the tools of this program, unless `options` already has tools.
 fn with_tools(options: &RunOptions) -> RunOptions {
     version();
-    // Before the options are cloned: a second handle of the flag means that the caller stops its runs itself.
+    // Checked before the options are cloned: a second handle of the flag means that the caller stops its runs itself.
     process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);
     let mut options = options.clone();
     options.tools.get_or_insert_with(|| Arc::new(RunTools::default()));
@@ -26,7 +26,7 @@ fn with_tools(options: &RunOptions) -> RunOptions {
 ///
 /// # Errors
 ///
-/// As there.
+/// As for [`kiln_train::run::train`].
 pub fn train(config: Config, options: &RunOptions) -> Result<Summary, TrainError> {
     run::train(config, &with_tools(options))
 }
@@ -48,7 +48,7 @@ pub fn train_with(
 ///
 /// # Errors
 ///
-/// As there.
+/// As for [`kiln_train::run::train_joined`].
 pub fn train_joined(
     world: Arc<dyn Communicator>,
     config: Config,

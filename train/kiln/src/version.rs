@@ -2,7 +2,7 @@
 
 use kiln_train::version;
 
-/// Optional parts of this program.
+/// Optional parts of this program, and whether it was built with each.
 const FEATURES: [(&str, bool); 5] = [
     ("cuda", cfg!(feature = "cuda")),
     ("wgpu", cfg!(feature = "wgpu")),
@@ -11,7 +11,7 @@ const FEATURES: [(&str, bool); 5] = [
     ("parquet", cfg!(feature = "parquet")),
 ];
 
-/// Returns the version, commit and features of this program, on one line, and makes them known to the trainer.
+/// Returns the version, commit and features of this program, on one line, and passes them to the trainer.
 pub(crate) fn version() -> &'static str {
     version::set_version(describe());
     version::version()

@@ -28,7 +28,7 @@ const PAGES: [&str; 11] = [
     "docs/gpus.md",
 ];
 
-/// What the test knows besides: `cargo run` is `kiln` here, and what CI runs anyway is not run again.
+/// Definitions for all commands: `cargo run` means `kiln` here, and commands that CI runs anyway are skipped.
 const PRELUDE: &str = r#"
 cargo() {
     case "$1 $2 $3" in
@@ -51,7 +51,7 @@ struct Block {
     line: usize,
     kind: Kind,
     text: String,
-    /// The words of the comment before it.
+    /// The words of the comment before the block.
     note: String,
 }
 
@@ -135,8 +135,8 @@ fn masked(line: &str) -> String {
     })
 }
 
-/// Returns the first line of `expected` that is missing in `said`, which must have all of them in this order; lines of
-/// dots stand for any.
+/// Returns the first line of `expected` that `said` lacks. The lines must occur in this order; a line of dots
+/// stands for any lines.
 fn missing<'a>(expected: &'a str, said: &str) -> Option<&'a str> {
     let mut said: VecDeque<String> = said.lines().map(masked).collect();
     expected.lines().filter(|line| !["", "...", "…"].contains(&line.trim())).find(|line| {
@@ -171,7 +171,7 @@ fn run(script: &str, clone: &Path, typed: Option<&str>) -> (Option<i32>, String)
         let (lines, mut input) = (typed.to_owned(), child.stdin.take().expect("it is piped"));
         std::thread::spawn(move || {
             for line in lines.split(';') {
-                // The prompt has to be there first; what is typed before stays in the terminal's buffer.
+                // Waits for the prompt; until then, typed text would stay in the terminal's buffer.
                 std::thread::sleep(std::time::Duration::from_secs(2));
                 let _ = std::io::Write::write_all(&mut input, format!("{}\n", line.trim()).as_bytes());
             }
@@ -194,7 +194,7 @@ fn commands_of_all_pages_do_what_the_pages_show() {
     let only = std::env::var("KILN_PAGES").unwrap_or_default();
     let mut problems = Vec::new();
     for page in PAGES.into_iter().filter(|page| page.contains(&only)) {
-        // The page as it is here, so that a change can be tried before it is committed.
+        // Uses the page in the working tree, so that a change can be tested before it is committed.
         let text = fs::read_to_string(repository().join(page)).expect("a page");
         let mut said = String::new();
         for Block { line, kind, text, note } in blocks(&text) {

@@ -32,7 +32,7 @@ impl Ended {
 }
 
 impl Folder {
-    /// A folder with a run `threads-<ranks>` for each number of ranks, which are threads.
+    /// Returns a folder with a run `threads-<ranks>` for each number of ranks, which are threads.
     fn with_threads(ranks: &[usize]) -> Folder {
         let folder = Folder(tempfile::tempdir().expect("a temporary folder"));
         for ranks in ranks {
@@ -60,7 +60,7 @@ impl Folder {
         arguments
     }
 
-    /// Trains into `out` as `ranks` processes.
+    /// Trains into `out` with `ranks` processes under mpirun.
     fn mpirun(&self, ranks: usize, out: &str, more: &[&str]) -> Ended {
         self.mpirun_with(&[], ranks, out, more)
     }
@@ -69,7 +69,7 @@ impl Folder {
     fn mpirun_with(&self, settings: &[(&str, &str)], ranks: usize, out: &str, more: &[&str]) -> Ended {
         let mut mpirun = Command::new("mpirun");
         mpirun
-            // Open MPI refuses both by default; tests may do them.
+            // By default, Open MPI refuses to run as root; tests may.
             .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
             .envs(settings.iter().map(|(name, value)| (format!("OMPI_MCA_{name}"), value)))
             .args(["--oversubscribe", "-n", &ranks.to_string(), env!("CARGO_BIN_EXE_kiln")])
@@ -79,7 +79,7 @@ impl Folder {
         Ended::of(&mut mpirun)
     }
 
-    /// Step and loss of every line, as printed.
+    /// Returns the step and loss of every line, as printed.
     fn losses(&self, out: &str) -> Vec<(u64, String)> {
         let text = fs::read_to_string(self.path(out).join("metrics.jsonl")).expect("metrics");
         let line = |line: &str| {
@@ -108,7 +108,7 @@ fn losses_are_those_of_threads() {
     }
 }
 
-/// The failed rank reports its own error without waiting for others; the others name it.
+/// The failed rank reports its own error without waiting for others; the other ranks name the failed rank.
 #[test]
 fn an_error_on_one_rank_ends_all() {
     let folder = Folder::with_threads(&[]);
@@ -118,7 +118,7 @@ fn an_error_on_one_rank_ends_all() {
         assert_eq!(ended.code, Some(1), "{ended:?}");
         let own = "error: fault drill in data loading of step 3";
         assert!(ended.stderr.contains(own), "{ended:?}");
-        // mpirun kills the remaining ranks a second later; without that, all reach their ends.
+        // By default, mpirun kills the other ranks after a second; with this setting, all ranks end by themselves.
         let patient = [("orte_abort_on_non_zero_status", "0")];
         let out = format!("{ranks}-{failing}-patient");
         let ended = folder.mpirun_with(&patient, ranks, &out, &["--fault", &fault]);
@@ -126,7 +126,7 @@ fn an_error_on_one_rank_ends_all() {
         assert_eq!(ended.stderr.matches(own).count(), 1, "{ended:?}");
         assert_eq!(ended.stderr.matches(&others).count(), ranks - 1, "{ended:?}");
     }
-    // An error in the configuration of a single rank is a usage error of all.
+    // An error in the configuration of one rank is a usage error of all ranks.
     let other = [":", "-n", "1", env!("CARGO_BIN_EXE_kiln")].map(str::to_owned);
     let more = [&other[..], &folder.arguments("other")].concat();
     let mut more: Vec<&str> = more.iter().map(String::as_str).collect();
@@ -145,11 +145,11 @@ fn a_rank_that_dies_or_hangs_ends_all() {
     let hang = ["--fault", "stop@backward:3:1", "--set", "comm.timeout_s=2"];
     let ended = folder.mpirun(2, "hangs", &hang);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    // As an error of rank 0; or, if MPI does not give back its buffers, as its last message.
+    // The message is rank 0's error or, if MPI does not give back the buffers, its last message.
     assert!(ended.stderr.contains("rank 1 has not answered for"), "{ended:?}");
 }
 
-/// mpirun passes on the exit code. It also passes on SIGUSR1, which reaches every rank.
+/// mpirun passes on the exit code of a run, and passes SIGUSR1 on to every rank.
 #[test]
 fn a_run_that_is_asked_to_stop_goes_on_to_the_same_bits() {
     let folder = Folder::with_threads(&[2]);

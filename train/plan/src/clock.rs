@@ -26,39 +26,39 @@ pub(crate) struct PlannedCall {
     pub phase: Phase,
     /// Bytes that each rank sends in one call.
     pub sent: u64,
-    /// Number of calls: passes in the middle of a step are alike.
+    /// Number of equal calls: those of a middle micro-batch are counted once for each such micro-batch.
     pub times: u64,
 }
 
-/// The speed of a collective on the links of an axis.
+/// The speed of a collective among the ranks of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LinkSpeed {
     /// Fixed latency of a call in seconds.
     pub latency_s: f64,
-    /// Bytes that a rank sends per second, in addition to the latency.
+    /// Bytes that a rank sends per second once the latency has passed.
     pub bytes_per_s: f64,
 }
 
 impl LinkSpeed {
-    /// Links that take no time.
+    /// Links on which a collective takes no time.
     pub const INSTANT: LinkSpeed = LinkSpeed { latency_s: 0.0, bytes_per_s: f64::INFINITY };
 }
 
 /// The speed of a rank's computation and communication.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speed {
-    /// FLOP/s in matrix products.
+    /// FLOP/s of matrix products.
     pub flops: f64,
     /// Bytes of memory read and written per second by all other operations.
     pub memory: f64,
-    /// True if collectives overlap with computation. They do not if the same cores do both.
+    /// True if collectives overlap with computation, which they do not if the same cores do both.
     pub overlaps: bool,
     /// Link speeds by operation and axis.
     pub(crate) links: Vec<(Operation, Axis, LinkSpeed)>,
 }
 
 impl Speed {
-    /// A rank that takes no time.
+    /// A rank whose work takes no time.
     pub const INSTANT: Speed =
         Speed { flops: f64::INFINITY, memory: f64::INFINITY, overlaps: true, links: Vec::new() };
 
@@ -69,12 +69,12 @@ impl Speed {
     }
 }
 
-/// The time of one rank, and the collectives of its step.
+/// The time of one rank's step so far, and its collectives.
 #[derive(Debug)]
 pub(super) struct Clock {
     speed: Speed,
     now: f64,
-    /// Time at which the issued collectives are done. They run in order.
+    /// Time at which all started collectives are done; they run one after the other.
     communicated: f64,
     waited: f64,
     calls: Vec<PlannedCall>,
@@ -89,17 +89,17 @@ impl Clock {
         Clock { speed, now: 0.0, communicated: 0.0, waited: 0.0, calls: Vec::new() }
     }
 
-    /// Adds products of `flops`, and `bytes` of other reads and writes.
+    /// Advances by matrix products of `flops` FLOP, and by `bytes` of memory that other operations read and write.
     pub(super) fn compute(&mut self, flops: f64, bytes: f64) {
         self.now += flops / self.speed.flops + bytes / self.speed.memory;
     }
 
-    /// Adds `seconds` of other work.
+    /// Advances by `seconds` of other work.
     pub(super) fn pass(&mut self, seconds: f64) {
         self.now += seconds;
     }
 
-    /// Starts a collective.
+    /// Starts a collective, and returns the time at which it will be done.
     pub(super) fn issue(&mut self, call: PlannedCall) -> Finish {
         let seconds = self.speed.seconds(&call);
         self.calls.push(call);
@@ -112,13 +112,13 @@ impl Clock {
         Finish(self.communicated)
     }
 
-    /// Waits for a collective.
+    /// Advances to the time at which a collective is done.
     pub(super) fn wait(&mut self, Finish(finish): Finish) {
         self.waited += (finish - self.now).max(0.0);
         self.now = self.now.max(finish);
     }
 
-    /// Returns the seconds so far, the part of them spent waiting, and the collectives.
+    /// Returns the seconds so far, how many of them were spent waiting, and the collectives.
     pub(super) fn read(&self) -> (f64, f64, &[PlannedCall]) {
         (self.now, self.waited, &self.calls)
     }

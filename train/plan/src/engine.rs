@@ -1,11 +1,11 @@
-//! The memory of one rank's parameter groups over a step: the weights, gradients and optimizer state that
-//! [`kiln_shard::Engine`] holds, and when.
+//! The memory of one rank's parameter groups over a step: which weights, gradients and optimizer state
+//! [`kiln_shard::Engine`] holds at each time.
 //!
-//! Groups, layouts, mesh and all decisions of the policy are those of [`kiln_shard`]. The order of events is
-//! repeated here: the engine's own states own buffers of a device, its schedule is driven by burn's tape and by
-//! the completion of real collectives, and the times and sizes that a plan needs for each event do not exist
-//! there. Running the engine on empty tensors would allocate what the plan is to predict. The tests in
-//! `train/kiln/tests/memory` compare the peaks of both.
+//! Groups, layouts, mesh and all decisions of the policy come from [`kiln_shard`]. Only the order of events is
+//! repeated here, because the engine cannot run without tensors: its states own device buffers, burn's tape and
+//! real collectives drive its schedule, and it does not know the times and sizes that a plan needs. Running it on
+//! empty tensors would allocate the memory that the plan is to predict. The tests in `train/kiln/tests/memory`
+//! compare the peaks of both.
 
 use kiln_collectives::{Operation, Phase};
 use kiln_model::meta::{GRADIENTS, Held, Ledger, LedgerEvent, Owner};
@@ -17,7 +17,7 @@ use super::clock::{Axis, Clock, Finish, PlannedCall, Speed};
 pub const WEIGHTS: Owner = "weights";
 /// Owner of the optimizer's slots.
 pub const OPTIMIZER: Owner = "optimizer state";
-/// Owner of gathered whole weights.
+/// Owner of the whole weights that a rank has gathered.
 pub const GATHERED: Owner = "gathered weights";
 /// Owner of buffers in transit between ranks.
 pub const COMMUNICATION: Owner = "communication";
@@ -25,9 +25,9 @@ pub const COMMUNICATION: Owner = "communication";
 /// Bytes of an `f32`.
 const F32: u64 = 4;
 
-/// Bytes per second between a GPU and the host: effective speed of copies over PCIe 4.0 with 16 lanes.
+/// Bytes per second between a GPU and the host: what copies over PCIe 4.0 with 16 lanes reach.
 const PCIE: f64 = 25e9;
-/// Host memory bandwidth in bytes per second for each rank that updates there.
+/// Host memory bandwidth in bytes per second for each rank that updates its parameters on the host.
 const HOST: f64 = 20e9;
 
 /// Bytes of an `f64`, the type of losses and norms.
@@ -36,13 +36,13 @@ const F64: u64 = 8;
 /// The buffers that ranks gather weights into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gathers {
-    /// Ranks are threads that read one copy, which is freed after its last use.
+    /// Ranks are threads that read one copy, which is freed after the last use.
     Shared,
     /// Each rank has a copy, whose buffer is reused for a later gather of the same size.
     Pooled,
 }
 
-/// A parameter group: its sizes, and its memory.
+/// A parameter group: its sizes, and the memory that it holds.
 struct Group {
     /// Elements of the flat buffer, and of this rank's shard of it.
     padded: u64,
@@ -51,11 +51,11 @@ struct Group {
     slots: u64,
     trainable: bool,
     is_whole: bool,
-    /// Shapes of its parameters.
+    /// Shapes of the group's parameters.
     shapes: Vec<Vec<usize>>,
     options: ShardOptions,
     state: Vec<Held>,
-    /// This rank's shard in the compute dtype, from the first gather on, if it is kept on a GPU.
+    /// This rank's shard in the compute dtype: on a GPU it may be kept, from the first gather on.
     compute: Option<Held>,
     weights: Weights,
     gradient: Gradient,
@@ -63,7 +63,7 @@ struct Group {
 
 enum Weights {
     Sharded,
-    /// Being gathered, with this rank's shard in the compute dtype, which is sent.
+    /// The weights are being gathered; `_sent` is this rank's shard in the compute dtype.
     Unsharding {
         whole: Held,
         _sent: Option<Held>,
@@ -74,26 +74,26 @@ enum Weights {
 
 enum Gradient {
     None,
-    /// The sum over the current micro-batches, and the reduced sum of earlier ones, if micro-batches are
-    /// reduced one by one.
+    /// `flat` is the sum over the current micro-batches; `earlier` is the reduced sum of earlier ones, if each
+    /// micro-batch is reduced.
     Accumulating {
         flat: Held,
         earlier: Option<Held>,
     },
-    /// Being reduced, with the buffer to send and this rank's shard of the sum.
+    /// The gradient is being reduced: `sent` is the whole gradient, `output` this rank's shard of the sum over ranks.
     Scattering {
         sent: Held,
         output: Held,
         earlier: Option<Held>,
         finish: Finish,
     },
-    /// A whole gradient, summed over the replicas, to be added to the sum of earlier micro-batches.
+    /// A whole gradient is being summed over the replicas, and will be added to the sum of earlier micro-batches.
     Adding {
         sent: Held,
         earlier: Held,
         finish: Option<Finish>,
     },
-    /// This rank's shard, summed over the micro-batches so far.
+    /// The reduced gradient of this rank, summed over the micro-batches so far.
     Reduced(Held),
 }
 
@@ -103,27 +103,27 @@ pub(super) struct Groups {
     policy: Policy,
     mesh: Mesh,
     gathers: Gathers,
-    /// True if the plan is for the host's memory.
+    /// True if the host computes, so that the plan is for the memory of the host.
     pub(super) on_host: bool,
     offloads: bool,
     groups: Vec<Group>,
-    /// Positions of the groups of each module.
+    /// For each module, the positions of its groups.
     modules: Vec<std::ops::Range<usize>>,
-    /// A flat buffer for the next gradient of the same size.
+    /// A free flat buffer and its number of elements, for the next gradient of the same size.
     spare: Option<(u64, Held)>,
-    /// The group whose reduction is in progress, and whose buffer the next gradient reuses.
+    /// The group whose reduction is in progress; the next gradient reuses the buffer that it sends.
     under_way: Option<usize>,
-    /// Temporary buffer of the sum over replicas in progress.
+    /// Temporary buffer of the sum over replicas that is in progress.
     replicating: Option<Held>,
-    /// End of the last sum over replicas.
+    /// Time at which the last sum over replicas is done.
     replicated: Option<Finish>,
     pub(super) clock: Clock,
-    /// A flag that is true if the pass will gather again, and a buffer for the next gather of the same size.
+    /// True if this pass will gather again; and a free buffer for the next gather of the same size.
     pool: (bool, Option<(u64, Held)>),
-    /// Position of the forward pass.
+    /// Position of the last group that forward has read.
     position: usize,
     pub(super) last_micro_batch: bool,
-    /// Bytes allocated so far when backward entered its current module.
+    /// Bytes allocated in total when backward entered its current module.
     pub(super) allocated: u64,
 }
 
@@ -192,8 +192,8 @@ impl Groups {
         }
     }
 
-    /// Adds the optimizer's slots of the first update for each group, in a separate ledger if they are
-    /// `offloaded`. Returns the allocations by group.
+    /// Adds the slots that the optimizer allocates for each group in the first update; `offloaded` is the ledger
+    /// for offloaded slots. Returns the allocations by group.
     pub(super) fn add_slots(&mut self, offloaded: Option<&Ledger>) -> Vec<Vec<LedgerEvent>> {
         let own = self.ledger.clone();
         let add = |group: &mut Group| {
@@ -208,7 +208,7 @@ impl Groups {
         self.policy.compute_dtype.size() as u64
     }
 
-    /// Starts a collective over an axis, on a whole buffer of `bytes`.
+    /// Starts a collective among the ranks of `axis`, on a whole buffer of `bytes`.
     fn issue(&mut self, operation: Operation, axis: Axis, phase: Phase, bytes: u64) -> Finish {
         let ranks = match axis {
             Axis::Shard => self.mesh.shard_size(),
@@ -288,7 +288,7 @@ impl Groups {
         }
     }
 
-    /// Reads a module's weights in forward, while those of the next module are gathered.
+    /// Reads a module's weights in forward, and starts to gather those of the next module.
     pub(super) fn read_in_forward(&mut self, module: usize) {
         let positions = self.modules[module].clone();
         positions.clone().for_each(|at| self.unshard(at, Phase::Forward));
@@ -302,7 +302,7 @@ impl Groups {
         }
     }
 
-    /// Leaves a module in forward. With `tape`, frozen weights stay for backward.
+    /// Leaves a module in forward. With `tape`, frozen weights stay gathered for backward.
     pub(super) fn leave_forward(&mut self, module: usize, tape: bool) {
         for at in self.modules[module].clone() {
             let group = &self.groups[at];
@@ -313,7 +313,7 @@ impl Groups {
         }
     }
 
-    /// Enters a module's output in backward; the pass `goes_on` to the previous module.
+    /// Enters a module in backward; `goes_on` is true if the pass continues to the previous module.
     pub(super) fn enter_backward(&mut self, module: usize, goes_on: bool) {
         for at in self.modules[module].clone() {
             if self.groups[at].options.unshard_in_backward {
@@ -340,7 +340,7 @@ impl Groups {
     /// Leaves a module in backward, after the gradients `written` have been computed.
     pub(super) fn leave_backward(&mut self, module: usize, written: Vec<Held>) {
         self.accumulate(module);
-        // The gradients are added to the flat buffers one after the other.
+        // The gradients are first added to the flat buffers, one after the other.
         drop(written);
         if self.reduces() {
             for at in self.modules[module].clone() {
@@ -349,8 +349,7 @@ impl Groups {
         }
     }
 
-    /// Adds the gradients of one use of a module to its flat buffers. This use does not read the weights any
-    /// more.
+    /// Adds the gradients of one use of a module to its flat buffers. The use no longer needs the weights.
     pub(super) fn accumulate(&mut self, module: usize) {
         for at in self.modules[module].clone() {
             self.reshard_after_use(at);
@@ -370,7 +369,7 @@ impl Groups {
         }
     }
 
-    /// Returns whether the current micro-batch is reduced.
+    /// Returns whether the current micro-batch is reduced on its own.
     fn reduces(&self) -> bool {
         let communicates = self.communicates() || self.mesh.replicate_size() > 1;
         self.policy.reduces(self.last_micro_batch, communicates)
@@ -391,7 +390,7 @@ impl Groups {
         }
     }
 
-    /// Starts to reduce a gradient.
+    /// Starts to reduce the gradient of the group at `at`.
     fn post_backward(&mut self, at: usize) {
         let (flat, earlier) = match std::mem::replace(&mut self.groups[at].gradient, Gradient::None) {
             Gradient::Accumulating { flat, earlier } => (flat, earlier),
@@ -417,7 +416,7 @@ impl Groups {
                 self.under_way = Some(at);
                 return;
             }
-            // Replicas sum the buffer in place, each one a part of it.
+            // Replicas sum the buffer in place; each replica sums one part of it.
             self.replicate(padded, Phase::Backward);
             drop(original);
             let reduced = match casts {
@@ -436,7 +435,7 @@ impl Groups {
         self.under_way = Some(at);
     }
 
-    /// Starts the sum of `elements` over the replicas.
+    /// Starts to sum `elements` elements over the replicas.
     fn replicate(&mut self, elements: u64, phase: Phase) {
         let replicas = self.mesh.replicate_size() as u64;
         if replicas > 1 {
@@ -449,7 +448,7 @@ impl Groups {
         }
     }
 
-    /// Waits for the reduction in progress: its flat buffer is reused for the next gradient.
+    /// Waits for the reduction in progress, so that the next gradient can reuse its flat buffer.
     fn settle(&mut self) {
         let Some(at) = self.under_way.take() else { return };
         let (padded, shard) = (self.groups[at].padded, self.groups[at].shard);
@@ -482,14 +481,14 @@ impl Groups {
         self.groups[at].gradient = Gradient::Reduced(reduced);
     }
 
-    /// Keeps the buffer of a sent gradient for the next one if it is f32.
+    /// Keeps the buffer of a sent gradient, if it is f32, for the next gradient.
     fn keep(&mut self, padded: u64, sent: Held, is_f32: bool) {
         if is_f32 {
             self.spare = Some((padded, sent));
         }
     }
 
-    /// Returns the sum of `earlier` micro-batches after adding `elements` to it.
+    /// Adds `elements` elements to `earlier`, the sum of earlier micro-batches, and returns the sum.
     fn added(&mut self, earlier: Held, elements: u64) -> Held {
         self.clock.compute(0.0, elements.saturating_mul(3 * F32) as f64);
         earlier
@@ -519,8 +518,8 @@ impl Groups {
         self.clock.wait(finish);
     }
 
-    /// Runs the update, after which each group's gradient is freed. Rules that need whole parameters gather
-    /// them. Returns the allocations and frees, by group, and then those of the end.
+    /// Runs the update, which frees the gradient of each group. Rules that need whole parameters gather them.
+    /// Returns the allocations and frees, by group, and then those at the end of the update.
     pub(super) fn update(&mut self) -> Vec<Vec<LedgerEvent>> {
         let mut events = Vec::new();
         self.wait_for(Operation::AllReduce, Axis::World, Phase::Loss, F64);
@@ -531,7 +530,7 @@ impl Groups {
         for at in 0..self.groups.len() {
             let Group { shard, slots, trainable, is_whole, .. } = self.groups[at];
             if trainable {
-                // Values are read and written once, but the gradient is read twice, also for its norm.
+                // Values are read and written once, but the gradient is read a second time for its norm.
                 let values = shard.saturating_mul(slots.saturating_mul(2).saturating_add(4));
                 let bytes = values.saturating_mul(F32) as f64;
                 if self.offloads {
@@ -547,7 +546,7 @@ impl Groups {
             }
             events.push(self.ledger.take_events());
         }
-        // The directions of a group are gathered while those of the previous group are transformed.
+        // While the directions of one group are transformed, those of the next group are gathered.
         let wholes: Vec<_> = (0..self.groups.len()).filter(|at| self.groups[*at].is_whole).collect();
         let (mut directions, mut updates) = (None, None);
         for at in wholes.iter().copied().map(Some).chain([None]) {
@@ -572,7 +571,7 @@ impl Groups {
         events
     }
 
-    /// Transforms the matrices of the group at `at` into updates, which are returned, and reduces these.
+    /// Transforms the matrices of the group at `at` into updates, and reduces them. Returns the buffer of the updates.
     fn transform(&mut self, at: usize) -> Held {
         let whole = self.whole_bytes(at);
         let made = self.ledger.hold(COMMUNICATION, whole);
@@ -594,9 +593,9 @@ impl Groups {
     }
 }
 
-/// Returns the elements that the orthogonalisation of a parameter of this `shape` needs in addition to it:
-/// copies of its matrices, and of their products with their transposes, as tensors and as operands of products.
-/// On a GPU, burn writes some sums to new memory.
+/// Returns how many elements the orthogonalisation of a parameter of this `shape` needs in addition to the
+/// parameter: copies of its matrices, and of their products with their transposes, as tensors and as operands of
+/// products. On a GPU, burn writes some sums to new memory.
 fn orthogonalisation(shape: &[usize], on_host: bool) -> u64 {
     let [others @ .., rows, columns] = shape else { return 0 };
     let product = |sizes: &[usize]| sizes.iter().fold(1, |n: u64, size| n.saturating_mul(*size as u64));

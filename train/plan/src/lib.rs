@@ -1,8 +1,8 @@
 //! Predicts a run's memory, traffic and step time, for `kiln plan` and for the check of memory before a run.
 //!
-//! `memory` runs through a step without values; `engine` models its parameter groups, `clock` its time, `pages`
-//! the memory that a GPU's runtime reserves for it. `target` describes the hardware of a plan, `table` compares
-//! the ways to run a configuration, `plan_report` recommends one and prints the plan.
+//! `memory` runs through a step without values; `engine` models the memory of parameter groups, `clock` the time,
+//! and `pages` the memory that a GPU's runtime reserves. `target` describes the hardware of a plan, `table`
+//! compares the ways to run a configuration, `plan_report` recommends one and prints the plan.
 
 mod clock;
 mod engine;

@@ -48,20 +48,20 @@ pub struct RankShape<'a> {
 pub struct PlannedStep {
     /// Peak memory of the rank on the device that computes.
     pub peak: MemoryPeak,
-    /// Bytes of its largest buffer on the device that computes.
+    /// Bytes of the rank's largest buffer on the device that computes.
     pub largest: u64,
-    /// Bytes of a GPU's pages that hold all buffers; 0 on the host.
+    /// Bytes of the pages that hold all buffers on a GPU; 0 on the host.
     pub reserved: u64,
     /// Memory of the rank on the host while a GPU computes.
     pub offloaded: MemoryPeak,
-    /// Duration in seconds.
+    /// Duration of the step in seconds.
     pub seconds: f64,
-    /// Seconds of the duration that the rank waits for others.
+    /// Seconds that the rank waits for other ranks.
     pub waited: f64,
     /// Collectives of the step.
     pub(crate) calls: Vec<PlannedCall>,
-    /// Types of layers whose memory is estimated from their parameters, because they do not describe it
-    /// ([`Layer::meta_forward`]).
+    /// Types of layers that do not describe their memory ([`Layer::meta_forward`]), so that it is estimated from
+    /// their parameters.
     pub undescribed: BTreeSet<&'static str>,
 }
 
@@ -69,7 +69,7 @@ pub struct PlannedStep {
 const WORKSPACE: u64 = 32 << 20;
 
 impl PlannedStep {
-    /// Returns the bytes of a GPU that the runtime keeps in addition to the peak: partly filled pages, and the
+    /// Returns the bytes that a GPU's runtime holds in addition to the peak: partly filled pages, and the
     /// workspace of products. 0 on the host.
     pub fn kept(&self) -> u64 {
         match self.reserved {
@@ -89,7 +89,7 @@ impl PlannedStep {
 pub(super) type PlannedModules = Vec<(Vec<PlannedGroup>, ShardOptions)>;
 
 impl<'a> RankShape<'a> {
-    /// Describes a rank of a run of `config`, which must be settled.
+    /// Describes a rank of a run of `config`, whose `auto` values must be settled.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ impl<'a> RankShape<'a> {
         modules_of(self.decoder).into_iter().map(of_module).collect()
     }
 
-    /// Plans a step after the first, on a rank of this speed.
+    /// Plans one step, not the first of the run, on a rank of this speed.
     pub fn step(&self, speed: &Speed) -> PlannedStep {
         let ledger = Ledger::default();
         let modules = self.modules();
@@ -142,7 +142,7 @@ impl<'a> RankShape<'a> {
         groups.on_host = self.on_host;
         let weights = ledger.take_events();
         let slots = groups.add_slots(offloaded);
-        // Buffers of the sockets between processes, and data that they have received.
+        // Buffers of the sockets between processes, with data that they have received.
         let sockets = if self.on_host && self.gathers == Gathers::Pooled { SOCKETS } else { 0 };
         let _sockets = ledger.hold(COMMUNICATION, sockets);
         let trained: Vec<bool> =
@@ -150,8 +150,8 @@ impl<'a> RankShape<'a> {
         let groups = Rc::new(RefCell::new(groups));
         let undescribed = RefCell::default();
         let pass = Pass { shape: self, ledger: ledger.clone(), groups, trained, undescribed };
-        // Passes differ in the existing state and, unless each is reduced, in their reductions: the first, one
-        // in the middle, the last.
+        // The first micro-batch, the middle ones and the last differ in the state that exists and, unless each is
+        // reduced, in their reductions. One middle micro-batch stands for all.
         let (passes, mut middle) = (self.micro_batches, (0.0, 0.0, Vec::new()));
         let more = passes.saturating_sub(3);
         for index in 0..passes.min(3) {
@@ -170,7 +170,7 @@ impl<'a> RankShape<'a> {
         let mut calls = pass.groups.borrow().clock.read().2.to_vec();
         (seconds, waited) = (seconds + more as f64 * middle.0, waited + more as f64 * middle.1);
         calls.extend(middle.2.into_iter().map(|call| PlannedCall { times: more as u64, ..call }));
-        // Two steps, the first of which starts without slots.
+        // Follows two steps; the first one starts without optimizer slots.
         let mut pages = Pages::for_largest(ledger.largest());
         if !self.on_host {
             pages.follow(&weights);
@@ -195,7 +195,7 @@ impl<'a> RankShape<'a> {
     }
 }
 
-/// Bytes that a rank holds for its connections to other processes.
+/// Bytes that a rank holds for its sockets to other processes.
 const SOCKETS: u64 = 1 << 19;
 
 /// Number of times that the output of an operation is read or written in total.
@@ -207,7 +207,7 @@ fn short_name(name: &'static str) -> &'static str {
     name.rsplit("::").next().unwrap_or(name)
 }
 
-/// The passes of a step.
+/// The forward and backward passes of a step.
 struct Pass<'a> {
     shape: &'a RankShape<'a>,
     ledger: Ledger,
@@ -226,8 +226,8 @@ impl<'a> Pass<'a> {
         (seconds, waited, calls.len())
     }
 
-    /// Runs `run` and adds its time: `flops` of computation, and reads and writes of the memory that it
-    /// allocates.
+    /// Calls `run`, and advances the clock by `flops` of computation and by reading and writing the memory
+    /// that `run` allocates.
     fn compute<T>(&self, flops: f64, run: impl FnOnce() -> T) -> T {
         let before = self.ledger.allocated();
         let result = run();
@@ -236,7 +236,7 @@ impl<'a> Pass<'a> {
         result
     }
 
-    /// Runs forward and backward of one micro-batch.
+    /// Runs forward and backward of one micro-batch; `last` marks the last one of the step.
     fn run(&self, last: bool) {
         let RankShape { decoder, model, ref policy, micro_batch, seq_len, token_loss, on_host, .. } =
             *self.shape;
@@ -307,7 +307,7 @@ impl<'a> Pass<'a> {
         self.groups.borrow_mut().finish_backward();
     }
 
-    /// Registers the end of backward for the module that forward has reached.
+    /// Registers what happens in backward when it leaves the module that forward has just reached.
     fn on_leave(&self, tape: &MetaTape<'a>, module: usize, flops: f64) {
         let groups = self.groups.clone();
         tape.on_backward(move |tape| {
@@ -319,7 +319,7 @@ impl<'a> Pass<'a> {
         });
     }
 
-    /// Adds the gradient of a tied embedding's use in the head as soon as it is computed.
+    /// With tied embeddings, adds the gradient of the embedding's use in the head as soon as it is computed.
     fn on_tied_gradient(&self, tape: &MetaTape<'a>) {
         if self.shape.decoder.head.lm_head.is_none() {
             let groups = self.groups.clone();

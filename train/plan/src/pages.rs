@@ -10,14 +10,14 @@ use kiln_model::meta::LedgerEvent;
 
 /// Alignment of buffers in bytes.
 const ALIGNMENT: u64 = 512;
-/// Maximum bytes of a small buffer, which goes into a separate page of [`SMALL_PAGE`].
+/// Maximum bytes of a small buffer; all of them go into one separate page of [`SMALL_PAGE`].
 const SMALL: u64 = 64 << 10;
 /// Size of the page for small buffers.
 const SMALL_PAGE: u64 = 8 << 20;
-/// Bytes that pages are larger than the largest buffer, and to which their size is rounded up.
+/// Pages are at least this many bytes larger than the largest buffer, and a multiple of it in size.
 const GRANULE: u64 = 1 << 20;
 
-/// A page, with its free ranges: offset and bytes, in order and never adjacent.
+/// A page: the offset and bytes of each free range, in order and never adjacent.
 struct Page {
     free: Vec<(u64, u64)>,
     most: u64,
@@ -74,7 +74,7 @@ impl Pages {
         Pages { size, pages: Vec::new(), buffers: HashMap::new() }
     }
 
-    /// Applies a rank's allocations and frees.
+    /// Lays out the buffers that a rank allocates, and frees those that it frees.
     pub(super) fn follow(&mut self, events: &[LedgerEvent]) {
         for event in events {
             match *event {
@@ -94,7 +94,7 @@ impl Pages {
         if self.buffers.contains_key(&buffer) {
             return;
         }
-        // A size beyond all memory is reported elsewhere.
+        // A size beyond all memory is reported by the check of memory.
         let bytes = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX).min(self.size);
         let found = self.pages.iter_mut().enumerate().find_map(|(at, page)| Some((at, page.take(bytes)?)));
         let (page, offset) = found.unwrap_or_else(|| {

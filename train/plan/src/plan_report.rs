@@ -35,14 +35,14 @@ pub struct PlanReport {
     pub tokens: u64,
     /// Changes to the batch that let the ranks share it evenly, as settings.
     pub changed: Vec<String>,
-    /// `shard.shard_size` of the configuration, which the other strategies do not accept.
+    /// `shard.shard_size` of the configuration, which only the hybrid strategies accept.
     #[serde(skip)]
     pub shard_size: Option<usize>,
     /// Layers that do not describe their memory, which is estimated from their parameters.
     pub undescribed: BTreeSet<&'static str>,
-    /// The ways to run it.
+    /// The ways to run the configuration.
     pub rows: Vec<PlanRow>,
-    /// A recommendation of the other value of `shard.accumulate`; `null` if it is not better.
+    /// Advice to switch to the other value of `shard.accumulate`; `null` if that is not better.
     pub accumulate: Option<String>,
     /// The recommended row; `null` if none fits.
     pub recommended: Option<Recommendation>,
@@ -57,7 +57,7 @@ pub struct Recommendation {
     pub strategy: Strategy,
     /// Recomputation of the row.
     pub recompute: Recompute,
-    /// True if it offloads.
+    /// True if the row keeps state on the host.
     pub offload: bool,
     /// Micro-batch of the row.
     pub micro_batch: usize,
@@ -65,12 +65,12 @@ pub struct Recommendation {
     pub reason: String,
 }
 
-/// Ratio of two rows' times below which they count as equally fast, given the accuracy of a plan.
+/// Ratio of two rows' times below which the rows count as equally fast, given the accuracy of a plan.
 const AS_FAST: f64 = 1.03;
 
-/// Recommends the fastest row that fits and leaves the margin of `target` free. Among equally fast rows, takes
-/// the first, which holds less memory or does less work. If the speed is unknown, takes the row that sends
-/// least and recomputes nothing.
+/// Recommends the fastest row that fits and leaves the margin of `target` free; among equally fast rows, the
+/// first, which holds less memory or does less work. If the speed is unknown, recommends the row that sends least
+/// and recomputes nothing.
 pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recommendation> {
     let fitting = || rows.iter().enumerate().filter(|(_, row)| row.leaves_margin != Some(false));
     let least = fitting().map(|(_, row)| cost(row)).min_by(f64::total_cmp)?;
@@ -104,8 +104,8 @@ pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recomm
     })
 }
 
-/// Returns the cost by which fitting rows are compared: the seconds of a step, or a score of recomputation,
-/// offload and bytes sent if the speed is unknown.
+/// Returns the cost by which fitting rows are compared: the seconds of a step or, if the speed is unknown, a score
+/// of recomputation, offload and bytes sent.
 fn cost(row: &PlanRow) -> f64 {
     match row.step_s {
         Some(seconds) => seconds,
@@ -117,8 +117,8 @@ fn cost(row: &PlanRow) -> f64 {
     }
 }
 
-/// Recommends the value of `shard.accumulate` that `rows` do not have, if a row with it fits and is faster than
-/// the `recommended` row. A plan never changes this key itself, because its two values round differently.
+/// Advises the value of `shard.accumulate` that `rows` do not use, if a row with it fits and is faster than the
+/// `recommended` row. A plan never changes this key itself, because the two values round differently.
 pub fn advise(
     planned: &Planned<'_>,
     rows: &[PlanRow],
@@ -140,7 +140,7 @@ pub fn advise(
     })
 }
 
-/// Returns the configuration of a row with the other value.
+/// Returns the configuration of `row` with the other value of `shard.accumulate`.
 fn other(planned: &Planned<'_>, row: &PlanRow) -> Config {
     let mut config = planned.config.clone();
     (config.shard.strategy, config.shard.recompute) = (row.strategy, row.recompute);
@@ -154,7 +154,7 @@ fn other(planned: &Planned<'_>, row: &PlanRow) -> Config {
     config
 }
 
-/// Describes a row, as in `FULL_SHARD with recompute`.
+/// Describes how a row runs, as in `FULL_SHARD with recompute`.
 fn way(row: &PlanRow) -> String {
     let with = [(row.recompute == Recompute::Block, "recompute"), (row.offload, "offload")];
     let with: Vec<_> = with.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect();
@@ -261,11 +261,11 @@ impl PlanReport {
         }
         let _ = write!(
             text,
-            "\n{name}, of a rank at the moment of its peak. peak: with buffers of communication and, on \
-             GPUs, pages that are not full, the driver and NCCL.\nneeds: bytes that must fit, of all ranks \
-             if they share a machine's memory. offload: on the host, of all ranks of a\nmachine, and not \
-             checked against its memory. largest: the largest micro-batch that fits and leaves {} of the \
-             memory free\n(--margin). sent: by a rank in a step.\n",
+            "\n{name}, of one rank at its peak. peak: includes communication buffers and, on GPUs, partly \
+             filled pages, the driver and NCCL.\nneeds: what must fit; for all ranks if they share a \
+             machine's memory. offload: host memory for all ranks of a\nmachine, not checked against the \
+             machine's memory. largest: the largest micro-batch that fits and leaves {} of the \
+             memory free\n(--margin). sent: by one rank per step.\n",
             percent_of(self.margin)
         );
         if !self.undescribed.is_empty() {
@@ -307,7 +307,7 @@ impl PlanReport {
 }
 
 impl PlanReport {
-    /// Returns the reason why nothing is recommended.
+    /// Returns the reason why no row is recommended.
     fn why_none(&self) -> String {
         let fitting = self.rows.iter().filter(|row| row.fits == Some(true));
         match (fitting.min_by_key(|row| row.needed_bytes), self.memory_bytes) {
@@ -325,17 +325,17 @@ impl PlanReport {
     }
 }
 
-/// Returns the note on a plan of a model with `layers` that do not describe themselves.
+/// Returns the note on a plan of a model with `layers` that do not describe their memory.
 pub fn not_described(layers: &BTreeSet<&'static str>) -> String {
     let names: Vec<_> = layers.iter().copied().collect();
     format!(
-        "not described: {}. The plan treats each of its matrices as a product whose input and output are \
-         kept, and may be far too low; Layer::meta_forward describes a layer",
+        "not described: {}. The plan treats each of their matrices as a product whose input and output \
+         are kept, and may be far too low; Layer::meta_forward describes a layer",
         names.join(", ")
     )
 }
 
-/// Formats a share as a percentage, with as many digits as it has.
+/// Formats a share as a percentage, without trailing zeros.
 fn percent_of(share: f64) -> String {
     // Rounded to remove the noise of binary fractions.
     format!("{} %", (share * 1e4).round() / 1e2)

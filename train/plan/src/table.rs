@@ -13,9 +13,9 @@ use super::memory::{PlannedStep, RankShape};
 use super::target::{Target, beside_blocks};
 use kiln_config::{Choice, Config, DeviceDefaults, Precision};
 
-/// Phase of the memory that a GPU's runtime keeps: partly filled pages, and the workspace of products.
+/// Label of the memory that a GPU's runtime keeps: partly filled pages, and the workspace of products.
 const RUNTIME: &str = "runtime";
-/// Phase of the memory that a GPU's driver, its libraries and NCCL use.
+/// Label of the memory that a GPU's driver, its libraries and NCCL use.
 const DRIVER: &str = "driver";
 
 /// The input of a plan: a configuration and its model, without values.
@@ -54,13 +54,13 @@ pub struct PlanRow {
     pub largest_micro_batch: Option<usize>,
     /// Peak memory of a rank in bytes.
     pub peak_bytes: u64,
-    /// Bytes by owner at the peak.
+    /// Bytes at the peak, by owner.
     pub phases: BTreeMap<&'static str, u64>,
-    /// The moment of the peak.
+    /// Part of the step in which the peak occurs.
     pub moment: String,
     /// Bytes that a rank holds on the host while a GPU computes.
     pub host_bytes: u64,
-    /// Bytes that all ranks of a machine hold, if they share its memory; else those of a rank.
+    /// Bytes needed: of all ranks of a machine if they share its memory, else of one rank.
     pub needed_bytes: u64,
     /// True if the needed bytes fit; `null` if the memory is unknown.
     pub fits: Option<bool>,
@@ -68,13 +68,13 @@ pub struct PlanRow {
     pub leaves_margin: Option<bool>,
     /// Bytes that a rank sends per step.
     pub sent_bytes: u64,
-    /// The same by axis.
+    /// Bytes that a rank sends per step, by axis.
     pub sent_by_axis: BTreeMap<&'static str, u64>,
     /// Collectives per step.
     pub collectives: u64,
     /// Seconds per step, if the speed is known.
     pub step_s: Option<f64>,
-    /// The part of these seconds in which a rank waits for communication.
+    /// Seconds of each step that a rank waits for communication.
     pub waits_s: Option<f64>,
     /// Tokens per second of all ranks.
     pub tokens_per_s: Option<f64>,
@@ -85,20 +85,20 @@ pub struct PlanRow {
 }
 
 impl Planned<'_> {
-    /// Returns the strategies that differ on these ranks.
+    /// Returns the strategies that differ from each other on these ranks.
     fn strategies(&self) -> Vec<Strategy> {
         let hybrids = self.shard_size().is_some_and(|size| size > 1 && size < self.target.ranks);
         Strategy::ALL.into_iter().filter(|strategy| hybrids || !strategy.is_hybrid()).collect()
     }
 
-    /// Returns the group size of the hybrid strategies: as configured, else the ranks of a machine.
+    /// Returns the group size of the hybrid strategies: the configured size, else the number of ranks per machine.
     pub(super) fn shard_size(&self) -> Option<usize> {
         let per_node = self.target.ranks_per_node();
         self.config.shard.shard_size.or((self.target.nodes > 1).then_some(per_node))
     }
 
-    /// Returns all rows, ordered by strategy, recomputation and offload. If none fits with its micro-batch,
-    /// appends rows with the largest micro-batches that do: a larger micro-batch accumulates fewer gradients.
+    /// Returns all rows, ordered by strategy, recomputation and offload. If no row fits with its micro-batch,
+    /// appends rows with the largest micro-batches that fit: a larger micro-batch accumulates fewer gradients.
     pub fn rows(&self) -> Vec<PlanRow> {
         let (mut rows, mut refitted) = (Vec::new(), Vec::new());
         for mut config in self.configs() {
@@ -117,7 +117,7 @@ impl Planned<'_> {
 
     /// Returns the configurations of the strategies, with and without recomputation and offload.
     fn configs(&self) -> Vec<Config> {
-        // State under f16 is updated on the GPU.
+        // Under f16, state is always updated on the GPU, because the loss scale is there.
         let offloads = !self.target.on_host() && self.config.precision.compute() != Precision::F16;
         let offloads: &[bool] = if offloads { &[false, true] } else { &[false] };
         let mut configs = Vec::new();
@@ -136,7 +136,7 @@ impl Planned<'_> {
     }
 
     /// Returns the row of `config`; `None` if its ranks cannot be arranged. An unset micro-batch becomes the
-    /// largest that fits, up to the one that keeps the device busy.
+    /// largest that fits, but no larger than needed to keep the device busy.
     pub fn row(&self, mut config: Config) -> Option<PlanRow> {
         config.train.ranks = self.target.ranks;
         let sequences = (config.train.global_batch / self.target.ranks).max(1);
@@ -217,14 +217,14 @@ impl Planned<'_> {
         step.peak.bytes.saturating_add(step.kept()).saturating_add(self.target.driver())
     }
 
-    /// Returns the bytes that must fit: into a GPU, or, for all ranks that share it, into a machine's memory.
+    /// Returns the bytes that must fit into a GPU (those of its rank) or a machine (those of all its ranks).
     fn needed(&self, shape: &RankShape<'_>, step: &PlannedStep) -> u64 {
         let bytes = self.peak_bytes(step);
         if !self.target.on_host() {
             return bytes;
         }
         let ranks = self.target.ranks_per_node() as u64;
-        // Threads of a group read one copy of gathered weights.
+        // Threads of a shard group read one copy of the gathered weights.
         let gathered = step.peak.of(GATHERED);
         let (copies, processes) = match self.target.gathers() {
             Gathers::Shared => (shape.mesh.replicate_size() as u64, 1),

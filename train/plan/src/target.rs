@@ -18,8 +18,8 @@ pub fn products_share(flops: f64) -> f64 {
     if flops > 500e12 { 0.64 } else { 0.78 }
 }
 
-/// Share of a data sheet's bandwidth that all other operations reach, by the same runs: operations are short,
-/// and each writes what others read.
+/// Share of a data sheet's bandwidth that all other operations reach, chosen to match the same runs: operations
+/// are short, and each reads what another has written.
 const STREAMING: f64 = 0.52;
 /// Share of the links' bandwidth that collectives of large buffers reach.
 const LINKS: f64 = 0.8;
@@ -29,8 +29,8 @@ const HOP_S: f64 = 2e-6;
 /// Bandwidth in GB/s of a 400 Gbit/s network adapter; every GPU of a machine has one.
 const ADAPTER: f64 = 50.0;
 
-/// Default share of the memory that a recommendation leaves free. The driver, its libraries and the pages of an
-/// allocator need amounts that no plan knows exactly.
+/// Default share of the memory that a recommendation leaves free: no plan knows exactly how much the driver, its
+/// libraries and the pages of an allocator need.
 pub const MARGIN: f64 = 0.05;
 
 /// Bytes of a GPU that the CUDA driver and its libraries use; not yet measured.
@@ -40,11 +40,11 @@ const NCCL: u64 = 3 << 28;
 
 /// Bytes of a process beyond the counted bytes of its ranks: code, tokenizer, stacks.
 const PROCESS: u64 = 56 << 20;
-/// Pages that the allocator keeps between blocks, as a share of the counted bytes: 5 to 8 % in a control group
-/// of 2 GiB.
+/// Size of the pages that the allocator keeps between blocks, relative to the counted bytes: 5 to 8 % in a control
+/// group of 2 GiB.
 const BETWEEN_BLOCKS: f64 = 0.07;
 
-/// Returns the bytes of `processes` processes beyond the `counted` bytes of their ranks.
+/// Returns how many bytes `processes` processes use in addition to the `counted` bytes of their ranks.
 pub fn beside_blocks(counted: u64, processes: u64) -> u64 {
     PROCESS.saturating_mul(processes).saturating_add((counted as f64 * BETWEEN_BLOCKS) as u64)
 }
@@ -63,14 +63,14 @@ pub struct Cores {
 pub enum Hardware {
     /// GPUs with this data sheet, one per rank.
     Gpu(DataSheet),
-    /// GPUs of which only the memory is known, and their speed if the user has set it.
+    /// GPUs of unknown type: only their memory is known, and their speed if the user has set it.
     Unknown {
-        /// FLOP/s.
+        /// FLOP/s of matrix products.
         flops: Option<f64>,
-        /// Bytes per second.
+        /// Memory bandwidth in bytes per second.
         bandwidth: Option<f64>,
     },
-    /// The cores of this machine, and their speed if it was measured.
+    /// The cores of this machine; `None` if their speed has not been measured.
     Cpu(Option<Cores>),
 }
 
@@ -178,12 +178,12 @@ impl Target {
         }
         let inside = match self.hardware {
             Hardware::Gpu(sheet) => sheet.link,
-            // Assumes PCIe.
+            // PCIe is assumed.
             Hardware::Unknown { .. } => 32.0,
             Hardware::Cpu(_) => return LinkSpeed::INSTANT,
         };
-        // The rings of a collective inside machines use all adapters of a machine; the groups of replicas that
-        // cross machines at the same time share them.
+        // A collective that crosses machines runs as many rings as a machine has adapters, one per GPU. But the
+        // replica groups of a machine's ranks run at the same time, and share the adapters.
         let across = match axis {
             Axis::Replicate => ADAPTER,
             _ => ADAPTER * per_node as f64,

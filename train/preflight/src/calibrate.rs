@@ -20,10 +20,10 @@ use kiln_train::registry::Registry;
 const BLOCKS: usize = 2;
 /// Number of measured steps, after one warm-up step.
 const STEPS: u64 = 5;
-/// Seconds for which cores are kept busy before a measurement counts: cores that were idle are up to twice as
+/// Seconds for which the cores are kept busy before a measurement counts: cores that were idle are up to twice as
 /// slow for a second.
 const WARM_UP: f64 = 2.0;
-/// Initial guess of the bytes per second that a core reads and writes outside of products; the measurement
+/// First guess of the bytes per second that a core reads and writes outside of matrix products; the measurement
 /// corrects it.
 const BANDWIDTH: f64 = 6e9;
 
@@ -38,7 +38,7 @@ pub fn calibrated(
 ) -> Result<Hardware> {
     if !target.on_host() {
         return Err(TrainError::usage(
-            "--calibrate measures the CPU of this machine: leave out --gpu and --memory",
+            "--calibrate measures the CPU of this machine: remove --gpu and --memory",
         ));
     }
     let ranks = target.ranks_per_node();
@@ -47,7 +47,7 @@ pub fn calibrated(
     (config.train.ranks, config.train.global_batch) = (ranks, ranks * config.micro_batch());
     let resolved = ResolvedDevice::new(&config, registry.layers(), None)?;
     let model = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
-    // This strategy needs no groups of ranks, which the file may leave unset.
+    // This strategy needs no `shard.shard_size`, which the file may not set.
     (config.shard.strategy, config.shard.shard_size) = (Strategy::FullShard, None);
     let make = |device: &Device| Decoder::new(registry.layers(), &model, Key::new(0), device);
     let loss = registry.losses().make(&config.loss, model.vocab_size)?;

@@ -1,4 +1,4 @@
-//! Preparation of a run: checks that it would start, measurements of the machine and of strategies, tuning.
+//! Preparation of a run: checks that it would start, measurements of machines and strategies, and tuning.
 
 pub mod bench;
 mod calibrate;

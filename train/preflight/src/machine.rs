@@ -1,5 +1,5 @@
-//! The machine and the place of this process, which `kiln doctor` and `kiln check --machine` examine before a run
-//! depends on them. The machine is also a part of every other check.
+//! Examines the machine and the place of this process among the ranks, for `kiln doctor` and `kiln check
+//! --machine`. The examination of the machine is also a part of every other check.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,7 +22,7 @@ use kiln_train::version::version;
 
 const ENV: Stage = Stage::Env;
 
-/// Exit code if a problem is found.
+/// Exit code if the examination finds a problem.
 const PROBLEM: u8 = 2;
 
 /// Arguments of `kiln doctor`.
@@ -135,7 +135,7 @@ pub(crate) fn examine(ranks: usize, processes: usize, findings: &mut Findings) -
     let mut lines = Vec::new();
     let of_ranks = number_of(ranks, "rank");
     if cores < all {
-        // Either mpirun or srun has bound each rank, or a container binds all ranks.
+        // Either `mpirun` or `srun` has bound each rank to some cores, or a container binds all ranks.
         let all = number_of(all, "core");
         lines.push(format!("{cores} of {all} for this process, exclusively or shared by {of_ranks}"));
     } else {
@@ -174,7 +174,7 @@ pub(crate) fn examine_gpus(findings: &mut Findings) {
     findings.ok(ENV, "GPUs", kiln_config::device::examine().join("\n"));
 }
 
-/// Adds a finding about this program, and about the driver as the kernel reports it.
+/// Adds findings about this build, which lacks CUDA, and about the driver as the kernel reports it.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn examine_gpus(findings: &mut Findings) {
     const DRIVER: &str = "/proc/driver/nvidia/version";
@@ -186,8 +186,8 @@ pub(crate) fn examine_gpus(findings: &mut Findings) {
     findings.ok(ENV, "GPUs", format!("program: {program}\ndriver: {driver}"));
 }
 
-/// Describes the instructions that multiply bf16 matrices: `instructions`, which the variable's value `choice`
-/// has selected if it is set.
+/// Describes the `instructions` that multiply bf16 matrices, and the value `choice` of the variable that selects
+/// them, if it is set.
 fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
     let choice = choice.map(|choice| format!("{}={}", ops::BF16_CHOICE, choice.display()));
     match (instructions, choice) {
@@ -203,8 +203,8 @@ fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
     }
 }
 
-/// Adds findings about the place of a process among the ranks, and about the network if there are others. Returns
-/// the place for JSON, and the number of ranks on this machine.
+/// Adds findings about the place of this process among the ranks and, if there are other ranks, about the network.
+/// Returns the place for JSON, and the number of ranks on this machine.
 fn place_of(role: &Result<Role, EnvError>, findings: &mut Findings) -> (Value, usize) {
     let (facts, lines, meeting_point, ranks) = match role {
         Err(error) => {
@@ -212,7 +212,7 @@ fn place_of(role: &Result<Role, EnvError>, findings: &mut Findings) -> (Value, u
             return (json!({ "role": "unknown" }), 1);
         }
         Ok(Role::Alone(job)) => {
-            let alone = "alone; ranks are threads of this process, as many as train.ranks says";
+            let alone = "alone; ranks are threads of this process, and train.ranks sets their number";
             let job_line = job.name.is_some().then(|| self::job(job));
             let facts = json!({ "role": "alone", "job": job.name, "restarts": job.restarts });
             (facts, [alone.to_owned()].into_iter().chain(job_line).collect(), None, 1)

@@ -1,4 +1,4 @@
-//! Reachability of the ranks' meeting point: the master's name and its port. Every query has a time limit.
+//! Checks that ranks can reach their meeting point: the master's name and its port. Every query has a time limit.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -21,7 +21,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// Maximum number of addresses of a name to try.
 const ADDRESSES: usize = 3;
 
-/// Adds findings about the master as seen from here. `is_here`: whether the master is this machine.
+/// Adds findings about the master as seen from this machine. `is_here`: whether the master is this machine.
 pub(crate) fn examine(master: &Master, is_here: bool, findings: &mut Findings) {
     let addresses = match resolve(master) {
         Ok(addresses) => addresses,
@@ -65,7 +65,7 @@ pub(crate) fn ports(ports: Ports, ranks: usize) -> Result<String, String> {
 fn resolve(master: &Master) -> Result<Vec<SocketAddr>, String> {
     let (sender, receiver) = mpsc::channel();
     let (host, port) = (master.host.clone(), master.port);
-    // Abandoned if it takes too long; the thread ends with the process.
+    // If resolving takes too long, the thread is abandoned, and ends with the process.
     let look_up = move || {
         let found = (host.as_str(), port).to_socket_addrs();
         let _ = sender.send(found.map(|found| found.take(ADDRESSES).collect::<Vec<_>>()));
@@ -81,7 +81,7 @@ fn resolve(master: &Master) -> Result<Vec<SocketAddr>, String> {
     Err(format!("{host} does not resolve ({problem}); use an address, or a name that this machine knows"))
 }
 
-/// Checks that rank 0 could listen at one of `addresses`. Describes the result in either case.
+/// Checks that rank 0 could listen at one of `addresses`. Describes the result, as `Ok` or `Err`.
 fn bindable(addresses: &[SocketAddr], master: &Master) -> Result<String, String> {
     let mut problem = String::new();
     for address in addresses {
@@ -108,14 +108,14 @@ fn bindable(addresses: &[SocketAddr], master: &Master) -> Result<String, String>
     Err(problem)
 }
 
-/// Checks that rank 0, on this machine, could listen at the meeting point. Describes the result in either case.
+/// Checks that rank 0, on this machine, could listen at the meeting point. Describes the result, as `Ok` or `Err`.
 pub(crate) fn can_listen(master: &Master) -> Result<String, String> {
     let addresses = resolve(master)?;
     bindable(&addresses, master).or_else(|problem| {
         let is_elsewhere = |address: &SocketAddr| {
             TcpListener::bind(address).is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
         };
-        // A name may resolve to an address that this machine has only from outside, as behind NAT.
+        // Behind NAT, the name may resolve to an address that no interface of this machine has.
         let everywhere = (Ipv4Addr::UNSPECIFIED, master.port);
         match addresses.iter().all(is_elsewhere) && TcpListener::bind(everywhere).is_ok() {
             true => Ok(format!("rank 0 can listen on port {} of each of its addresses", master.port)),
@@ -130,7 +130,7 @@ pub(crate) fn is_loopback(master: &Master) -> bool {
     !addresses.is_empty() && addresses.iter().all(|address| address.ip().to_canonical().is_loopback())
 }
 
-/// Checks that this rank could connect.
+/// Checks that this rank could connect to one of `addresses`.
 fn reachable(addresses: &[SocketAddr]) -> Result<String, String> {
     let mut problem = String::new();
     for address in addresses {

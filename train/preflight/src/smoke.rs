@@ -14,16 +14,16 @@ use kiln_train::error::{Result, TrainError};
 use kiln_train::metrics::print_line;
 use kiln_train::run::{Resume, RunOptions, Summary};
 
-/// The extent to which a smoke run is shrunk.
+/// The parts of a run that a smoke run shrinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Smoke {
-    /// Batch, length of sequences, and steps.
+    /// Shrink the batch, the length of sequences, and the number of steps.
     Batch,
-    /// Also the model: two narrow blocks with the same layers.
+    /// Also shrink the model, to two narrow blocks with the same layers.
     Width,
 }
 
-/// Steps of a smoke run, which resumes once from the middle step.
+/// Steps of a smoke run; from the middle one, the run is resumed once.
 const STEPS: u64 = 4;
 
 /// Tokens per sequence.
@@ -32,8 +32,8 @@ const SEQ_LEN: usize = 64;
 /// Sequences per evaluation.
 const EVAL_SAMPLES: u64 = 8;
 
-/// Relative tolerance for the losses of the resumed run: on a CPU they have the same bits, but other kernels
-/// may sum in any order.
+/// Relative tolerance for the losses of the resumed run: on a CPU the bits are equal, but GPU kernels may sum in
+/// any order.
 const TOLERANCE: f64 = 1e-3;
 
 /// Prompt of the sample if the configuration has none.
@@ -48,7 +48,7 @@ impl Smoke {
     pub fn shrink(self, config: &mut Config) {
         let Config { data, train, optim, eval, checkpoint, log, sample, .. } = config;
         if data.seq_len > SEQ_LEN {
-            // The answers may no longer fit; `kiln check` checks them.
+            // In a shorter sequence, the answers may not fit; `kiln check` checks them.
             eval.prompts = None;
         }
         data.seq_len = data.seq_len.min(SEQ_LEN);
@@ -61,7 +61,7 @@ impl Smoke {
         eval.samples = EVAL_SAMPLES;
         (checkpoint.every, checkpoint.keep, checkpoint.keep_every) = (STEPS / 2, 0, 0);
         log.every = 1;
-        // External outputs and servers belong to the real run.
+        // External outputs and servers belong to the run that is tried, not to a trial.
         (log.tensorboard, log.histograms, log.http) = (EventFolder::None, 0, None);
         sample.max_tokens = sample.max_tokens.min(16);
         sample.every = sample.every.min(STEPS / 2);
@@ -77,7 +77,7 @@ impl Smoke {
 /// Reduces the model to two narrow blocks of the same layers. Grouped heads stay grouped, and there is still
 /// more than one expert.
 fn narrow(section: &mut ModelSection) {
-    // Sizes that only the data determine do not matter here.
+    // Only the vocabulary size comes from the data, and it does not matter here.
     let Ok(model) = section.resolve(Some(1)) else { return };
     let is_grouped = model.kv_heads < model.heads;
     section.layers = Some(model.layers.min(2));
@@ -93,8 +93,7 @@ fn narrow(section: &mut ModelSection) {
     });
 }
 
-/// Removes settings from `config` for parameters that `decoder`, which has fewer blocks than the run's, does
-/// not have.
+/// Removes settings from `config` for parameters that `decoder` lacks because it has fewer blocks.
 pub(crate) fn forget_absent(config: &mut Config, decoder: &Decoder) {
     let names = parameter_names(decoder);
     config.train.freeze.retain(|prefix| names.iter().any(|name| name.starts_with(prefix.as_str())));
@@ -102,8 +101,8 @@ pub(crate) fn forget_absent(config: &mut Config, decoder: &Decoder) {
     config.optim.groups.retain(|group| check_groups(std::slice::from_ref(group), &shapes).is_ok());
 }
 
-/// Trains, evaluates, saves and generates with `config`, shrunk, and then resumes from the middle checkpoint, which
-/// must reproduce the losses. `train` trains a configuration. All files are written below `folder`.
+/// Trains, evaluates, saves and generates with a shrunk `config`, and then resumes from the middle checkpoint. The
+/// resumed run must reproduce the losses. `train` trains a configuration. All files are written below `folder`.
 pub fn run(
     mut config: Config,
     shrink: Smoke,

@@ -59,21 +59,21 @@ pub struct WarmupArgs {
 /// Maximum number of elements that burn's kernels load at once from a row of f32.
 const VECTOR: usize = 4;
 
-/// Number of optimizer steps: the second one starts from existing moments.
+/// Number of optimizer steps: only the second one starts from existing moments.
 const STEPS: u64 = 2;
 
-/// Number of stages for which kernels are compiled.
+/// Number of stages in which kernels are compiled: the steps, an evaluation and a sample.
 const STAGES: u64 = STEPS + 2;
 
 impl WarmupArgs {
-    /// Compiles as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Compiles as one rank, or launches the ranks of this node. Returns the exit code.
     pub fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
             Role::Alone(_) => None,
         };
-        // The ranks of a machine share the folder.
+        // The ranks of a machine share one cache folder, so only the first one unpacks.
         let is_first = place.as_ref().is_none_or(|place| place.local_rank == 0);
         if let Some(archive) = self.unpack.as_ref().filter(|_| is_first) {
             unpack(archive)?;
@@ -109,7 +109,7 @@ impl WarmupArgs {
     }
 }
 
-/// A run of few layers and steps that uses the kernels of a whole one.
+/// A run with few layers and steps that uses the same kernels as the whole run.
 struct ShortRun<'a> {
     config: Config,
     model: ModelConfig,
@@ -130,7 +130,7 @@ impl<'a> ShortRun<'a> {
         let last_new = (0..windows.len()).rev().find(|&layer| !windows[..layer].contains(&windows[layer]));
         model.layers = model.layers.min(last_new.map_or(1, |layer| layer + 1).max(2));
         config.model = ModelSection::from_model(&model);
-        // The second micro-batch adds to the gradient of the first.
+        // Two micro-batches if the run has several: the second one adds to the gradient of the first.
         let of_rank = config.train.ranks * config.micro_batch();
         config.train.global_batch = of_rank * (config.train.global_batch / of_rank).clamp(1, 2);
         let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain())?;
@@ -138,7 +138,8 @@ impl<'a> ShortRun<'a> {
         Ok(ShortRun { config, model, registry, selected })
     }
 
-    /// Runs all kernels on one rank; `before` counts those that this process had already. Collective.
+    /// Compiles all kernels by running them on one rank; `before` counts the kernels that this process already
+    /// had. Collective.
     fn warm_up(&self, world: Arc<dyn Communicator>, before: KernelCounts) -> Result<()> {
         let ShortRun { config, model, registry, selected } = self;
         let (device, rank) = (selected.device(), world.rank());
@@ -182,7 +183,7 @@ impl<'a> ShortRun<'a> {
     }
 }
 
-/// Micro-batches of the same token: the kernels do not depend on the values.
+/// Micro-batches that repeat one token: kernels do not depend on the values.
 struct Zeros {
     context: Context,
     /// Tokens per micro-batch.
@@ -190,7 +191,7 @@ struct Zeros {
 }
 
 impl Zeros {
-    /// Takes an optimizer step. Collective.
+    /// Takes one optimizer step. Collective.
     fn train(&self, model: &ShardedDecoder, device: &Device, config: &Config) -> Result<()> {
         let engine = model.engine();
         let micro_batches = micro_batches(config, engine.world().world_size());
@@ -216,15 +217,14 @@ impl Zeros {
     }
 }
 
-/// Runs prompts, and tokens after them, if the run generates texts. Collective.
+/// Runs prompts and generates tokens after them, if the run generates texts. Collective.
 fn generate(sharded: &ShardedDecoder, device: &Device, config: &Config, model: &ModelConfig) -> Result<()> {
     if config.sample.all_prompts().next().is_none() {
         return Ok(());
     }
     copy_a_cache(device, config, model);
     let pass = sharded.pass(device);
-    // The number of values that a kernel loads at once depends on whether lengths are even, and multiples of
-    // four.
+    // How many values a kernel loads at once depends on whether lengths are multiples of two and of four.
     for prompt in 1..=VECTOR.min(config.data.seq_len) {
         let room = prompt.saturating_add(config.sample.max_tokens).min(config.data.seq_len);
         let cache = KeyValueCache::new(room);
@@ -254,7 +254,7 @@ fn copy_a_cache(device: &Device, config: &Config, model: &ModelConfig) {
     cache.slice_assign([0..1, 0..1, 0..model.kv_heads, 0..model.head_dim()], zeros(1));
 }
 
-/// Returns `config` with the vocabulary of its data, if they are prepared: kernels depend on its size.
+/// Returns `config` with the vocabulary size of its data, if the data is prepared: kernels depend on this size.
 fn with_vocabulary(mut config: Config) -> Result<Config> {
     let path = &config.data.path;
     let Ok(file) = data::tokenizer_of(path) else {
@@ -271,7 +271,7 @@ fn with_vocabulary(mut config: Config) -> Result<Config> {
     Ok(config)
 }
 
-/// A measurement of the algorithms of matrix products, in progress in this process.
+/// A measurement, in progress in this process, of algorithms for matrix products.
 #[cfg(feature = "cuda")]
 struct Measurement {
     folder: PathBuf,
@@ -279,7 +279,7 @@ struct Measurement {
 
 #[cfg(feature = "cuda")]
 impl Measurement {
-    /// Starts to measure the first product of each kind.
+    /// Starts to measure the algorithms for each new kind of product, at its first use.
     ///
     /// # Errors
     ///
@@ -292,8 +292,8 @@ impl Measurement {
         Ok(Measurement { folder })
     }
 
-    /// Collects the measurements of all ranks. If several ranks have measured a product, the algorithm of
-    /// the first of them counts, so that all machines keep the same algorithms. Collective.
+    /// Collects the measurements of all ranks. If several ranks have measured a product, the lowest rank's choice
+    /// counts, so that all machines keep the same algorithms. Collective.
     fn gather(&self, world: &dyn Communicator, timeout: Duration) -> Result<ProductAlgorithms> {
         let failed = |error: serde_json::Error| {
             TrainError::Crash(format!("the ranks' measurements cannot be combined: {error}"))

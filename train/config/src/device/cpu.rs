@@ -49,7 +49,7 @@ pub fn ranks_sharing_cores(place: &RankEnv) -> usize {
     place.local_world_size.max(1)
 }
 
-/// Returns the number of online cores, regardless of who may use them.
+/// Returns the number of online cores of the machine, including those that this process may not use.
 pub fn cores_of_machine() -> Option<usize> {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
     count_cpus(online.trim())
@@ -67,8 +67,7 @@ fn count_cpus(list: &str) -> Option<usize> {
     list.split(',').map(count).try_fold(0, |sum: usize, count| sum.checked_add(count?))
 }
 
-/// Returns the dtype of the measured products: bf16 if that is the `precision` and the processor multiplies it,
-/// else f32.
+/// Returns the dtype of measured products: bf16 if it is `precision` and the processor supports it, else f32.
 pub(super) fn peak_dtype(precision: Precision) -> FloatDType {
     match precision {
         Precision::Bf16 if ops::bf16_instructions().is_some() => FloatDType::BF16,
@@ -99,14 +98,14 @@ pub(super) fn measure_flops_of(device: &Device, dtype: DType) -> f64 {
         .map(|_| {
             let start = Instant::now();
             drop(ops::linear(a.clone(), b.clone(), None));
-            // A device that fails here will report it during the real work.
+            // A device that fails here will report the failure during the real work.
             let _ = device.sync();
             flops / start.elapsed().as_secs_f64()
         })
         .fold(0.0, f64::max)
 }
 
-/// Returns the device of plain computation on the CPU; `.autodiff()` makes it one for training.
+/// Returns burn's device for computing on the CPU without gradients; `.autodiff()` makes it one for training.
 pub fn plain() -> Device {
     Device::flex()
 }

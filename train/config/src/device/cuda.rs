@@ -104,8 +104,8 @@ pub(super) fn is_there() -> bool {
     driver().and_then(|_| count()).map_or_else(|error| !error.means_none(false), |_| true)
 }
 
-/// Returns the GPU of one of `ranks` ranks that are processes of this node, which sees `gpus` GPUs. If there is
-/// only one, the launcher may have given each rank its own; the ranks compare later.
+/// Returns the index of the GPU of one of `ranks` processes of this node, which see `gpus` GPUs each. If each sees
+/// one, the launcher may have given every rank its own; the ranks compare their GPUs later.
 fn index(local_rank: usize, ranks: usize, gpus: usize) -> Result<usize, DeviceError> {
     if gpus == 1 || share_gpu() {
         return Ok(local_rank % gpus);
@@ -135,7 +135,7 @@ pub fn examine() -> Vec<String> {
             })),
         }
     }
-    // Without a driver, any version is accepted.
+    // Without a driver, libraries of any version are accepted.
     let for_driver = driver.unwrap_or(Version(13, 0));
     lines.push(line(
         "NVRTC",
@@ -149,11 +149,11 @@ pub fn examine() -> Vec<String> {
     ));
     lines.push(line("cuBLASLt", toolkit::cublas_lt(for_driver).map(|tool| tool.to_string())));
     lines.push(line("NCCL", toolkit::nccl(for_driver).map(|tool| tool.to_string())));
-    // After the others, since it may set `CUDA_PATH`.
+    // Last, because the search may set `CUDA_PATH`.
     lines.push(line(
         "headers",
         toolkit::headers().and_then(|root| {
-            // A compiler that is missing or fails has its own line.
+            // A compiler that is missing or fails is reported on its own line.
             if let Ok(nvrtc) = toolkit::nvrtc(for_driver)
                 && toolkit::try_compiling(&nvrtc, None).is_ok()
             {
@@ -167,7 +167,7 @@ pub fn examine() -> Vec<String> {
     lines
 }
 
-/// Loads and starts the driver.
+/// Loads and initializes the driver, and returns its version of CUDA.
 pub(super) fn driver() -> Result<Version, DeviceError> {
     let wanted = Wanted { stem: "cuda", files: vec!["libcuda.so.1"], instead: None };
     libraries::load(&wanted, &Places::for_driver()).map_err(|missing| DeviceError::NoDriver {
@@ -254,8 +254,8 @@ fn retain(index: usize) -> Result<u64, DeviceError> {
     }
 }
 
-/// Returns the number of free bytes on a GPU. Releases the GPU's context, which takes memory: the process may
-/// not use this GPU.
+/// Returns the number of free bytes on a GPU. Releases the GPU's context again, because it takes memory and the
+/// process may not use this GPU.
 fn free(index: usize) -> Result<u64, DeviceError> {
     let free = retain(index)?;
     let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
@@ -281,8 +281,7 @@ fn compiler(driver: Version, gpu: &Gpu) -> Result<(), DeviceError> {
     }
 }
 
-/// Checks that the driver can read the output of NVRTC: its version of PTX requires a driver of the same CUDA
-/// version or a later one.
+/// Checks that the driver can read the output of NVRTC: PTX requires a driver of NVRTC's CUDA version or later.
 fn fits(driver: Version, nvrtc: &toolkit::Tool) -> Result<(), DeviceError> {
     match nvrtc.version {
         Some(needed) if needed > driver => Err(DeviceError::DriverTooOld {

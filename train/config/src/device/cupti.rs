@@ -44,7 +44,7 @@ const COPIES: [&str; 11] = [
     "copy device to device",
 ];
 
-/// Maximum number of recorded kernels per process: more than some thousand steps of a large model run.
+/// Maximum number of recorded kernels per process: more than a large model launches in several thousand steps.
 const MOST: usize = 1 << 22;
 
 type Requested = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
@@ -188,12 +188,12 @@ unsafe extern "C" fn requested(buffer: *mut *mut u8, size: *mut usize, records: 
     unsafe {
         *buffer = memory;
         *size = if memory.is_null() { 0 } else { BUFFER.size() };
-        // As many records as fit.
+        // 0 lets CUPTI write as many records as fit.
         *records = 0;
     }
 }
 
-/// Takes a buffer back, with records in its first `filled` bytes.
+/// Takes a buffer back from CUPTI, and keeps the records in its first `filled` bytes.
 unsafe extern "C" fn completed(
     _context: *mut c_void,
     _stream: u32,

@@ -2,7 +2,7 @@
 
 use kiln_sys::words::number_of;
 
-/// Reasons why a run cannot use its device. The first sentence of a message names the problem; the rest the
+/// Reasons why a run cannot use its device. The first sentence of a message names the problem; the rest names the
 /// places searched, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
@@ -52,7 +52,7 @@ pub enum DeviceError {
     SharedGpu { ranks: Vec<usize> },
     /// Some ranks are on GPUs and some on CPUs. `gpu`: ranks with a GPU; `cpu`: ranks without one.
     #[error(
-        "the ranks have different devices: ranks {gpu:?} a GPU, and ranks {cpu:?} the CPU; set \
+        "the ranks have different devices: ranks {gpu:?} use a GPU, and ranks {cpu:?} the CPU; set \
          device.backend = \"cuda\" to see why, or \"cpu\" for all"
     )]
     Mixed { gpu: Vec<usize>, cpu: Vec<usize> },
@@ -137,7 +137,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Returns whether the error suggests that there is no GPU. `listed` says whether the kernel lists one.
+    /// Returns whether the error suggests that there is no GPU. `listed`: whether the kernel lists a GPU.
     pub(super) fn means_none(&self, listed: bool) -> bool {
         match self {
             DeviceError::NotBuilt => true,
@@ -156,7 +156,7 @@ impl DeviceError {
     }
 }
 
-/// A version of two numbers, such as CUDA's and compute capabilities.
+/// A version of two numbers, such as a version of CUDA or a compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 

@@ -7,12 +7,12 @@ use std::fmt;
 use super::error::Version;
 use crate::Precision;
 
-/// The specifications of a GPU.
+/// The specifications of a GPU model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DataSheet {
-    /// Its name for `kiln plan --gpu`.
+    /// Name of the GPU for `kiln plan --gpu`.
     pub name: &'static str,
-    /// Part of the name that its driver reports.
+    /// Words that the driver's name for this GPU contains.
     part: &'static str,
     /// Memory in GiB that is available to programs.
     pub memory_gib: f64,
@@ -22,7 +22,7 @@ pub struct DataSheet {
     f32: f64,
     /// Memory bandwidth in GB/s.
     pub bandwidth: f64,
-    /// Bandwidth to the other GPUs of a machine in GB/s, in one direction: NVLink, or else PCIe.
+    /// Bandwidth in GB/s, in one direction, to other GPUs of the same machine: over NVLink, or else PCIe.
     pub link: f64,
 }
 
@@ -34,7 +34,7 @@ const fn sheet(
     DataSheet { name, part, memory_gib, bf16, f32, bandwidth, link }
 }
 
-/// The known GPUs; the first whose part matches a driver's name counts.
+/// The known GPUs. If several entries match a driver's name, the first one applies.
 const DATA_SHEETS: &[DataSheet] = &[
     sheet("b200", "B200", [179.0, 2250.0, 75.0, 7700.0, 900.0]),
     sheet("gh200", "GH200", [95.0, 989.5, 67.0, 4000.0, 450.0]),
@@ -72,7 +72,7 @@ impl DataSheet {
         DATA_SHEETS.iter().find(|sheet| is_whole(sheet.part))
     }
 
-    /// Returns the data sheet of this name.
+    /// Returns the data sheet with this name.
     pub fn named(name: &str) -> Option<&'static DataSheet> {
         DATA_SHEETS.iter().find(|sheet| sheet.name.eq_ignore_ascii_case(name))
     }
@@ -87,8 +87,8 @@ impl DataSheet {
         1e12 * if precision == Precision::F32 { self.f32 } else { self.bf16 }
     }
 
-    /// Returns this GPU with other FLOP/s in products, or other bytes per second of memory bandwidth, where
-    /// set.
+    /// Returns this data sheet with `flops` FLOP/s in matrix products and `bandwidth` bytes per second of memory,
+    /// where they are set.
     pub fn with_speed(mut self, flops: Option<f64>, bandwidth: Option<f64>) -> Self {
         if let Some(flops) = flops {
             (self.bf16, self.f32) = (flops / 1e12, flops / 1e12);
@@ -97,7 +97,7 @@ impl DataSheet {
         self
     }
 
-    /// Returns the size of its memory in bytes.
+    /// Returns the size of the GPU's memory in bytes.
     pub fn memory(&self) -> u64 {
         (self.memory_gib * f64::from(1 << 30)) as u64
     }
@@ -145,13 +145,13 @@ impl fmt::Display for Gpu {
 
 #[cfg(feature = "cuda")]
 impl Gpu {
-    /// Returns the peak FLOP/s in matrix products: from its data sheet, or else from its multiprocessors at the
-    /// maximum clock.
+    /// Returns the GPU's peak FLOP/s in matrix products: from its data sheet, or else from the number of its
+    /// multiprocessors and their maximum clock.
     pub fn peak_flops(&self, precision: Precision) -> f64 {
         if let Some(sheet) = DataSheet::from_driver_name(&self.name) {
             return sheet.peak_flops(precision);
         }
-        // Per multiprocessor and clock (CUDA C++ Programming Guide, arithmetic throughput).
+        // FLOP per multiprocessor and clock cycle (CUDA C++ Programming Guide, arithmetic throughput).
         let per_clock = match (precision, self.capability) {
             (Precision::F32, Version(8, 0)) => 128.0,
             (Precision::F32, _) => 256.0,
@@ -174,7 +174,7 @@ mod tests {
         Gpu { index: 0, name, capability, memory: 0, free: 0, multiprocessors, clock, uuid, visible }
     }
 
-    /// With an unknown name, a GPU gets nearly the peak of its data sheet, at the clock assumed there.
+    /// Without its data sheet, a GPU gets nearly the same peak, at the clock that the data sheet assumes.
     #[test]
     fn data_sheets_and_multiprocessors_agree() {
         for (name, capability, multiprocessors, clock) in [

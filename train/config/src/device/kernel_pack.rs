@@ -25,7 +25,7 @@ pub fn pack(archive: &Path) -> io::Result<usize> {
     pack_from(&kernel_cache::folder_to_keep()?, archive)
 }
 
-/// The content of an archive.
+/// The numbers of kernels and products in an archive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Unpacked {
     pub kernels: usize,
@@ -73,7 +73,7 @@ fn pack_from(folder: &Path, archive: &Path) -> io::Result<usize> {
     if !measured.is_empty() {
         files.push((products::FILE.to_owned(), serde_json::to_vec(&measured)?));
     }
-    // The same kernels make the same archive.
+    // Sorted, so that the same kernels make the same archive.
     files.sort_unstable();
     let mut builder = Builder::new(Vec::new());
     for (name, content) in &files {

@@ -1,4 +1,4 @@
-//! Available memory: of the machine, as far as this process may use it, or of a GPU.
+//! The memory that is available to this process on a machine, and the memory of a GPU.
 
 use std::fs;
 use std::path::Path;
@@ -69,7 +69,7 @@ impl Memory {
     }
 }
 
-/// Returns the bytes that this process may still map below its limits; `None` if it has none.
+/// Returns the bytes that this process may still map below its limits; `None` if it has no limits.
 fn left_of_process(root: &Path) -> Option<u64> {
     let limits = fs::read_to_string(root.join("proc/self/limits")).ok()?;
     let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
@@ -91,7 +91,7 @@ struct GroupFiles {
     /// The limit of swap: swap alone in version 2, together with memory in version 1.
     swap_limit: &'static str,
     swap_with_memory: bool,
-    /// Keys in `memory.stat` of cached files, which are counted as used.
+    /// Keys in `memory.stat` with the sizes of cached files, which count as used.
     cached: [&'static str; 2],
 }
 
@@ -181,7 +181,7 @@ mod tests {
             ("sys/fs/cgroup/job/task/memory.max", "max\n"),
         ];
         assert_eq!(system(&files), kib(200, 120));
-        // With its own swap limit, up to the machine's swap.
+        // The group has its own limit of swap, up to the machine's swap.
         files[3].1 = "51200\n";
         assert_eq!(system(&files), kib(250, 170));
         files[3].1 = "max\n";
@@ -195,7 +195,7 @@ mod tests {
         let files = [
             ("proc/meminfo", MEMINFO),
             ("proc/self/cgroup", "9:name=systemd:/x\n5:cpu,memory:/outside/a\n0::/\n"),
-            // The path is that of another namespace; the root is the container's.
+            // The path belongs to the namespace outside; the root of the mount is the container's group.
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "409600\n"),
             ("sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", "460800\n"),
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "307200\n"),

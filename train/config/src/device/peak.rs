@@ -1,8 +1,8 @@
 //! The reference for `mfu`: the peak of all devices of a run in matrix products.
 //!
-//! The first starts on a machine measure its peak and keep it for later ones. Other programs can slow a
-//! measurement down, but not speed one up. So the best measurement counts, once a second one has come close to it.
-//! Until then every start measures, and shows no share of a peak.
+//! The first runs on a machine measure its peak, and store the measurements for later runs. Other programs can
+//! slow a measurement down, but not speed it up, so the best measurement counts, once a second one has come close
+//! to it. Until then, every run measures again, and reports no `mfu`.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -19,7 +19,7 @@ use super::cpu::cores_of_machine;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peak {
     flops: f64,
-    /// The file with the measurements of earlier starts.
+    /// The file with the measurements of earlier runs.
     kept: Option<PathBuf>,
     has_warned: bool,
 }
@@ -63,8 +63,8 @@ impl Peak {
                 // Another rank, or another run, may have removed the file.
                 let _ = fs::remove_file(file);
                 tracing::warn!(
-                    "mfu is above 100 %: steps reach {reached:.3} TFLOP/s, and earlier starts have measured {peak:.3}. \
-                     The next starts measure it again; device.peak_tflops sets it"
+                    "mfu is above 100 %: steps reach {reached:.3} TFLOP/s, and earlier runs have measured {peak:.3}. \
+                     The next runs measure the peak again; device.peak_tflops sets it"
                 );
             }
         }
@@ -91,13 +91,13 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// The conditions of a measurement of `device` on so many `threads`, in `dtype`.
+    /// Creates the key of a measurement of `device` on `threads` threads, in `dtype`.
     pub(super) fn new(device: String, threads: usize, dtype: &str) -> Self {
         let (dtype, version) = (dtype.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
         Key { device, cores: cores_of_machine(), threads, dtype, version }
     }
 
-    /// Returns the file in the cache folder that holds its measurements; `None` if there is no such folder.
+    /// Returns the cache file for measurements under these conditions; `None` if there is no cache folder.
     pub(super) fn file(&self) -> Option<PathBuf> {
         let digest = Sha256::digest(format!("{self:?}"));
         Some(cache_folder(&environment)?.join("peaks").join(format!("{digest:x}.json")))
@@ -111,7 +111,7 @@ pub(super) fn processor() -> String {
     name.map_or_else(|| env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// The content of a file. A damaged file, or one for another key, counts as empty.
+/// The content of a file of measurements. A damaged file, or one for another key, counts as empty.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     key: Key,
@@ -141,12 +141,12 @@ impl Kept {
     }
 }
 
-/// Returns the FLOP/s of `key` by the measurements in `file`. If these are not conclusive yet, calls `measure`
-/// once and keeps its result. Returns `None` while the peak is unknown.
+/// Returns the FLOP/s of `key` according to the measurements in `file`. If these are not conclusive yet, calls
+/// `measure` once and stores the result. Returns `None` while the peak is unknown.
 ///
 /// # Errors
 ///
-/// Those of `measure`. A file that cannot be written is not an error: the next start measures again.
+/// If `measure` fails. A file that cannot be written is not an error: the next start measures again.
 pub(super) fn known(
     file: &Path,
     key: &Key,

@@ -45,14 +45,14 @@ pub fn folder() -> io::Result<PathBuf> {
 ///
 /// # Errors
 ///
-/// If it cannot.
+/// If the file cannot be read or extended.
 pub fn check(folder: &Path) -> io::Result<()> {
     read(folder)
         .map(drop)
         .map_err(|error| io::Error::new(error.kind(), format!("{FILE}: {error}; remove it")))
 }
 
-/// Returns a text that identifies the stored algorithms; empty if there are none.
+/// Returns a string that identifies the stored algorithms; empty if there are none.
 pub(super) fn fingerprint() -> String {
     let file = kernel_cache::folder(&environment).map(|folder| folder.join(FILE));
     let text = file.and_then(|file| kiln_sys::files::read(&file, MAX_BYTES).ok());

@@ -1,4 +1,4 @@
-//! The requested device: the requirements of work on it, and the flag `--device`.
+//! The device that a command requests, what the command needs from it, and the flag `--device`.
 
 use clap::Args;
 use kiln_model::{Decoder, Layers};
@@ -18,12 +18,12 @@ const READING: u64 = 4;
 /// Bytes per parameter in half precision.
 const HALF: u64 = 2;
 
-/// The requirements of work on its device.
+/// The device requested for a command, and the memory and dtype that the command needs.
 #[derive(Clone, Debug)]
 pub struct DeviceRequest {
     /// The requested device.
     pub(super) backend: Backend,
-    /// The setting that requests it, for messages.
+    /// Name of the setting that requests the device, for messages.
     pub(super) setting: &'static str,
     /// Transport between the ranks.
     pub(super) comm: CommBackend,
@@ -31,12 +31,12 @@ pub struct DeviceRequest {
     #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     pub(super) precision: Choice<Precision>,
     ranks: u64,
-    /// Minimum number of bytes that a rank keeps there.
+    /// Minimum number of bytes that a rank keeps on the device.
     state: u64,
 }
 
 impl DeviceRequest {
-    /// Returns the requirements of training as `config` describes it.
+    /// Returns what training as `config` describes it needs from its device.
     pub fn for_run(config: &Config, layers: &Layers) -> Self {
         // A missing model is reported later.
         let parameters = config.model.resolve(Some(config.data.vocab_size));
@@ -48,7 +48,7 @@ impl DeviceRequest {
             // Master weights and moments are on the host. The GPU holds the weights to gather from.
             Choice::Is(Precision::F32) if config.shard.offload => READING,
             _ if config.shard.offload => HALF,
-            // Frozen parameters have no moments, and optimizers may keep less; names decide later how much.
+            // Frozen parameters have no moments, and some optimizers keep less than AdamW: this is the minimum.
             _ if !config.train.freeze.is_empty() || config.optim.kind != ADAMW => READING,
             _ => TRAINING,
         };
@@ -168,7 +168,7 @@ mod tests {
         let replicated = request(&format!("{text}\n[shard]\nstrategy = 'NO_SHARD'"));
         assert!(replicated.bytes(true).abs_diff(whole) < 64);
         assert_eq!(replicated.bytes(false), 4 * replicated.bytes(true));
-        // The host has the rest.
+        // The rest of the state is on the host.
         let offload = |more: &str| request(&format!("{text}\n[shard]\noffload = true{more}")).bytes(false);
         assert!((offload("") * 3).abs_diff(whole) < 64);
         for half in ["bf16", "auto"] {

@@ -36,10 +36,10 @@ use kiln_sys::words::{duration, number_of};
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 const GPU_TOKENS: usize = DeviceDefaults::GPU_TOKENS;
 
-/// Ends a recording of a GPU's activity, and returns it. To get all activity, wait for the GPU first.
+/// Ends a recording of a GPU's activity, and returns the activity. To get all of it, wait for the GPU first.
 pub type Recording = Box<dyn FnOnce() -> Vec<GpuActivity> + Send>;
 
-/// Returns the number of ranks on this machine, and the number of such machines for `ranks` ranks.
+/// Returns the number of ranks on this machine, and how many equal machines `ranks` ranks need.
 fn ranks_here(place: Option<&RankEnv>, ranks: usize) -> (usize, f64) {
     let here = place.map_or(ranks, |place| place.local_world_size.max(1));
     (here, ranks as f64 / here as f64)
@@ -49,7 +49,7 @@ fn ranks_here(place: Option<&RankEnv>, ranks: usize) -> (usize, f64) {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolvedDevice {
     kind: Kind,
-    /// The reason for this choice.
+    /// The reason for choosing this device.
     why: String,
 }
 
@@ -73,14 +73,13 @@ impl ResolvedDevice {
         Self::for_request(&DeviceRequest::for_run(config, layers), place)
     }
 
-    /// Chooses the device that `request` names. If that is `auto`, chooses an NVIDIA GPU if there is one, else
-    /// the CPU. Ranks that are threads share GPU 0; ranks that are processes, which have a place, use one GPU
-    /// each.
+    /// Chooses the device that `request` names; for `auto`, an NVIDIA GPU if there is one, else the CPU. Ranks
+    /// that are threads share GPU 0; ranks that are processes, which have a `place`, use one GPU each.
     ///
     /// # Errors
     ///
-    /// The first missing component, if `request` insists on a GPU, or leaves the choice and there is a GPU:
-    /// a run must not spend days on a CPU next to an idle GPU. The check of an NVIDIA GPU does not call burn
+    /// Names the first missing component, if `request` insists on a GPU, or if it leaves the choice and there is a
+    /// GPU: a run must not spend days on a CPU next to an idle GPU. The check of an NVIDIA GPU does not call burn
     /// or CubeCL.
     pub fn for_request(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
         let as_said = || format!("as {} says", request.setting);
@@ -113,7 +112,7 @@ impl ResolvedDevice {
         Ok(Self::cpu(format!("not a GPU: {}", error.in_short())))
     }
 
-    /// Chooses the CPU, for ranks whose transport reaches nothing else.
+    /// Chooses the CPU, for ranks whose transport moves only the memory of the CPU.
     ///
     /// # Errors
     ///
@@ -298,8 +297,8 @@ impl ResolvedDevice {
         }
     }
 
-    /// Like [`ResolvedDevice::peak`], for a run. Measurements are kept for all starts on this machine, and the
-    /// peak is known only once two of them agree; `None` before.
+    /// Like [`ResolvedDevice::peak`], for a run. Measurements are stored for later runs on this machine. Returns
+    /// `None` until two of them agree.
     ///
     /// # Errors
     ///
@@ -326,7 +325,7 @@ impl ResolvedDevice {
         Ok(flops.map(|flops| Peak::kept(flops * machines, file)))
     }
 
-    /// Returns the unique id of an NVIDIA GPU, which tells it apart from those of other processes; zeros for
+    /// Returns the unique id of an NVIDIA GPU, which distinguishes it from the GPUs of other processes; zeros for
     /// other devices.
     pub fn id(&self) -> [u8; 16] {
         match &self.kind {
@@ -404,7 +403,7 @@ fn idle(visible: usize) -> Option<String> {
 ///
 /// # Errors
 ///
-/// The reason why there are none, or why they cannot be counted.
+/// If there are none, or if they cannot be counted.
 pub fn count_gpus() -> Result<usize, DeviceError> {
     #[cfg(feature = "cuda")]
     return cuda::count_visible();
@@ -424,8 +423,8 @@ fn gpu_is_there() -> bool {
     return false;
 }
 
-/// Returns whether the kernel of a system whose files are below `root` lists NVIDIA GPUs, and
-/// `CUDA_VISIBLE_DEVICES`, which is `visible`, does not hide them all.
+/// Returns whether the kernel of a system whose files are below `root` lists NVIDIA GPUs, and `visible`, the value
+/// of `CUDA_VISIBLE_DEVICES`, does not hide them all.
 fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
     let listed = std::fs::read_dir(root.join("proc/driver/nvidia/gpus"));
     !matches!(visible, Some("" | "-1")) && listed.is_ok_and(|mut gpus| gpus.next().is_some())
@@ -434,7 +433,7 @@ fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
 /// Kernel counts of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelCounts {
-    /// Kernels compiled earlier, and taken from the cache.
+    /// Kernels taken from the cache.
     pub taken: u64,
     /// Kernels compiled by NVRTC.
     pub compiled: u64,
@@ -453,7 +452,7 @@ impl From<kiln_nvidia::kernel_cache::Counts> for KernelCounts {
 impl Sub for KernelCounts {
     type Output = Self;
 
-    /// Subtracts the counts `earlier` of an earlier moment.
+    /// Subtracts the counts of an earlier moment.
     fn sub(self, earlier: Self) -> Self {
         KernelCounts {
             taken: self.taken.saturating_sub(earlier.taken),
@@ -511,7 +510,7 @@ mod tests {
         assert!(kernel_lists_gpus(root.path(), Some("0")));
         assert!(!kernel_lists_gpus(root.path(), Some("")));
 
-        // A missing driver library on a machine with a GPU does not count as no GPU.
+        // If a machine with a GPU lacks the driver library, it does not count as a machine without a GPU.
         let none = String::new;
         let missing = DeviceError::NoDriver { names: none(), places: none(), failures: Vec::new() };
         assert!(missing.means_none(false) && !missing.means_none(true));
@@ -535,7 +534,7 @@ mod tests {
         let (new, old) = (on(Version(8, 0)), on(Version(7, 5)));
         assert_eq!(new.defaults(), DeviceDefaults { precision: Precision::Bf16, tokens: 16_384 });
         assert_eq!(old.defaults(), DeviceDefaults { precision: Precision::F16, tokens: 16_384 });
-        // The checks of ranks that receive another rank's choice.
+        // Checks of a dtype that another rank has settled.
         assert_eq!(new.check_precision(Precision::Bf16), Ok(()));
         assert_eq!(old.check_precision(Precision::F16), Ok(()));
         assert!(matches!(old.check_precision(Precision::Bf16), Err(DeviceError::OldGpu { .. })));

@@ -31,8 +31,8 @@ const TOOLKIT: &str = "the CUDA toolkit";
 /// Minimum NCCL version: the first with `ncclCommSplit`.
 const NCCL: Version = Version(2, 18);
 
-/// Returns the versions of `file` that can work with a driver for `driver`: a library of a later major version
-/// of CUDA needs a driver of that version.
+/// Returns those of `files`, a library for CUDA 13 and one for CUDA 12, that work with a driver for CUDA `driver`:
+/// a library for a later major version of CUDA needs a newer driver.
 fn fitting(driver: Version, files: [&'static str; 2]) -> Vec<&'static str> {
     match driver {
         Version(..13, _) => vec![files[1]],
@@ -75,7 +75,7 @@ pub(super) fn nvrtc(driver: Version) -> Result<Tool, DeviceError> {
     Ok(Tool { path: found.path, version: found.version.map(|(major, minor)| Version(major, minor)) })
 }
 
-/// Compiles a small kernel with NVRTC, which is loaded, and with the headers below `root` if it is given.
+/// Compiles a small kernel with NVRTC, which must be loaded, and with the headers below `root` if it is given.
 pub(super) fn try_compiling(nvrtc: &Tool, root: Option<&Path>) -> Result<(), DeviceError> {
     let headers = root.map(|root| root.join("include"));
     nvrtc::try_compiling(headers.as_deref()).map_err(|log| DeviceError::CompilerFails {
@@ -135,7 +135,7 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     // SAFETY: the library is loaded, and the number outlives the call.
     let status = unsafe { cudarc::nccl::sys::ncclGetVersion(&mut number) };
     let number = if status.result().is_ok() { number as u32 } else { 0 };
-    // The format since 2.9; earlier versions are too old anyway.
+    // The number has this format since NCCL 2.9; earlier versions are too old anyway.
     let version = Version(number / 10_000, number / 100 % 100);
     if version < NCCL {
         return Err(DeviceError::OldLibrary {
@@ -149,8 +149,8 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     Ok(Tool { path: found, version: Some(version) })
 }
 
-/// Finds CUDA's headers, and returns the folder above `include`. CubeCL searches `CUDA_PATH`, and then the
-/// usual places of the toolkit; if it would not find them there, `CUDA_PATH` is set.
+/// Finds CUDA's headers, and returns the folder above `include`. CubeCL searches `CUDA_PATH`, and then the usual
+/// places of the toolkit; if CubeCL would not find the headers there, this sets `CUDA_PATH`.
 pub(super) fn headers() -> Result<PathBuf, DeviceError> {
     let places = Places::for_headers(&environment);
     let missing = |root: &Path| {

@@ -19,10 +19,10 @@ use kiln_train::metrics::print_line;
 use kiln_train::process::output::printable;
 use kiln_train::process::terminal;
 
-/// Longest time to wait for a process to accept a line.
+/// Longest wait for a process to accept a line.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A run that is held again within this time was only stepped.
+/// If a run is held again within this time, the user has only stepped, and no message is shown.
 const SOON: Duration = Duration::from_millis(500);
 
 /// Prompt text while no rank is held.
@@ -42,7 +42,7 @@ pub struct AttachArgs {
 }
 
 impl AttachArgs {
-    /// Connects the terminal to the run until either of them ends. Returns the exit code.
+    /// Connects the terminal to the run until the user leaves or the run ends. Returns the exit code.
     ///
     /// # Errors
     ///
@@ -57,10 +57,10 @@ impl AttachArgs {
     }
 }
 
-/// The prompts of a run that accept lines.
+/// The connections to the prompts of a run.
 struct Prompts {
-    /// Connections, each with the first message received. The process of rank 0, which has the prompt of all ranks
-    /// while all are held, is the last; a process with a rank that may be held alone precedes it.
+    /// Each connection, with the first message received. Rank 0's process comes last, and has the prompt of all
+    /// ranks while all are held; before it may come the process of a rank that is held alone.
     connections: Vec<(Connection, ToPrompt)>,
     /// The rank to look at while all ranks are held.
     focus: Option<usize>,
@@ -70,7 +70,7 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
     let folder = Folder::open(run).ok();
     let owners = folder.as_ref().map(Folder::owners).unwrap_or_default();
     let Some(folder) = folder.filter(|_| !owners.is_empty()) else {
-        // Fails if the folder holds no run.
+        // Fails with a better message if the folder holds no run.
         ended::look(run, false)?;
         return Err(CommandError::usage(format!(
             "no process of the run in {} is on this machine: the run has ended, or you need to attach on the machine of rank 0",
@@ -93,7 +93,7 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
     let first = talk(&owners[0], None)?;
     let mut connections = Vec::new();
     match rank {
-        // A rank that is held alone has its own prompt. While all ranks are held, rank 0 has it.
+        // A rank that is held alone has its own prompt; while all ranks are held, the prompt is rank 0's.
         Some(rank) => {
             let Some(own) = owners.iter().find(|owner| owner.ranks.contains(&rank)) else {
                 let text =
@@ -104,7 +104,7 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
                 connections.push(talk(own, Some(rank))?);
             }
         }
-        // Finds a rank held alone in another process. Processes that do not answer are skipped.
+        // Looks for a rank that is held alone in another process. Processes that do not answer are skipped.
         None if first.1 == ToPrompt::Running => {
             let held = |owner| talk(owner, None).ok().filter(|(_, first)| *first != ToPrompt::Running);
             connections.extend(owners[1..].iter().find_map(held));
@@ -115,7 +115,7 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
     Ok(Prompts { connections, focus: rank })
 }
 
-/// Terminal settings before a prompt is shown.
+/// Returns the settings of the terminal, to restore them when the prompt ends.
 fn terminal_state() -> Option<Termios> {
     termios::tcgetattr(stdin()).ok()
 }
@@ -133,7 +133,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         let (asks, mut printer, before) =
             (asks.clone(), editor.create_external_printer().ok(), before.clone());
         handle(first, index, &mut printer, &asks, before.as_ref());
-        // Ends with the process if the run sends nothing more.
+        // If the run sends nothing more, this thread ends with the process.
         thread::Builder::new().name("kiln-prompt".to_owned()).spawn(move || {
             while let Ok(Reply::Prompt(message)) = replies.receive() {
                 if handle(message, index, &mut printer, &asks, before.as_ref()).is_none() {
@@ -151,7 +151,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         prompts.wait();
     }
     loop {
-        // With commands piped in, only the answers are shown.
+        // If commands are piped in, only the answers are shown.
         let shown = if is_terminal { prompts.text() } else { "" };
         let line = match editor.readline(shown) {
             Ok(line) => line,
@@ -165,10 +165,10 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         if !line.trim().is_empty() {
             let _ = editor.add_history_entry(&line);
         }
-        // Messages that arrived while the line was typed.
+        // Reads messages that arrived while the line was typed.
         prompts.catch_up();
         if focus.is_some() {
-            // A line for a particular rank must not reach a run that is not held.
+            // A line for one rank must not be sent while the run is not held.
             prompts.wait_until_held();
         }
         let was_held = prompts.is_held();
@@ -186,7 +186,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         if was_held {
             prompts.wait();
             let mut is_told = !is_terminal;
-            // The next line is for ranks that are held again.
+            // Waits until ranks are held again before the next line.
             while !prompts.is_held() {
                 if !is_told && !prompts.wait_for(SOON) {
                     print_line("the run continues; press Ctrl-C to leave it running");
@@ -199,14 +199,15 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
     }
 }
 
-/// The prompt texts to show before the next line, by connection.
+/// The latest prompt text of each connection.
 struct Asked {
     texts: Vec<String>,
     asked: Receiver<(usize, String)>,
 }
 
 impl Asked {
-    /// Index of the first prompt at which a rank is held; the last prompt, rank 0's, if none is.
+    /// Returns the index of the first prompt at which a rank is held; if none is held, that of the last prompt,
+    /// which is rank 0's.
     fn index(&self) -> usize {
         let held = self.texts.iter().position(|text| text != RUNNING);
         held.unwrap_or(self.texts.len() - 1)
@@ -234,7 +235,7 @@ impl Asked {
         }
     }
 
-    /// Returns `true` if a prompt sends a message within `patience`.
+    /// Returns whether a prompt sends a message within `patience`.
     fn wait_for(&mut self, patience: Duration) -> bool {
         let said = self.asked.recv_timeout(patience);
         let is_said = said.is_ok();
@@ -250,7 +251,7 @@ impl Asked {
     }
 }
 
-/// Shows a message for a prompt. Returns `None` at the end of the conversation.
+/// Shows a message of the prompt with `index`. Returns `None` when the run has ended the conversation.
 fn handle<P: ExternalPrinter>(
     message: ToPrompt,
     index: usize,
@@ -260,7 +261,7 @@ fn handle<P: ExternalPrinter>(
 ) -> Option<()> {
     match message {
         ToPrompt::Text(text) => {
-            // The text may come from another build, a file or a tokenizer, so control characters are escaped.
+            // The text may come from another build, a file or a tokenizer, so its control characters are escaped.
             let text = printable(&text);
             let printed = printer.as_mut().is_some_and(|printer| printer.print(format!("{text}\n")).is_ok());
             if !printed {
@@ -279,7 +280,7 @@ fn leave(why: &str, before: Option<&Termios>) -> ! {
     if let Some(before) = before {
         // Nothing to restore if the terminal is gone.
         let _ = termios::tcsetattr(stdin(), OptionalActions::Flush, before);
-        // Starts a new line after the prompt, which is waiting for input.
+        // Ends the line with the prompt, at which the user was typing.
         print_line("");
     }
     print_line(why);

@@ -16,7 +16,7 @@ use kiln_train::metrics::print_line;
 use kiln_train::process::Meter;
 use kiln_train::process::output::ProgressLine;
 
-/// Maximum number of parts of a checkpoint, which loads at any number of ranks.
+/// Maximum number of parts of a checkpoint.
 const MAX_PARTS: usize = 1 << 16;
 
 /// Arguments of `kiln convert`.
@@ -44,7 +44,7 @@ enum Target {
 }
 
 impl ConvertArgs {
-    /// Converts; returns a message for the user.
+    /// Converts the checkpoint; returns a message for the user.
     ///
     /// # Errors
     ///
@@ -73,14 +73,14 @@ impl ConvertArgs {
     }
 }
 
-/// Runs `work`, and shows the bytes that it counts.
+/// Calls `work`, and shows the progress in bytes that it counts.
 fn counted<T>(topic: &str, work: impl FnOnce(&Meter) -> T) -> T {
     let meter = Arc::new(Meter::default());
     let _line = ProgressLine::for_bytes(topic, meter.clone());
     work(&meter)
 }
 
-/// Bytes of a GB, as on disks and in transformers.
+/// Bytes of a GB, as disk makers and transformers count.
 const GB: f64 = 1e9;
 
 /// Arguments of `kiln export`.
@@ -101,17 +101,17 @@ pub struct ExportArgs {
 }
 
 impl ExportArgs {
-    /// Exports, and prints the destination.
+    /// Exports the checkpoint, and prints the folder.
     pub fn run(self) -> Result<()> {
         let ExportArgs { checkpoint, out, dtype, max_shard_gb } = self;
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
             return Err(CommandError::usage(problem));
         }
-        // The conversion saturates for numbers beyond any file size.
+        // For a size beyond all files, this conversion saturates.
         let max_shard_bytes = (max_shard_gb * GB) as usize;
-        // Nothing is computed, so layers need not be known: a model that the target layout cannot express fails
-        // below, in every program.
+        // Nothing is computed, so this works without the program's layers. In every program, a model that the
+        // target format cannot express fails below.
         let source = ModelSource::open(&checkpoint)?;
         counted("exporting", |meter| checkpoint::export(&source, &out, dtype, max_shard_bytes, meter))?;
         print_line(&format!("exported to {}", out.display()));
@@ -144,12 +144,12 @@ struct Source {
 }
 
 impl ImportArgs {
-    /// Imports, and prints the destination.
+    /// Imports the model, and prints the folder.
     pub fn run(self) -> Result<()> {
         let folder = match (self.source.hf, self.source.repo) {
             (Some(folder), _) => folder,
             (None, repo) => {
-                // Checked before a download that may take hours.
+                // Checked first, because a download may take hours.
                 kiln_checkpoint::check_free(&self.out)?;
                 // The argument parser requires one of the two.
                 hugging_face::download(&repo.unwrap_or_default(), &self.revision)?

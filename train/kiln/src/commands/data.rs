@@ -48,7 +48,7 @@ pub(crate) struct PrepareArgs {
     bad_lines: BadLines,
 }
 
-/// True if documents start with a token; `None` if the tokenizer decides.
+/// True if every document starts with the beginning-of-text token; `None` if the tokenizer decides.
 #[derive(Clone, Copy)]
 struct Bos(Option<bool>);
 

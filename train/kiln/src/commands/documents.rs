@@ -1,4 +1,4 @@
-//! Documents generated from the command line's definition: shell completions and manual pages.
+//! Files generated from the definition of the command line: shell completions and manual pages.
 
 use std::fs;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ impl CompletionsArgs {
 }
 
 impl ManArgs {
-    /// Writes a page for every command; returns a message for the user.
+    /// Writes a manual page for every command; returns a message for the user.
     pub(crate) fn run(self, kiln: Command) -> Result<String> {
         let out = &self.out;
         let written = fs::create_dir_all(out).and_then(|()| clap_mangen::generate_to(kiln, out));

@@ -111,7 +111,7 @@ fn parse_token(text: &str) -> Result<u32, String> {
 }
 
 impl EvalArgs {
-    /// Evaluates as a rank, or starts the ranks of a node. Rank 0 prints the result. Returns the exit code.
+    /// Evaluates as one rank, or launches the ranks of this node. Rank 0 prints the result. Returns the exit code.
     pub(crate) fn run(self, layers: &Layers) -> Result<u8> {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -164,7 +164,7 @@ impl EvalArgs {
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);
         Ok(run_rank(met.communicator(), threads, |world| {
             let work = Work::new(self, layers)?;
-            // Arguments that belong to one rank are not compared.
+            // Arguments that may differ from rank to rank are not compared.
             let told = EvalArgs { place: place::Flags::default(), ranks: None, ..self.clone() };
             let folder = work.source.folder();
             let told = format!("{} {told:?} {folder:?}", env!("CARGO_PKG_VERSION"));
@@ -182,13 +182,13 @@ impl EvalArgs {
     fn check_mesh(&self, ranks: usize) -> Result<()> {
         Mesh::new(self.strategy, ranks, self.shard_size)
             .map(|_| ())
-            // The message names a configuration key; here it is a flag.
+            // The message names a configuration key, but this command has a flag instead.
             .map_err(|error| error.to_string().replace("shard.shard_size", "--shard-size"))
             .map_err(TrainError::usage)
     }
 }
 
-/// The prepared work of all ranks.
+/// The work of an evaluation, prepared the same way on every rank.
 struct Work {
     layers: Layers,
     source: ModelSource,
@@ -234,7 +234,7 @@ impl Work {
         kernels::settle_in(Precision::F32, self.source.model(), device, world, comm)
     }
 
-    /// Does one rank's part. Rank 0 writes the files. Collective.
+    /// Does the work of one rank. Rank 0 writes the files. Collective.
     fn on_rank(&self, world: Arc<dyn Communicator>, device: &Device) -> Result<Report> {
         let Work { layers, source, task, strategy, shard_size } = self;
         let (rank, ranks) = (world.rank(), world.world_size());
@@ -252,7 +252,7 @@ impl Work {
             }
             Task::Answer(pair) => {
                 let losses = answer_losses(&model, device, std::slice::from_ref(pair))?;
-                // There are as many losses as pairs.
+                // There is one loss per pair.
                 Outcome::Answer(losses[0])
             }
             Task::Answers(pairs) => Outcome::Answers(answer_losses(&model, device, pairs)?),
@@ -271,7 +271,7 @@ impl Work {
 }
 
 impl Task {
-    /// Returns the task that the arguments request; the parser has ensured that it is exactly one.
+    /// Returns the task that the arguments request; the parser ensures that they request exactly one.
     fn new(args: &EvalArgs, source: &ModelSource) -> Result<Self> {
         if let (Some(prompt), Some(answer)) = (&args.prompt, &args.answer) {
             let pair = Pair { prompt: prompt.clone(), answer: answer.clone() };

@@ -89,11 +89,11 @@ impl GenerateArgs {
             while continuation.advance(&pass, &device, || model.engine().finish_evaluation())? {
                 if live {
                     let new = stream.next(continuation.ids(), decode)?;
-                    // A closed output is not an error.
+                    // If the reader has closed the output, that is not an error.
                     let _ = write!(stdout(), "{}", on_terminal(&new)).and_then(|()| stdout().flush());
                 }
             }
-            // Programs get the unmodified text.
+            // Output that is not a terminal gets the text unchanged.
             let rest = match live {
                 true => on_terminal(&stream.rest(continuation.ids(), decode)?),
                 false => continuation.text()?,
@@ -105,7 +105,7 @@ impl GenerateArgs {
     }
 }
 
-/// Escapes text for a terminal, because the model's author controls its content.
+/// Escapes text for a terminal: a model's author could otherwise make it send control sequences.
 fn on_terminal(text: &str) -> String {
     output::printable(&text.replace('\r', "")).into_owned()
 }

@@ -13,7 +13,7 @@ use kiln_checkpoint::{self as checkpoint, Verified, verify};
 use kiln_sys::files;
 use kiln_train::flight;
 
-/// Larger files are not flight recorders.
+/// Maximum size of a flight recorder's file in bytes; larger files are something else.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// Largest number of missing ranks to name individually.
@@ -48,7 +48,7 @@ impl InspectArgs {
         if let Some(InspectCommand::Flight { folder }) = self.command {
             return Ok(flight(&folder)?);
         }
-        // The argument parser requires one of the two.
+        // The argument parser requires a subcommand or a checkpoint.
         let source = ModelSource::open(&self.checkpoint.unwrap_or_default())?;
         match source {
             ModelSource::Checkpoint(checkpoint) if self.verify => {
@@ -62,7 +62,7 @@ impl InspectArgs {
                 Ok(format!("{folder} is intact: {files} files, {size}, all checksums match"))
             }
             ModelSource::Checkpoint(checkpoint) => Ok(checkpoint::describe(&checkpoint)),
-            // Opening it has compared names, shapes and lengths.
+            // Opening the folder has already compared names, shapes and lengths.
             ModelSource::HuggingFace(folder) if self.verify => Ok(format!(
                 "{} is complete; the layout of Hugging Face has no checksums to compare",
                 folder.folder().display()
@@ -78,8 +78,8 @@ struct Found {
     skipped: Vec<String>,
 }
 
-/// Describes the flight recorders in `folder`, a run folder or a folder of such files: the verdict, then one
-/// line per rank. Unusable files are named and skipped.
+/// Describes the flight recorders in `folder`, a run folder or its folder of flight recorders: the verdict, then
+/// one line per rank. Unusable files are named and skipped.
 pub fn flight(folder: &Path) -> Result<String, InspectError> {
     let inside = flight::flight_folder(folder);
     let folder = if inside.is_dir() { inside } else { folder.to_owned() };
@@ -115,7 +115,7 @@ fn read_one(path: &Path, rank: usize) -> Result<Flight, String> {
     if flight.rank != rank { Err(format!("it is of rank {}", flight.rank)) } else { Ok(flight) }
 }
 
-/// One line: the rank's activity, its last call, and the call it waits for.
+/// Returns one line: the rank's activity, its last call, and the call it waits for.
 fn describe(flight: &Flight) -> String {
     let activity = &flight.activity;
     let mut line = format!(
@@ -155,11 +155,11 @@ fn group_label(name: &str) -> String {
     if name == "world" { String::new() } else { format!(" of group \"{name}\"") }
 }
 
-/// Names the ranks without a usable file.
+/// Returns a line that names the ranks without a usable file.
 fn missing(flights: &BTreeMap<usize, Flight>) -> Option<String> {
     let world_size = flights.values().map(|flight| flight.world_size).max()?;
     let known = flights.range(..world_size).count();
-    // A file may claim any world size.
+    // The number of names is limited, because a damaged file may claim any world size.
     let names = (0..world_size).filter(|rank| !flights.contains_key(rank)).take(NAMED);
     let names: Vec<_> = names.map(|rank| rank.to_string()).collect();
     let more = (world_size - known).saturating_sub(names.len());

@@ -35,7 +35,7 @@ pub(crate) struct LaunchArgs {
 }
 
 impl LaunchArgs {
-    /// Launches, and returns the exit code.
+    /// Launches the ranks, and returns the exit code.
     pub(crate) fn run(self) -> Result<u8, LaunchArgsError> {
         if self.program.is_none()
             && let Err(problem) = check_command(&self.command)
@@ -68,7 +68,7 @@ impl LaunchArgs {
     }
 }
 
-/// Checks that the ranks of a command may be processes.
+/// Checks that `command` is one whose ranks may be processes.
 fn check_command(command: &[OsString]) -> Result<(), String> {
     let word = |index: usize| command.get(index).map(|word| word.to_string_lossy());
     match (word(0).as_deref(), word(1).as_deref()) {
@@ -82,10 +82,10 @@ fn check_command(command: &[OsString]) -> Result<(), String> {
     }
 }
 
-/// The longest grace period.
+/// Maximum of `--grace-s`.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);
 
-/// Returns the name of a flag that would put all ranks at the same place.
+/// Returns the name of the flag in `argument` if it would give every rank the same place.
 fn place_flag(argument: &OsStr) -> Option<&'static str> {
     let name = argument.to_str()?.split('=').next()?.replace('_', "-");
     let flags = ["--rank", "--world-size", "--local-rank", "--local-world-size"];

@@ -32,7 +32,7 @@ struct Form {
 }
 
 impl MetricsArgs {
-    /// Exports; returns a message for the user.
+    /// Exports the metrics; returns a message for the user.
     ///
     /// # Errors
     ///
@@ -51,14 +51,14 @@ impl MetricsArgs {
     }
 }
 
-/// Writes the metrics of `runs` to `to`, or returns them for printing.
+/// Writes the metrics of `runs` to the file `to`, or returns them if they are to be printed.
 fn table(runs: &[PathBuf], to: &Path) -> Result<String> {
     let mut table = export::csv(runs)?;
     if to == Path::new("-") || named::is_standard_output(to) {
         table.truncate(table.trim_end().len());
         return Ok(table);
     }
-    // The first line of such a table names the columns.
+    // The first line of a file that may be replaced: the names of the columns.
     let is_table =
         |start: &[u8]| [&b"step,time"[..], b"run,step,time"].iter().any(|head| start.starts_with(head));
     named::write(to, table.as_bytes(), "table of `kiln metrics`", is_table)?;

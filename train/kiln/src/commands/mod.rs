@@ -1,4 +1,5 @@
-//! The commands, one file each: arguments, and the call of the crate that does the work; and the tools of their runs (`tools.rs`).
+//! The commands, one file each: its arguments, and the call of the crate that does the work. `tools.rs` has the
+//! tools of runs.
 
 pub(crate) mod attach;
 pub(crate) mod convert;

@@ -20,7 +20,7 @@ use kiln_train::run;
 
 /// Default memory bandwidth of a machine for each rank's core, in bytes per second.
 const HOST_BANDWIDTH: f64 = 8e9;
-/// Share of the large-product throughput that the products of a model reach on a CPU.
+/// Share of the FLOP/s of a large matrix product that the products of a model reach on a CPU.
 const HOST_PRODUCTS: f64 = 0.8;
 
 /// Default number of GPUs per machine.
@@ -92,7 +92,7 @@ impl PlanArgs {
         config.device.backend = if on_gpu { Backend::Auto } else { Backend::Cpu };
         let ranks = config.train.ranks;
         let changed = share_batch(&mut config);
-        // The table covers all strategies, so the file's settings for one of them do not apply.
+        // The plan covers all strategies, so the settings for one of them are not checked.
         let mut checked = config.clone();
         (checked.shard.strategy, checked.shard.shard_size) = Default::default();
         if checked.data.path.as_os_str().is_empty() {
@@ -197,7 +197,7 @@ impl PlanArgs {
     }
 }
 
-/// Changes a batch that the ranks of `config` cannot share evenly: it was set for another number of ranks.
+/// Changes a batch that the ranks of `config` cannot share evenly, because it was set for another number of ranks.
 /// Returns the changes, as settings.
 fn share_batch(config: &mut Config) -> Vec<String> {
     let (ranks, train) = (config.train.ranks, &mut config.train);

@@ -1,4 +1,4 @@
-//! `kiln report`: writes the page of runs to a file.
+//! `kiln report`: writes an HTML report about runs.
 
 use std::path::{Path, PathBuf};
 
@@ -23,10 +23,10 @@ pub(crate) struct ReportArgs {
 }
 
 impl ReportArgs {
-    /// Writes the report; returns the message about it.
+    /// Writes the report; returns a message for the user.
     pub(crate) fn run(self) -> Result<String> {
         check_place(&self.out, "--out")?;
-        // A path without a run is an error here, while a server would wait for the run.
+        // A path without a run is an error here; `kiln watch` would wait for the run.
         let runs = find_runs(&self.runs).map_err(|error| CommandError::usage(error.to_string()))?;
         write(
             Report::from_runs(runs, look_at_runs(), Some(timelines_at_runs()), version()),
@@ -41,7 +41,7 @@ pub(crate) fn check_place(place: &Path, flag: &'static str) -> Result<()> {
     report::check_place(place, flag).map_err(|error| CommandError::usage(error.to_string()))
 }
 
-/// Writes `report` to the place that `flag` names; returns the message about it.
+/// Writes `report` to the place that `flag` names; returns a message for the user.
 pub(crate) fn write(
     report: std::result::Result<Report, ReportError>,
     place: &Path,

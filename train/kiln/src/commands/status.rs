@@ -39,13 +39,13 @@ pub struct StatusArgs {
 }
 
 impl StatusArgs {
-    /// Prints the status, once or repeatedly. Returns the exit code: 1 if the run needs attention.
+    /// Prints the status of the run, once or repeatedly. Returns the exit code: 1 if the run needs attention.
     ///
     /// # Errors
     ///
     /// If the folder holds no run.
     pub fn run(&self) -> Result<u8> {
-        // A folder that is not a run may contain some.
+        // A folder that is not a run may be a folder of runs.
         match find_runs(std::slice::from_ref(&self.run)) {
             Ok(runs) if runs != [self.run.clone()] => return self.list(&runs),
             _ => {}
@@ -62,13 +62,13 @@ impl StatusArgs {
                 false => text(&look),
             };
             let between = match (redraws, is_first || self.json) {
-                // Clears the terminal and starts at its top.
+                // Clears the terminal and moves to its top left corner.
                 (true, _) => "\x1b[H\x1b[2J",
                 (false, true) => "",
                 (false, false) => "\n",
             };
             if let Err(error) = show(between, &text) {
-                // No message if the reader has closed the pipe.
+                // A reader that has closed the pipe is not an error.
                 if error.kind() != io::ErrorKind::BrokenPipe {
                     eprint_line(&format!("error: cannot write to standard output: {error}"));
                 }
@@ -84,7 +84,7 @@ impl StatusArgs {
 }
 
 impl StatusArgs {
-    /// Prints the state of each of `runs`. Returns the exit code: 1 if one needs attention.
+    /// Prints one line for each of `runs`. Returns the exit code: 1 if one of them needs attention.
     fn list(&self, runs: &[PathBuf]) -> Result<u8> {
         if self.follow || self.stacks {
             let (runs, first) = (self.run.display(), runs[0].display());
@@ -107,19 +107,19 @@ impl StatusArgs {
     }
 }
 
-/// Writes one status to standard output, after the separator `between`.
+/// Writes one status to standard output, after `between`, which separates it from the previous one.
 fn show(between: &str, text: &str) -> io::Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{between}{}", printable(text))?;
     out.flush()
 }
 
-/// Returns a function that reads the status of a run, for the views that show it.
+/// Returns a function that reads the status of a run, for `kiln watch` and its page.
 pub(crate) fn look_at_runs() -> LookAt {
     Arc::new(|out| look_at(out, false).map_err(|error| error.to_string()))
 }
 
-/// The current status of the run in the folder `out`.
+/// Returns the current status of the run in the folder `out`.
 fn look_at(out: &Path, stacks: bool) -> Result<Look> {
     let answers = ask_all(out, stacks).map_err(|error| {
         let out = out.display();
@@ -129,11 +129,11 @@ fn look_at(out: &Path, stacks: bool) -> Result<Look> {
         true => meeting::look(out).map_or_else(|| ended::look(out, stacks), Ok),
         false => {
             let mut look = look(out.display().to_string(), answers);
-            // Failed ranks exit first; hung or busy ones may still answer.
+            // Failed ranks exit first; hung or busy ranks may still answer for a while.
             if let Some(verdict) = ended::verdict(out).filter(|_| !look.state.is_bad()) {
                 (look.state, look.text) = (State::Trouble, format!("the run is about to fail: {verdict}"));
             }
-            // If all processes of a run are stopped, its folder shows its progress.
+            // Processes that are all stopped do not answer; the run folder still shows the run's progress.
             let Progress { steps, logged, loss, saved } = progress(out);
             look.steps = look.steps.or(steps);
             look.step = look.step.or(logged);

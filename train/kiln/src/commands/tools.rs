@@ -1,4 +1,4 @@
-//! The tools that look into the runs of this program: debugging, and the page of `log.http`.
+//! The tools with which users look into runs of this program: debugging, and the page of `log.http`.
 
 use kiln_debug::{DebugOptions, DebugTools};
 use kiln_observe::page;
@@ -12,7 +12,7 @@ use super::watch;
 pub struct RunTools(DebugTools);
 
 impl RunTools {
-    /// Tools with these debugging options.
+    /// Creates tools with these debugging options.
     pub fn new(options: DebugOptions) -> Self {
         RunTools(DebugTools(options))
     }

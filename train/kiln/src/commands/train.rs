@@ -95,10 +95,10 @@ pub struct TrainArgs {
     fault: Option<Fault>,
 }
 
-/// The error for a smoke run under a launcher.
+/// The error for a smoke run whose ranks are processes of a launcher.
 const SMOKE_ALONE: &str = "--smoke runs its ranks as threads: remove `kiln launch`, and set --ranks N";
 
-/// The error for `--resume latest` without a configuration.
+/// The error for `--resume latest` without a configuration, which would name the runs to choose from.
 const LATEST_OF: &str = "--resume latest needs CONFIG, which names the runs; or name one: --resume RUN";
 
 /// Returns the configuration and the run folder of the run at `resume`, a run folder or one of its checkpoints.
@@ -121,7 +121,7 @@ fn own_config(resume: &Path) -> Result<(PathBuf, RunFolder)> {
 }
 
 impl TrainArgs {
-    /// Trains as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Trains as one rank, or launches the ranks of this node. Returns the exit code.
     pub(crate) fn run(mut self, program: Program) -> Result<u8> {
         let debug = self.debug_options()?;
         let (place, job) = match place::find_here(&self.place)? {
@@ -152,7 +152,7 @@ impl TrainArgs {
             allow_changed: self.allow_changed,
             tools: Some(Arc::new(RunTools::new(debug))),
             fault: self.fault,
-            // The environment was read above, and flags override it.
+            // The environment was read above; flags override it.
             alone: true,
         };
         let train = |config, options: &RunOptions| train_with(config, options, &*program.training_loop);
@@ -160,7 +160,7 @@ impl TrainArgs {
             None => train(config, &options)?,
             Some(_) if options.place.is_some() => return Err(CommandError::usage(SMOKE_ALONE)),
             Some(shrink) => {
-                // Users who name a folder want to look at it afterwards.
+                // Users who name a folder want to look at it later, so it is not temporary.
                 let (named, temporary) = match &options.out {
                     RunFolder::At(folder) => (folder.clone(), None),
                     RunFolder::Next(_) => {

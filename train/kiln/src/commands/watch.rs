@@ -18,10 +18,10 @@ use crate::error::{CommandError, Result};
 use kiln_train::metrics::print_line;
 use kiln_train::process::stop_on_signals;
 
-/// Environment variable with a chosen token for pages.
+/// Environment variable with the token that clients of a page must send, if the user chooses one.
 const TOKEN: &str = "KILN_HTTP_TOKEN";
 
-/// Environment variable with further names of this machine for clients, separated by commas.
+/// Environment variable with further names by which clients may address this machine, separated by commas.
 const NAMES: &str = "KILN_HTTP_NAMES";
 
 /// Interval between checks for a request to stop the server.
@@ -71,7 +71,7 @@ impl WatchArgs {
     }
 }
 
-/// Serves the page of the runs in `paths` at `address`, which accepts commands to them with `control`. The page
+/// Serves the page of the runs in `paths` at `address`. With `control`, the page accepts commands to the runs. It
 /// requires a token if other machines can reach it, if it accepts commands, or if a token was chosen.
 ///
 /// # Errors
@@ -99,7 +99,7 @@ pub(crate) fn serve(
     page::serve(ServeOptions { address, paths, token, names, look_at, timelines_at, tell })
 }
 
-/// Reads the last step of the ranks of runs.
+/// Returns a function that reads the last step of a run's ranks, for the page.
 pub(crate) fn timelines_at_runs() -> TimelinesAt {
     Arc::new(|out| ask::timelines(out).map_err(|error| error.to_string()))
 }

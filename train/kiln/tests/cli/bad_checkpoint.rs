@@ -89,7 +89,7 @@ fn damaged_checkpoints_fail_and_stay_as_they_are() {
     fails("manifest with another step", &|w| {
         w.replace(MANIFEST, "\"next_sample\": 16", "\"next_sample\": 61");
     });
-    // Resealed with a valid checksum, as a deliberate edit would be.
+    // The changed manifest gets a valid checksum, as after a deliberate edit.
     let resealed = |w: &Workspace, from: &str, to: &str| w.replace_in_manifest(FOLDER, from, to);
     fails("manifest without a key", &|w| resealed(w, "next_sample", "next_simple"));
     fails("manifest of the future", &|w| {
@@ -135,7 +135,7 @@ fn a_loss_that_is_no_number_stops_the_run() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// The checkpoints are the run's work: looking for them reports them, and no new run starts in their folder.
+/// Checkpoints hold the work of a run: a search reports even unreadable ones, and no new run starts in their folder.
 #[test]
 fn checkpoints_that_cannot_be_read_are_none_the_less_there() {
     let mut messages = Messages::default();
@@ -144,7 +144,7 @@ fn checkpoints_that_cannot_be_read_are_none_the_less_there() {
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     let [older, newer] = [2, 4].map(|step| format!("run/checkpoints/fsdp_cpt{step}"));
     let manifest = |checkpoint: &str| format!("{checkpoint}/manifest.json");
-    // Root can read every file, but cannot follow a circular link either.
+    // A circular link makes a file unreadable even to root.
     for checkpoint in [&older, &newer] {
         fs::rename(workspace.path(manifest(checkpoint)), workspace.path(format!("{checkpoint}/kept")))
             .expect("a manifest");

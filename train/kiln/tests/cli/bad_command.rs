@@ -60,7 +60,7 @@ fn commands_that_cannot_be_are_refused() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// The name or a limit is the problem, not permissions or disk space.
+/// The advice must be about the name or the limit, not about permissions or disk space.
 #[test]
 fn advice_fits_what_the_system_says() {
     let workspace = Workspace::new();

@@ -170,6 +170,6 @@ fn a_warm_up_longer_than_the_run_is_shortened() {
     );
     workspace.succeed(&["train", "run.toml", "--out", "whole", "--set", "optim.warmup_steps=4"]);
     assert_eq!(workspace.steps("long"), workspace.steps("whole"));
-    // The saved configuration has the value that was used.
+    // The saved configuration has the number of warm-up steps that the run used.
     assert!(workspace.text("long/config.toml").contains("warmup_steps = 4"));
 }

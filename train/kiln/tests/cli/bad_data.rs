@@ -72,7 +72,7 @@ fn token_outside_the_vocabulary_is_located() {
     let mut messages = Messages::default();
     let workspace = Workspace::new();
     let mut train = tokens(TRAIN_TOKENS);
-    // In the third step, on any rank.
+    // The invalid token is in the third step, on any rank.
     train[2 * 8 * 8 + 5] = 999;
     workspace.write_data("data", &train);
     workspace.config("run.toml", &[("data.shuffle", "false")]);
@@ -82,7 +82,7 @@ fn token_outside_the_vocabulary_is_located() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// The run ends with an error message instead of a signal.
+/// The run ends with an error message, and is not killed by a signal.
 #[test]
 fn truncated_data_stops_the_run() {
     for ranks in ["1", "2"] {

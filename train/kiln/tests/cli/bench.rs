@@ -121,7 +121,7 @@ fn strategies_are_compared_on_processes_as_well() {
     assert!(alone.stderr.contains("--ranks N for threads"), "{alone:?}");
 }
 
-/// The entries of a file of links, by collective.
+/// Returns the entries of a file of links, by collective.
 fn links(workspace: &Workspace, file: &str) -> Vec<(String, u64, u64, String)> {
     let json = workspace.json(file);
     assert_eq!(json["version"], 1);
@@ -150,7 +150,7 @@ fn networks_are_measured_into_one_file() {
     for operation in operations {
         assert!(said.contains(&format!("{operation} over local, 2 ranks on 1 node: ")), "{said}");
     }
-    // Ten sizes of each. The bytes that a rank sends are those that the recorder counts.
+    // Ten sizes of each collective. The bytes that a rank sends are those that the recorder counts.
     assert_eq!(said.lines().count(), 3 * 12 + 2, "{said}");
     let rows = |size: &str| {
         let row = |line: &str| line.trim_start().starts_with(size).then(|| line.trim_start().to_owned());

@@ -21,7 +21,7 @@ fn variable(name: &str) -> PathBuf {
     value.unwrap_or_else(|| panic!("{name} is not set: benches/kernels.sh runs this")).into()
 }
 
-/// The kernels launched so far, in order.
+/// Returns the kernels launched so far, in order.
 fn launched() -> Vec<String> {
     let text = fs::read_to_string(variable("FAKE_CUDA_TRACE")).unwrap_or_default();
     let launches = text.lines().filter(|line| line.starts_with("launch "));
@@ -39,7 +39,7 @@ fn operations_of_burn() {
     let files = || fs::read_dir(&folder).expect("the folder").count();
     let before = (launched().len(), files());
 
-    // Copies are real; kernels do nothing.
+    // The stand-in copies memory, but its kernels do nothing.
     let device = Device::cuda(0);
     let values: Vec<f32> = (0..64).map(|i| i as f32).collect();
     let sent = Tensor::<1>::from_floats(&values[..], &device);
@@ -49,12 +49,12 @@ fn operations_of_burn() {
     let sum = (product.sum() + sent.sum()).into_data();
     assert_eq!(sum.shape().as_slice(), [1]);
 
-    // The product, two casts, two sums and more.
+    // At least the product, two casts and two sums.
     assert!(launched().len() - before.0 >= 5, "{} launches", launched().len());
     assert!(files() - before.1 >= 4, "{} modules", files());
 }
 
-/// A decoder with every optional part of a layer.
+/// Returns a decoder with every optional part of a layer.
 fn model(head_dim: usize) -> ModelConfig {
     ModelConfig {
         vocab_size: 96,
@@ -72,7 +72,7 @@ fn model(head_dim: usize) -> ModelConfig {
     }
 }
 
-/// A decoder with experts that are balanced by biases, which have their own update rule.
+/// Returns a decoder with experts that are balanced by biases, which have their own update rule.
 fn experts() -> ModelConfig {
     ModelConfig {
         feed_forward: MOE.to_owned(),
@@ -169,7 +169,7 @@ fn fits(pattern: &str, name: &str) -> bool {
 /// Kernels that no run on CUDA launches, since cuBLASLt scales and adds its products itself.
 const ELSEWHERE: [&str; 2] = ["add_scaled_kernel_s_*_f_*_n_*_*", "scale_kernel_f_*_n_*_*"];
 
-/// Launches every kernel of ours, in both precisions, in a step of training.
+/// Launches every kernel of Kiln, in both precisions, in a training step.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/kernels.sh"]
 fn operations_of_ours() {
@@ -179,11 +179,11 @@ fn operations_of_ours() {
     }
     for dtype in [f32, bf16] {
         step(&model(128), dtype, f32);
-        // Each query head has its own key head, so that none are shared.
+        // Each query head has a key head of its own: no key head is shared.
         for head_dim in [64, 128] {
             step(&ModelConfig { kv_heads: 2, ..model(head_dim) }, dtype, f32);
         }
-        // Heads without a fitting tile use the matrix of scores.
+        // Heads of a width without a fitting tile use the whole matrix of scores.
         step(&model(12), dtype, f32);
     }
     step(&experts(), f32, f32);

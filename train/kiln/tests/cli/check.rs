@@ -114,7 +114,7 @@ fn stages_are_looked_at_by_themselves() {
         let mut stages: Vec<_> = ended
             .stdout
             .lines()
-            // A check may have more to show, on lines below its own.
+            // Below the line of a check, further lines may show more.
             .filter(|line| !line.starts_with(' '))
             .filter_map(|line| line.split_whitespace().nth(1))
             .map(str::to_owned)
@@ -178,7 +178,7 @@ fn faults_of_the_model() {
     let small = check(&workspace, &["--set", "device.memory=10KiB"]);
     let says = ["this run takes", "device.memory is 10.0 KiB", "-> What would help"];
     assert_found(&small, ["model", "memory"], &says);
-    // A reduced step needs less memory.
+    // A step of a reduced model needs less memory.
     assert!(small.stdout.contains("ok    save   save"), "{small:?}");
     // The first step succeeds; the second does not.
     let wild = check(&workspace, &["--set", "optim.lr=1e30"]);
@@ -202,7 +202,7 @@ fn faults_of_the_data() {
     };
     damaged(&half, &[], "training", &["train.bin has 1801 bytes, but data.json states 1801 tokens"]);
     damaged(&|_| {}, &["--set", "data.seq_len=5000"], "training", &["data.seq_len = 5000 needs 5001"]);
-    // The last id of the file.
+    // The last id of the token file is invalid.
     let beyond = |w: &Workspace| {
         let mut all = tokens(1801);
         all[1800] = 999;
@@ -241,8 +241,8 @@ fn faults_of_the_data() {
     );
 }
 
-/// Text that is not a regular file still counts as existing. No one writes to the pipe, and the check does
-/// not wait.
+/// Text that is not a regular file still counts as existing. No one writes to the FIFO, and the check does not
+/// wait for it.
 #[test]
 fn text_that_is_no_file() {
     let workspace = Workspace::new();
@@ -256,7 +256,7 @@ fn text_that_is_no_file() {
     }
 }
 
-/// Prepared data stores which tokenizer it belongs to.
+/// Prepared data records to which tokenizer it belongs.
 #[test]
 fn a_tokenizer_that_was_replaced() {
     let workspace = Workspace::new();
@@ -379,7 +379,7 @@ fn a_state_that_no_checkpoint_has_is_found() {
     }
 }
 
-/// Unusable data does not cause a failure of a model with a different vocabulary.
+/// Unusable data must be the only failure, and not cause another one, of a model with a different vocabulary.
 #[test]
 fn data_that_fail_are_the_only_failure() {
     let workspace = Workspace::new();

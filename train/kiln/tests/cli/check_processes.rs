@@ -1,5 +1,4 @@
-//! `kiln check` on ranks that are processes: what they must have in common, and what keeps them from
-//! connecting.
+//! `kiln check` on ranks that are processes: what all ranks must have in common, and what keeps ranks from connecting.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -8,7 +7,7 @@ use std::process::{Child, Command};
 use crate::check::assert_found;
 use crate::support::{Ended, Workspace};
 
-/// A port on which no one listens.
+/// Returns a port on which no one listens.
 fn free_port() -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("an address").port().to_string()
@@ -27,14 +26,14 @@ fn start_command(mut command: Command, rank: &str, host: &str, port: &str) -> Ch
 
 const CHECK: [&str; 4] = ["check", "run.toml", "--out", "run"];
 
-/// The output of rank 0 while rank 1 runs in another folder.
+/// Returns the output of rank 0 while rank 1 runs in another folder.
 fn check(here: &Workspace, there: &Workspace, more: [&[&str]; 2]) -> Ended {
     let port = free_port();
     let [first, second] = more.map(|more| [&CHECK[..], more].concat());
     let second = start(there, "1", "127.0.0.1", &port, &second);
     let first = start(here, "0", "127.0.0.1", &port, &first);
     let (first, second) = (here.end(first), there.end(second));
-    // Rank 0 reports for both.
+    // Rank 0 reports for both ranks.
     assert_eq!((second.code, second.stdout.as_str()), (Some(0), ""), "{second:?}\n{first:?}");
     first
 }
@@ -74,7 +73,7 @@ fn a_clock_that_is_wrong() {
     let workspace = Workspace::new();
     let fault = ["--fault", "clock=-90@start:0:1"];
     let ended = check(&workspace, &workspace, [&fault, &fault]);
-    // As exactly as the readings of the two clocks allow.
+    // The difference is as exact as the readings of the two clocks.
     let is_near = ["clock is 89.", "clock is 90."].iter().any(|near| ended.stdout.contains(near));
     assert!(is_near, "{ended:?}");
     assert_found(&ended, ["comm", "clock"], &["rank 1", " s behind rank 0's", "-> let a time service"]);
@@ -115,11 +114,11 @@ fn data_and_checkpoints_that_differ() {
     there.write_data("data", &other);
     let ended = check(&here, &there, [&[], &[]]);
     assert_found(&ended, ["comm", "data"], &["rank 1", "differ from those of rank 0", "-> copy the folder"]);
-    // Data missing on one machine.
+    // One machine lacks the data.
     there.remove("data");
     let ended = check(&here, &there, [&[], &[]]);
     assert_found(&ended, ["data", "data"], &["rank 1 ", "data"]);
-    // Data that each machine would prepare separately, because nothing is shared.
+    // Each machine would prepare its own data, because they share no folder.
     let text = ["--set", "data.text=[\"text.txt\"]"];
     for workspace in [&here, &there] {
         workspace.write("text.txt", "some text");
@@ -152,7 +151,7 @@ fn ranks_that_were_started_otherwise() {
     assert_found(&ended, ["comm", "arguments"], &["rank 1", "-> start every rank with the same command"]);
 }
 
-/// Only rank 1's disk is full: rank 0 can only report that rank 1 failed, and rank 1 reports the reason.
+/// Only rank 1's disk is full: rank 0 can report only that rank 1 has failed; rank 1 reports the reason.
 #[test]
 fn a_save_that_fails_on_another_rank() {
     let workspace = Workspace::new();
@@ -189,7 +188,7 @@ fn ports_that_are_taken() {
     assert_found(&ended, ["env", "ports"], &["taken: ", &taken]);
 }
 
-/// An address of a documentation network, as if the machine were behind address translation.
+/// The address belongs to a documentation network, as if the machine were behind address translation.
 #[test]
 fn an_address_that_only_other_machines_know() {
     let ended = alone("192.0.2.1", &free_port(), &["--stage", "env", "--set", "comm.open=true"]);
@@ -210,7 +209,7 @@ fn a_rank_that_does_not_come() {
     assert!(ended.stdout.contains("skipped: needs comm"), "{ended:?}");
 }
 
-/// A rank that dies while the others compare themselves with it.
+/// A rank dies while the other ranks compare themselves with it.
 #[test]
 fn a_rank_that_dies_meanwhile() {
     let workspace = Workspace::new();
@@ -219,7 +218,7 @@ fn a_rank_that_dies_meanwhile() {
     assert_found(&ended, ["comm", "meeting"], &["rank 0 ", "rank 1"]);
 }
 
-/// A problem on every rank is reported once, and the launcher exits with the code of the check.
+/// A problem that all ranks have is reported once, and the launcher exits with the code of the check.
 #[test]
 fn a_launch_with_a_fault() {
     let workspace = Workspace::new();

@@ -1,4 +1,4 @@
-//! The checkpoints that a run keeps, the latest one, and starting from the weights of one.
+//! The checkpoints that a run keeps, its latest checkpoint, and runs that start from the weights of a checkpoint.
 
 use crate::support::Workspace;
 
@@ -27,7 +27,8 @@ fn an_interrupted_save_disturbs_nothing() {
     workspace.remove("run/checkpoints/fsdp_cpt4");
     workspace.write("run/checkpoints/latest", "fsdp_cpt2");
     workspace.write("run/checkpoints/.latest.partial", "fsdp");
-    // Complete except for the manifest, with an extra file that must not end up in the new checkpoint.
+    // The leftover is complete except for the manifest, and has an extra file that must not get into the new
+    // checkpoint.
     workspace.copy("straight/checkpoints/fsdp_cpt4", "run/checkpoints/.fsdp_cpt4.partial");
     workspace.remove("run/checkpoints/.fsdp_cpt4.partial/manifest.json");
     workspace.write("run/checkpoints/.fsdp_cpt4.partial/rubbish", "x");
@@ -42,7 +43,7 @@ fn an_interrupted_save_disturbs_nothing() {
     assert_eq!(workspace.steps("run"), workspace.steps("straight"));
 }
 
-/// A folder without a manifest is not a checkpoint, even if `latest` names it.
+/// A folder without a manifest is not a checkpoint, even if `latest` names the folder.
 #[test]
 fn without_a_good_latest_the_highest_step_is_taken() {
     let workspace = Workspace::new();
@@ -62,7 +63,7 @@ fn without_a_good_latest_the_highest_step_is_taken() {
     resumes_from("fsdp_cpt2");
 }
 
-/// After going back in a run, later steps are those of the new start, not the old ones.
+/// After a run has gone back, later checkpoints are those of the new start, not the old ones.
 #[test]
 fn a_run_that_goes_back_keeps_what_it_writes_now() {
     let workspace = Workspace::new();
@@ -105,7 +106,7 @@ fn init_from_takes_the_weights_and_nothing_else() {
     workspace.succeed(&["train", "second.toml", "--out", "second"]);
     assert_eq!(workspace.val_loss("second"), workspace.val_loss("first"));
     let [(step, loss, _)] = workspace.steps("second")[..] else { panic!("one step") };
-    // The first samples again, with trained weights.
+    // The second run starts with the first samples again, but with trained weights.
     assert_eq!(step, 1);
     assert!(loss < workspace.losses("first")[0], "{loss}");
     for unit in 1..=4 {

@@ -10,7 +10,7 @@ fn repository(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)
 }
 
-/// The output of the command for `arguments`.
+/// Returns the output of the command for `arguments`.
 fn shown(arguments: &[&str]) -> String {
     let ended = Workspace::new().kiln(&[&["config"][..], arguments].concat());
     assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
@@ -39,7 +39,7 @@ fn a_value_that_is_no_default_says_so() {
     for line in ["seed = 7  # default: 0", "schedule = \"wsd\"  # default: \"cosine\"", "beta1 = 0.9\n"] {
         assert!(text.contains(line), "{line} is not in {text}");
     }
-    // The preset is set; its sizes are not.
+    // The user has set the preset, but not its sizes.
     for line in ["preset = \"90m\"  # default: not set", "d_model = 640\n"] {
         assert!(text.contains(line), "{line} is not in {text}");
     }
@@ -48,7 +48,7 @@ fn a_value_that_is_no_default_says_so() {
     assert!(refused.stderr.contains("did you mean `seed`?"), "{refused:?}");
 }
 
-/// `UPDATE_SCHEMA=1` regenerates the file.
+/// `UPDATE_SCHEMA=1` regenerates `configs/schema.json`.
 #[test]
 fn editors_have_the_schema_of_this_version() {
     let file = repository("configs/schema.json");

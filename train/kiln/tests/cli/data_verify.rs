@@ -14,7 +14,7 @@ use crate::support::Workspace;
 /// Bytes of a token file that share a checksum.
 const BLOCK: u64 = 1 << 16;
 
-/// A workspace with `own/`, prepared from `lines` lines of text.
+/// Returns a workspace with `own/`, prepared from `lines` lines of text.
 fn prepared(lines: usize) -> Workspace {
     let workspace = Workspace::new();
     let text: String = (0..lines).map(|line| format!("line {line} of a long document\n")).collect();
@@ -88,7 +88,7 @@ fn verify_names_and_locates_damage() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// Data prepared by an earlier version, without checksums of blocks and small files.
+/// An earlier version has prepared this data, without checksums of blocks and small files.
 #[test]
 fn data_without_block_checksums_is_used() {
     let workspace = prepared(40_000);
@@ -130,13 +130,13 @@ fn changed_token_stops_the_start() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// A start checks sixteen blocks of each file; the others are checked on first use.
+/// At the start, a run checks sixteen blocks of each file; it checks the other blocks when it first uses them.
 #[test]
 fn changed_token_stops_the_run_on_first_use() {
     let workspace = prepared(90_000);
     let blocks = workspace.read("own/train.bin").len() as u64 / BLOCK;
     assert!((24..30).contains(&blocks), "{blocks}");
-    // With this many blocks, the third is not among the sixteen.
+    // In a file of this many blocks, the third block is not among the sixteen.
     change(&workspace, "own/train.bin", 2 * BLOCK + 100);
     workspace.config(
         "run.toml",
@@ -168,7 +168,7 @@ fn changed_token_stops_an_evaluation() {
     assert_eq!(ended.stdout, "");
 }
 
-/// Reading a FIFO would wait forever, and a device may never end.
+/// Reading a FIFO would wait forever, and a device may have no end.
 #[test]
 fn special_files_as_data_are_refused() {
     let workspace = prepared(2_000);
@@ -209,7 +209,7 @@ fn special_files_as_data_are_refused() {
     drop(socket);
 }
 
-/// Small files are compared at every start: a changed tokenizer would change the meaning of the data.
+/// Every start compares the small files: a changed tokenizer would change the meaning of the data.
 #[test]
 fn changed_small_file_stops_the_start() {
     let mut messages = Messages::default();
@@ -239,7 +239,7 @@ fn changed_small_file_stops_the_start() {
             assert!(before == workspace.tree(), "{file}: {what}");
         }
     }
-    // Removing the checksums accepts the change.
+    // A user who removes the checksums accepts the change.
     workspace.remove("own");
     workspace.copy("whole", "own");
     workspace.replace("own/data.json", "\"documents\": 1", "\"documents\": 2");

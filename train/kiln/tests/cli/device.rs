@@ -1,4 +1,4 @@
-//! Choosing the device, and the messages where it is missing.
+//! The choice of the device, and the messages if it is missing.
 //!
 //! Builds with CUDA are tested with the stand-ins for NVIDIA's libraries in `benches/standins`, which are
 //! compiled here: a driver that can be old, broken, full or without a GPU, and libraries that may be missing.
@@ -39,7 +39,7 @@ fn kiln(workspace: &Workspace, variables: &[(&str, &str)], arguments: &[&str]) -
         .stderr(Stdio::piped())
         .spawn();
     let mut ended = workspace.end(child.expect("the binary starts"));
-    // The kernel reports absolute paths.
+    // The kernel reports absolute paths, which differ between machines.
     let here = workspace.path("").canonicalize().expect("the folder");
     for text in [&mut ended.stdout, &mut ended.stderr] {
         *text = text.replace(&format!("{}/", here.display()), "");
@@ -47,14 +47,14 @@ fn kiln(workspace: &Workspace, variables: &[(&str, &str)], arguments: &[&str]) -
     ended
 }
 
-/// A workspace whose run requests a GPU.
+/// Returns a workspace whose run requests a GPU.
 fn on_cuda() -> Workspace {
     let workspace = Workspace::new();
     workspace.replace("run.toml", "backend = \"cpu\"\nthreads = 1\n", "backend = \"cuda\"\n");
     workspace
 }
 
-/// The variables of rank 2 of 3 on this node. It must fail before it meets the others.
+/// The variables of rank 2 of 3 on this node, which must fail before it meets the other ranks.
 const RANK: [(&str, &str); 6] = [
     ("RANK", "2"),
     ("LOCAL_RANK", "2"),
@@ -66,7 +66,7 @@ const RANK: [(&str, &str); 6] = [
 
 const TRAIN: &[&str] = &["train", "run.toml", "--out", "run"];
 
-/// The doctor's lines about GPUs.
+/// Returns the doctor's lines about GPUs.
 fn gpus(ended: &Ended) -> Vec<&str> {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
     let lines = ended.stdout.lines().skip_while(|line| !line.contains("  GPUs "));
@@ -78,7 +78,7 @@ fn has_driver() -> bool {
     Path::new("/proc/driver/nvidia/version").exists()
 }
 
-/// A machine without a driver. If there is one, its GPUs are hidden, which gives a different message.
+/// On a machine with a driver, the GPUs are hidden, which gives a different message.
 #[test]
 fn without_a_gpu() {
     let workspace = on_cuda();
@@ -150,7 +150,7 @@ fn combinations_that_cannot_be() {
     insta::assert_snapshot!(name, messages.finish());
 }
 
-/// The other tests need a build that looks for GPUs.
+/// Tests that need a build with CUDA, which looks for GPUs.
 #[cfg(feature = "cuda")]
 mod with_stand_ins {
     use std::fs;
@@ -163,8 +163,7 @@ mod with_stand_ins {
 
     const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/standins");
 
-    /// A compiler that produces nothing. Like NVRTC, it opens its builtins by their bare name when it
-    /// compiles.
+    /// A compiler without output. Like NVRTC, it opens its library of builtins by the bare name when it compiles.
     const NVRTC: &str = "
         #include <dlfcn.h>
         #include <stdio.h>
@@ -204,11 +203,11 @@ mod with_stand_ins {
             .arg(library)
             .args(sources)
             .status();
-        // Rust links with it.
+        // Rust uses the same C compiler for linking.
         assert!(status.expect("a C compiler").success(), "{name}");
     }
 
-    /// The source files of a stand-in library.
+    /// Returns the source files of a stand-in library.
     fn sources(files: &[&str]) -> Vec<PathBuf> {
         ["trace.c"].iter().chain(files).map(|file| Path::new(SOURCES).join(file)).collect()
     }
@@ -230,7 +229,7 @@ mod with_stand_ins {
                     workspace.write("nvrtc.c", NVRTC);
                     build(&library("cu13/lib/libnvrtc.so.13"), &[workspace.path("nvrtc.c")]);
                     workspace.write("builtins.c", "");
-                    // Builtins for every version that tests make it report.
+                    // Builtins for every version of NVRTC that tests select.
                     for minor in [0, 2] {
                         let builtins = library(&format!("cu13/lib/libnvrtc-builtins.so.13.{minor}"));
                         build(&builtins, &[workspace.path("builtins.c")]);
@@ -299,7 +298,7 @@ mod with_stand_ins {
         assert!(ended.stdout.contains("skipped: needs env: device"), "{ended:?}");
     }
 
-    /// Each missing library is reported by name. A machine that has all of them cannot show this.
+    /// Each missing library is reported by name. On a machine that has all of them, this test does nothing.
     #[test]
     fn libraries_that_are_not_there() {
         if has_driver() || Path::new("/usr/local/cuda").exists() || Path::new("/opt/cuda").exists() {
@@ -362,7 +361,7 @@ mod with_stand_ins {
             if title != "no compiler" {
                 messages.record(title, &ended, 2);
             } else {
-                // Another test covers the list of places searched.
+                // Another test covers the places searched.
                 let start = "error: the GPU cannot be used: NVRTC, which compiles kernels, is";
                 assert!(ended.code == Some(2) && ended.stderr.starts_with(start), "{ended:?}");
             }
@@ -384,8 +383,8 @@ mod with_stand_ins {
         }
     }
 
-    /// Offloaded memory is not requested from the GPU, and presets account for it: each start gets as far as
-    /// its missing data.
+    /// Offloaded state claims no memory on the GPU, and presets account for that: each start gets as far as its
+    /// missing data.
     #[test]
     fn presets_fit_into_80_gib() {
         let workspace = machine(ALL);
@@ -410,8 +409,8 @@ mod with_stand_ins {
         assert!(said.contains("GPU 0") || said.contains("shard.offload = true"), "{said}");
     }
 
-    /// Everything is found in Python packages that the loader does not search; NCCL is there under a name
-    /// that cudarc does not look for.
+    /// Everything is found in Python packages that the loader does not search; NCCL has a file name that cudarc
+    /// does not look for.
     #[test]
     fn everything_is_there() {
         let workspace = machine(ALL);
@@ -438,7 +437,7 @@ mod with_stand_ins {
         );
     }
 
-    /// The only variable is a PATH with a `python3` that links into a virtual environment.
+    /// The only variable is PATH, whose `python3` links into a virtual environment.
     #[test]
     fn the_environment_of_python3_is_searched() {
         let workspace = machine(ALL);
@@ -455,7 +454,7 @@ mod with_stand_ins {
         }
     }
 
-    /// NVRTC without its builtins compiles nothing, which is detected before a run starts.
+    /// NVRTC cannot compile without its builtins, which is detected before a run starts.
     #[test]
     fn a_compiler_without_builtins_is_refused() {
         let workspace = machine(ALL);

@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use crate::support::{Ended, Workspace, example, tokens};
 
-/// A mistake, how it gets into a run, and where it shows.
+/// A planted mistake, how a run gets it, and where it shows.
 struct Planted {
     /// The value of PLANTED, for a mistake in the code of `train/kiln/examples/planted.rs`.
     code: &'static str,
@@ -15,7 +15,7 @@ struct Planted {
     step: u64,
     phase: &'static str,
     module: &'static str,
-    /// The key responsible, if there is one.
+    /// The key that causes the difference, if there is one.
     key: Option<&'static str>,
 }
 
@@ -66,7 +66,7 @@ const PLANTED: [Planted; 26] = [
     of_code("backward", 1, "backward", "layers.1"),
     of_code("gradient", 1, "gradient", "layers.0"),
     of_code("decay_norms", 1, "update", "layers.0"),
-    // Shows once there is momentum.
+    // This mistake shows once there is momentum.
     of_code("momentum", 2, "update", "embed"),
     // A mistake that depends on the rank: runs on one and on two ranks differ.
     Planted {
@@ -78,7 +78,7 @@ const PLANTED: [Planted; 26] = [
     of_fault(&["--fault", "scale=2@backward:2:1"], "gradient", "head"),
     of_fault(&["--fault", "unreduced@backward:2:0"], "gradient", "head"),
     of_fault(&["--fault", STALE], "forward", "embed"),
-    // The same, compared with a run whose sums have a different order.
+    // The same mistake, compared with a run whose sums have a different order.
     Planted {
         good: &["--ranks", "1", "--set", "train.micro_batch=4"],
         ..of_fault(&["--fault", "scale=2@backward:2:1"], "gradient", "head")
@@ -119,7 +119,7 @@ const OWN: [&str; 8] = [
 fn workspace() -> Workspace {
     let workspace = Workspace::new();
     let mut other = tokens(crate::support::TRAIN_TOKENS);
-    // In the second step, which has samples 8 to 15 of 8 tokens.
+    // The changed token is in the second step, which has samples 8 to 15 of 8 tokens.
     other[70] += 1;
     workspace.write_data("other", &other);
     workspace
@@ -227,7 +227,7 @@ fn runs_that_are_the_same_part_nowhere() {
         let (ended, report) = diff(&workspace, "two", out);
         assert_eq!((ended, &report["verdict"]), (Some(1), &"rounding".into()), "{out}: {report:#}");
         assert!(report["largest"].as_f64().is_some_and(|largest| largest < 1e-5), "{out}: {report:#}");
-        // The first forward pass does not depend on how the batch is split.
+        // Only the first forward pass does not depend on how the batch is split.
         assert!(["gradient", "backward", "loss"].contains(&report["first"]["phase"].as_str().expect("one")));
         let said = workspace.kiln(&["diff", "two", out, "--tolerance", "1e-5"]);
         assert_eq!(said.code, Some(0), "{said:?}");
@@ -248,12 +248,12 @@ fn runs_that_are_the_same_part_nowhere() {
         let (_, report) = diff(&workspace, "half", out);
         assert_ne!(report["verdict"], "different", "{out}: {report:#}");
     }
-    // A run that continued and evaluated different samples.
+    // The second run trained on and evaluated a different number of samples.
     run("short", &["--set", "optim.schedule=constant"]);
     run("longer", &["--set", "optim.schedule=constant", "--set", "train.steps=6", "--set", "eval.samples=3"]);
     let (_, report) = diff(&workspace, "short", "longer");
     assert_eq!(report["verdict"], "equal", "{report:#}");
-    // Without hashes, compares the remaining data.
+    // Without hashes, the other files are compared.
     workspace.remove("again/hashes.jsonl");
     let (ended, report) = diff(&workspace, "two", "again");
     assert_eq!((ended, &report["verdict"]), (Some(0), &"equal".into()), "{report:#}");

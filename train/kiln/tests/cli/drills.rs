@@ -9,7 +9,7 @@ fn drill(workspace: &Workspace, fault: &str) -> Ended {
     workspace.kiln(&[&["train", "run.toml", "--out", "run", "--fault", fault], &timeout[..]].concat())
 }
 
-/// The output of `inspect flight` without times and process ids.
+/// Returns the output of `inspect flight` without times and process ids.
 fn inspect(workspace: &Workspace, folder: &str) -> String {
     let text = workspace.succeed(&["inspect", "flight", folder]);
     let mut before = "";
@@ -102,7 +102,7 @@ fn flights_are_read_from_either_folder_and_garbage_is_named() {
     insta::assert_snapshot!("flights", both);
     assert_eq!(inspect(&workspace, "run/flight"), both);
 
-    // Without the verdict that the ranks agreed on, it is derived again.
+    // If the recorders lack the verdict that the ranks agreed on, `inspect` derives it again.
     let mut alone = workspace.json("run/flight/rank_0.json");
     alone["verdict"] = serde_json::Value::Null;
     alone["world_size"] = 4.into();

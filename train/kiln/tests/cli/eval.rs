@@ -12,14 +12,14 @@ fn trained() -> Workspace {
     workspace
 }
 
-/// The output lines of `kiln eval --json`.
+/// Returns the output lines of `kiln eval --json`.
 fn lines(workspace: &Workspace, options: &[&str]) -> Vec<Json> {
     let arguments = [&["eval", "--checkpoint", "run", "--json"], options].concat();
     let said = workspace.succeed(&arguments);
     said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
-/// The only output line of `kiln eval --json`.
+/// Returns the only output line of `kiln eval --json`.
 fn line(workspace: &Workspace, options: &[&str]) -> Json {
     let mut lines = lines(workspace, options);
     assert_eq!(lines.len(), 1, "{options:?}: {lines:?}");
@@ -34,12 +34,12 @@ fn assert_close(what: &str, a: f64, b: f64, tolerance: f64) {
     assert!((a - b).abs() <= tolerance * b.abs(), "{what}: {a} and {b}");
 }
 
-/// Token ids of a text.
+/// Returns the token ids of a text.
 fn ids(text: &str) -> Vec<u32> {
     tokenizer().encode(text).expect("ids")
 }
 
-/// Shape and values of an f32 `.npy` file in C order, following NumPy's description of the format.
+/// Returns the shape and values of an f32 `.npy` file in C order, following NumPy's description of the format.
 fn read_npy(bytes: &[u8]) -> (Vec<usize>, Vec<f32>) {
     assert_eq!(bytes[..8], *b"\x93NUMPY\x01\x00");
     let start = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
@@ -54,7 +54,7 @@ fn read_npy(bytes: &[u8]) -> (Vec<usize>, Vec<f32>) {
     (shape, values.iter().map(|value| f32::from_le_bytes(*value)).collect())
 }
 
-/// The logits that `kiln eval` writes for `tokens`, one row per token.
+/// Returns the logits that `kiln eval` writes for `tokens`, one row per token.
 fn logits(workspace: &Workspace, tokens: &[u32], options: &[&str]) -> Vec<Vec<f32>> {
     let list: Vec<_> = tokens.iter().map(u32::to_string).collect();
     let list = list.join(",");
@@ -77,7 +77,7 @@ fn validation_loss_is_that_of_the_run() {
     let workspace = trained();
     let metrics = workspace.metrics("run");
     let last = metrics.iter().rfind(|line| line.get("val_loss").is_some()).expect("an evaluation");
-    // The same evaluation as in the run.
+    // The same evaluation as at the end of the run.
     let line = line(&workspace, &["--samples", "8", "--rows", "2", "--ranks", "2"]);
     assert_close("loss", number(&line, "val_loss"), number(last, "val_loss"), 1e-12);
     assert_close("perplexity", number(&line, "perplexity"), number(&line, "val_loss").exp(), 1e-12);
@@ -90,13 +90,13 @@ fn validation_loss_is_that_of_the_run() {
     assert!(said.ends_with(", 64 tokens in sequences of 8 (FULL_SHARD, 1 rank)\n"), "{said}");
 }
 
-/// 160 validation tokens make 19 sequences of 8 tokens plus the token after each.
+/// 160 validation tokens make 19 sequences of 8 tokens, each with the token after it.
 #[test]
 fn all_validation_data_counts_unless_told_otherwise() {
     let workspace = trained();
     let all = line(&workspace, &[]);
     assert_eq!(all["tokens"], 19 * SEQ_LEN);
-    // More samples than exist.
+    // Asks for more samples than there are.
     for samples in ["1000", "18446744073709551615"] {
         assert_eq!(line(&workspace, &["--samples", samples]), all);
     }
@@ -172,7 +172,7 @@ fn an_answer_is_tokenized_with_its_prompt() {
     }
 }
 
-/// With a long context and little validation data, the default sequence is no longer than the data.
+/// With a long context and little validation data, the default sequence length is at most that of the data.
 #[test]
 fn a_default_length_fits_the_data() {
     let workspace = trained();
@@ -247,7 +247,7 @@ fn a_file_of_pairs_is_the_sum_of_its_pairs() {
     assert!(said.contains("12 tokens of 5 answers; mean sum per answer"), "{said}");
 }
 
-/// The results do not depend on how the model is sharded. None of the numbers of ranks divides five pairs or
+/// The result does not depend on how the model is sharded. None of these numbers of ranks divides five pairs or
 /// nineteen sequences.
 #[test]
 fn ranks_and_strategies_agree() {
@@ -393,7 +393,7 @@ fn the_data_of_a_run_are_found_from_elsewhere() {
         command.current_dir(workspace.path(folder));
         workspace.end(command.spawn().expect("the binary starts"))
     };
-    // From places where other data has the same name, and where none has.
+    // From folders where other data has the same name, and where no data has it.
     prepare("other text, of another book\n", "elsewhere/own");
     for folder in ["elsewhere", "runs", "runs/mine/checkpoints"] {
         let ended = elsewhere(folder);

@@ -6,12 +6,12 @@ use crate::support::{Workspace, assert_same_curve};
 
 const EXPERTS: &str = "{ experts = 4, experts_per_token = 2, expert_d_ff = 12, router_aux_loss_coef = 0.01 }";
 
-/// A workspace whose `moe.toml` trains a model with experts like those of Qwen3-MoE for eight steps.
+/// Returns a workspace whose `moe.toml` trains a model with experts like those of Qwen3-MoE for eight steps.
 fn workspace() -> Workspace {
     with(EXPERTS)
 }
 
-/// The same with biases that balance the experts, and that move fast enough to have an effect.
+/// Returns the same workspace, but biases balance the experts, and move fast enough to have an effect.
 fn with_biases() -> Workspace {
     with(&format!("{}, expert_bias = true }}", EXPERTS.trim_end_matches(" }")))
 }
@@ -107,7 +107,7 @@ fn every_command_knows_biases_of_experts() {
     assert!(said.contains("layers.0.ffn.router_bias"), "{said}");
     assert!(said.contains("optimizer: adamw (state exp_avg, exp_avg_sq)"), "{said}");
     workspace.succeed(&["inspect", "run", "--verify"]);
-    // The values that the run computed, and those computed from the checkpoint.
+    // Compares the values that the run computed with those computed from its checkpoint.
     let eval = |from: &str| workspace.succeed(&["eval", "--checkpoint", from, "--data", "data"]);
     let expected = format!("validation loss {:.4}", workspace.val_loss("run"));
     assert!(eval("run").contains(&expected), "{expected}: {}", eval("run"));

@@ -58,7 +58,7 @@ impl Layer for TwoExperts {
 
 const STEPS: u64 = 6;
 
-/// Smaller than every gradient norm of the run, so that every step is clipped.
+/// Less than every gradient norm of the run, so that every step is clipped.
 const GRAD_CLIP: f64 = 0.01;
 
 /// Trains the decoder with the new layer; the run folder is named after the settings.
@@ -87,7 +87,7 @@ fn train(workspace: &Workspace, out: &str, changes: &[(&str, &str)], resume: Opt
     kiln::run::train(config, &options).unwrap_or_else(|error| panic!("{out}: {error}"))
 }
 
-/// All tensors of one kind of file of a checkpoint, as names, shapes and values.
+/// Returns all tensors of one kind of file of a checkpoint, as names, shapes and values.
 fn tensors(folder: &Path, kind: &str) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let mut all = Vec::new();
     for name in crate::support::names(folder) {
@@ -134,7 +134,7 @@ fn a_layer_from_outside_trains_under_every_strategy() {
         assert_same_curve(strategy, &steps, &reference, 1e-5);
         assert_eq!(summary.loss, Some(steps[5].1));
 
-        // Resuming from the middle leads to the same bits.
+        // A run resumed from the middle has the same bits.
         let middle = format!("{strategy}/checkpoints/fsdp_cpt3");
         let resumed = format!("{strategy}_resumed");
         train(&workspace, &resumed, &changes, Some(&middle));
@@ -177,7 +177,7 @@ fn its_parameters_are_counted_saved_and_clipped() {
     assert!((clipped - GRAD_CLIP).abs() <= 1e-4 * GRAD_CLIP, "{clipped}");
 }
 
-/// `mfu` counts the parameters that a token is multiplied with.
+/// `mfu` counts only parameters by which a token is multiplied.
 #[test]
 fn experts_that_a_token_does_not_meet_make_no_mfu() {
     let workspace = Workspace::new();

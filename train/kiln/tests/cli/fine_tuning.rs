@@ -5,7 +5,7 @@ use serde_json::{Value as Json, json};
 
 use crate::support::{Workspace, tokenizer};
 
-/// Files of a model folder that describe its texts.
+/// Files of a model folder that describe how the model's texts look.
 const SMALL_FILES: [(&str, &str); 6] = [
     ("tokenizer_config.json", r#"{"chat_template": "{{ messages }}", "eos_token": "<|endoftext|>"}"#),
     ("special_tokens_map.json", r#"{"eos_token": "<|endoftext|>"}"#),
@@ -15,8 +15,8 @@ const SMALL_FILES: [(&str, &str); 6] = [
     ("merges.txt", "#version: 0.2\n"),
 ];
 
-/// `hf`, a model with a context of 64 tokens, and `second.toml`, a run that starts from it and does not
-/// change its weights.
+/// Returns a workspace with `hf`, a model with a context of 64 tokens, and with `second.toml`, a run that starts
+/// from this model and does not change its weights.
 fn workspace() -> Workspace {
     let workspace = Workspace::new();
     workspace.succeed(&["train", "run.toml", "--out", "first"]);
@@ -41,14 +41,14 @@ fn change(workspace: &Workspace, file: &str, changes: &Json) {
     workspace.write(file, json.to_string());
 }
 
-/// The continuation of the prompt `ab` by a model.
+/// Returns the continuation of the prompt `ab` by a model.
 fn text(workspace: &Workspace, from: &str) -> String {
     let generate = ["generate", "--checkpoint", from, "--prompt", "ab", "--max-tokens", "6"];
     let text = workspace.succeed(&[&generate[..], &["--temperature", "0"]].concat());
     text.trim_end_matches('\n').strip_prefix("ab").expect("the prompt").to_owned()
 }
 
-/// Makes the first token that `hf` generates its second end token, named by `file` alone.
+/// Makes the first token that `hf` generates a second end token, which only `file` names.
 fn end_at_once(workspace: &Workspace, file: &str) {
     let first: String = text(workspace, "hf").chars().take(1).collect();
     let id = tokenizer().encode(&first).expect("ids")[0];
@@ -131,7 +131,7 @@ fn the_context_is_that_of_the_model() {
     let workspace = workspace();
     let context =
         |out: &str| workspace.state(&format!("{out}/checkpoints/fsdp_cpt4"))["context_length"].clone();
-    // Longer sequences do not extend it silently.
+    // A run on longer sequences does not extend the context silently.
     change(&workspace, "hf/config.json", &json!({"max_position_embeddings": 6}));
     let long = workspace.kiln(&["train", "second.toml", "--out", "long"]);
     assert_eq!(long.code, Some(0), "{long:?}");
@@ -144,7 +144,7 @@ fn the_context_is_that_of_the_model() {
     workspace.succeed(&["import", "--hf", "hf", "--out", "imported"]);
     train(&workspace, "from", &["--set", "init.from=imported", "--set", "model.context_length=9"]);
     assert_eq!(context("from"), 9);
-    // For a model trained from scratch, the longest sequence is known.
+    // A model trained from scratch has the length of its training sequences as its context.
     for (length, expected) in [("4", 8), ("16", 16)] {
         let seq_len = format!("data.seq_len={length}");
         let out = format!("of-{length}");
@@ -155,7 +155,7 @@ fn the_context_is_that_of_the_model() {
     assert!(none.stderr.contains("model.context_length = 0"), "{none:?}");
 }
 
-/// The checkpoint has the model and its weights.
+/// A resume reads the model and its weights from the checkpoint.
 #[test]
 fn a_resume_reads_no_base_model() {
     let workspace = workspace();
@@ -164,7 +164,7 @@ fn a_resume_reads_no_base_model() {
     train(&workspace, "run", &start);
     train(&workspace, "tied", &["--set", "train.steps=2"]);
     let resume = ["--resume", "latest"];
-    // The base model still exists here: nothing may be missing from the checkpoint.
+    // The base model still exists here, so that the resume could read it; the checkpoint must not lack anything.
     train(&workspace, "run", &[&untied[..], &resume, &["--set", "train.steps=3"]].concat());
     workspace.remove("hf");
     train(&workspace, "run", &resume);
@@ -197,7 +197,7 @@ fn a_resume_reads_no_base_model() {
     assert_eq!(new.code, Some(2), "{new:?}");
 }
 
-/// The schedule of a run with more steps differs from the first step on.
+/// With more steps, the schedule of the learning rate differs from the first step on.
 #[test]
 fn a_learning_rate_that_jumps_at_a_resume_is_told() {
     let workspace = Workspace::new();

@@ -13,7 +13,7 @@ const TOLERANCE: f64 = 1e-4;
 const CPU: &str = "device.backend=cpu";
 const WGPU: &str = "device.backend=wgpu";
 
-/// The GPU's backend, and its name in the output of a run.
+/// Returns the GPU's backend, and its name in the output of a run.
 fn backend() -> (&'static str, &'static str) {
     match std::env::var("KILN_TEST_DEVICE").as_deref() {
         Err(_) | Ok("wgpu") => ("wgpu", "device: the adapter that wgpu finds"),
@@ -22,7 +22,7 @@ fn backend() -> (&'static str, &'static str) {
     }
 }
 
-/// The setting that makes a run compute on the GPU.
+/// Returns the setting that makes a run compute on the GPU.
 pub fn gpu() -> &'static str {
     if backend().0 == "cuda" { "device.backend=cuda" } else { WGPU }
 }
@@ -34,12 +34,12 @@ const HYBRID: &[(&str, &str)] = &[
     ("train.micro_batch", "1"),
 ];
 
-/// A workspace for either device, with some values changed.
+/// Returns a workspace for either device, with some values changed.
 pub fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
     // The default may differ on a GPU.
     workspace.config("run.toml", &[&[("precision.compute", "'f32'")], changes].concat());
-    // This setting is for the CPU only.
+    // `device.threads` is for the CPU only.
     workspace.replace("run.toml", "threads = 1\n", "");
     workspace
 }
@@ -76,7 +76,7 @@ fn every_strategy_trains_as_on_the_cpu() {
         assert!(said.contains(backend().1) && said.contains("as device.backend says\n"), "{said}");
         train(&workspace, CPU, "cpu", &[]);
         assert_same(&workspace, name, "gpu", "cpu");
-        // Bytes of the GPU, which allocates whole pages.
+        // A GPU allocates whole pages, so even a tiny model takes many bytes.
         for line in workspace.metrics("gpu").iter().filter(|line| line.get("loss").is_some()) {
             assert!(line["peak_bytes"].as_u64().is_some_and(|bytes| bytes > 10_000), "{line}");
         }
@@ -98,7 +98,7 @@ fn a_run_has_the_same_bits_again() {
     }
 }
 
-/// A checkpoint does not depend on the device that wrote it.
+/// A checkpoint that one device has written resumes on the other.
 #[test]
 fn checkpoints_go_from_either_device_to_the_other() {
     for (name, changes) in [("full", &[][..]), ("groups", HYBRID)] {
@@ -118,7 +118,7 @@ fn checkpoints_go_from_either_device_to_the_other() {
     }
 }
 
-/// A save in the background writes the state of its step, however many steps follow before it ends. Full
+/// A save in the background writes the state of its own step, however many steps follow before it ends. Full
 /// checkpoints have the same values.
 #[test]
 fn saves_in_the_background_are_of_their_step() {
@@ -165,7 +165,7 @@ fn steps_that_go_wrong_are_left_out() {
         };
         assert!(file(2) == file(3) && file(3) != file(4));
     }
-    // By default, they end the run.
+    // By default, such steps end the run.
     let workspace = workspace(&[]);
     let arguments = ["train", "run.toml", "--out", "run", "--set", gpu()];
     let ended = workspace.kiln(&[&arguments[..], &["--fault", "nan@backward:2:0"]].concat());
@@ -174,7 +174,7 @@ fn steps_that_go_wrong_are_left_out() {
     assert!(ended.stderr.starts_with(start), "{}", ended.stderr);
 }
 
-/// Faults in calls with buffers on a GPU are found like others.
+/// Faults in collectives on a GPU's buffers are found like those on the CPU.
 #[test]
 fn calls_that_differ_are_named() {
     // The backward pass starts with a reduction.
@@ -203,12 +203,12 @@ fn on(workspace: &Workspace, device: &str, arguments: &[&str]) -> String {
     stdout
 }
 
-/// The heads are as wide as attention's kernels need. Other heads go through products that may round f32 to
-/// TF32 on NVIDIA GPUs; those are tested with the layers.
+/// The heads are as wide as the attention kernels need. Heads of other widths use matrix products that may round
+/// f32 to TF32 on NVIDIA GPUs; the tests of the layers cover these.
 const TRAINED: &[(&str, &str)] =
     &[("model.head_dim", "8"), ("train.steps", "40"), ("optim.lr", "3e-2"), ("precision.compute", "'f32'")];
 
-/// A model that has learned that the first letters of the alphabet follow each other.
+/// Returns a model that has learned that the first letters of the alphabet follow each other.
 fn trained() -> Workspace {
     let workspace = Workspace::new();
     let ids = crate::support::tokenizer().encode(&"abcdefg".repeat(250)).expect("ids");
@@ -243,7 +243,7 @@ fn evaluations_are_those_of_the_cpu() {
         let more = ["--tokens", "97,98,99", "--logits", &file];
         on(&workspace, device, &[&eval[..], &more].concat());
         let bytes = workspace.read(&file);
-        // Follows a header of 128 bytes or less.
+        // The values follow a header of 128 bytes or less.
         let start = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
         let (values, rest) = bytes[start..].as_chunks();
         assert!(rest.is_empty());

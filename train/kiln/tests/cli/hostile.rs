@@ -41,7 +41,7 @@ fn assert_fails(what: &str, ended: &Ended, code: i32, says: &str) {
     assert!(!ended.stderr.contains("panicked"), "{what}: {ended:?}");
 }
 
-/// Anyone who can write a manifest can also seal it.
+/// A valid seal proves nothing: anyone who can write a manifest can also seal it.
 #[test]
 fn a_manifest_may_ask_for_no_more_than_there_is() {
     let workspace = trained();
@@ -74,12 +74,12 @@ fn a_manifest_may_ask_for_no_more_than_there_is() {
             assert_fails(&format!("{to} {command:?}"), &ended, 1, says);
         }
     }
-    // Each weight exists, but their sum does not fit.
+    // The files have a weight of each name, but too few bytes for such a model.
     workspace.write(&format!("{FOLDER}/manifest.json"), &manifest);
     workspace.replace_in_manifest(FOLDER, "\"d_ff\": 32,", "\"d_ff\": 8000,");
     let ended = ends(&workspace, &[&GENERATE[..], &["run"]].concat());
     assert_fails("a wider model", &ended, 1, "parameters, and weights of 8800");
-    // Weights that do not exist take no memory either.
+    // An empty file of weights claims no memory either.
     workspace.write(&format!("{FOLDER}/manifest.json"), &manifest);
     let weights = format!("{FOLDER}/model-part-00001-of-00002.safetensors");
     workspace.write(&weights, "");
@@ -132,12 +132,12 @@ fn what_is_no_file_is_not_waited_for() {
     let ended = ends(&workspace, &["inspect", "flight", "run"]);
     let said = [ended.stdout, ended.stderr].concat();
     assert!(said.contains("rank_0.json: it is not a regular file"), "{said}");
-    // The newest checkpoint is still found.
+    // `latest` cannot be read, but the newest checkpoint is still found.
     fifo("run/checkpoints/latest");
     assert_eq!(ends(&workspace, &["inspect", "run"]).code, Some(0));
 }
 
-/// Files that come with a model are copied, so they must really belong to the model.
+/// Import and export copy the files that come with a model, so they must check that the files are inside its folder.
 #[test]
 fn import_and_export_follow_no_link_out_of_a_folder() {
     let workspace = trained();
@@ -214,7 +214,7 @@ fn names_do_not_reach_a_terminal_as_orders() {
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains(r#"hidden_act = "\u009b31m" is not"#), "{ended:?}");
     workspace.write("hf/config.json", config);
-    // The name of a tensor: five characters replace five, so that the header keeps its length.
+    // Five characters of the tensor's name are replaced by five others, so that the header keeps its length.
     let mut weights = workspace.read("hf/model.safetensors");
     let name = b"model.norm.weight";
     let at = weights.windows(name.len()).position(|window| window == name).expect("a name");
@@ -266,7 +266,7 @@ fn weights_that_are_no_numbers_are_named() {
     }
 }
 
-/// Without this check, users of the weights would notice the fault, perhaps much later and elsewhere.
+/// Without this check, only the users of the weights would notice the fault, perhaps much later and elsewhere.
 #[test]
 fn weights_that_are_no_numbers_are_not_handed_on() {
     let workspace = exported();
@@ -303,7 +303,7 @@ fn weights_that_are_no_numbers_are_not_handed_on() {
     }
 }
 
-/// Like [`spoil`], in the first block of a full checkpoint, with valid checksums.
+/// Like [`spoil`], but in the first block of a full checkpoint, whose checksums are updated.
 fn spoil_checkpoint(workspace: &Workspace, folder: &str, value: f32, count: usize) {
     let path = format!("{folder}/model-00002-of-00004.safetensors");
     let mut content = workspace.read(&path);
@@ -402,7 +402,7 @@ fn a_table_of_metrics_replaces_no_file_of_a_run() {
     let table = workspace.text("run/table.csv");
     assert!(workspace.path("to-old.csv").is_symlink() && workspace.text("old.csv") == table);
 
-    // A device or pipe is written to, and remains a device or pipe.
+    // A device or pipe gets the table, and remains a device or pipe.
     for (place, code) in [("/dev/full", 1), ("/dev/null", 0)] {
         symlink(place, workspace.path("device")).expect("a link");
         assert_eq!(export(&workspace, "device").code, Some(code), "{place}");
@@ -522,7 +522,7 @@ fn a_prompt_shows_no_orders_to_the_terminal_and_sends_no_line_that_is_too_long()
         for message in [ToPrompt::Text(evil), ToPrompt::Running] {
             let _ = send_reply(stream, &Reply::Prompt(message));
         }
-        // Waits until the client disconnects.
+        // Waits until the client disconnects, without answering.
         let _ = std::io::copy(&mut &*stream, &mut std::io::sink());
     });
     let mut attached =

@@ -23,8 +23,8 @@ use serde_json::Value as Json;
 
 use crate::support::{Workspace, assert_same_curve, names};
 
-/// Largest difference between a logit here and in transformers. Logits are below about 10, and both compute
-/// them in f32 with different orders of sums.
+/// Largest difference between a logit here and in transformers. Logits are below about 10; both programs compute
+/// in f32 with different orders of sums.
 const TOLERANCE: f32 = 1e-4;
 
 /// The bits of each tensor, with dtype and shape.
@@ -76,7 +76,7 @@ fixtures! {
     qwen3_moe_mixed,
 }
 
-/// The folder of a fixture.
+/// Returns the folder of a fixture.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hugging_face").join(name)
 }
@@ -88,7 +88,7 @@ pub fn copy_fixture(workspace: &Workspace, name: &str, to: &str) {
     }
 }
 
-/// Logits of `tokens` on each of `ranks` ranks that share the weights of the model in `folder`.
+/// Returns the logits of `tokens` on each of `ranks` ranks that share the weights of the model in `folder`.
 fn logits(folder: &Path, tokens: &[i32], ranks: usize) -> Vec<Vec<f32>> {
     let source = ModelSource::open(folder).unwrap();
     run_ranks(ranks, 1, |world| {
@@ -115,15 +115,15 @@ fn check_logits(name: &str) {
         for found in logits(&fixture(name), &tokens, ranks) {
             assert_eq!(found.len(), expected.len());
             let differences = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-            // NaN is kept.
+            // A difference of NaN must not be lost.
             let worst = differences.fold(0.0, |a: f32, b| if b <= a { a } else { b });
             assert!(worst <= TOLERANCE, "{ranks} ranks: off by {worst}");
         }
     }
 }
 
-/// transformers balances the experts of all layers together. A section `[model.moe]` that does not set this
-/// keeps it.
+/// transformers balances the experts of all layers together. A section `[model.moe]` that does not set this key
+/// keeps that choice.
 #[test]
 fn the_family_decides_what_balances_experts() {
     let source = ModelSource::open(&fixture("qwen3_moe")).unwrap();
@@ -154,7 +154,7 @@ fn check_there_and_back(name: &str) {
     assert_eq!(checkpoint.model(), before.model());
     assert_eq!(checkpoint.context_length(), before.context_length());
     assert_eq!(checkpoint.end_ids().unwrap(), before.end_ids());
-    // From the checkpoint, and directly from the folder.
+    // Exports from the checkpoint, and directly from the imported folder.
     for (from, out) in [("kiln", "a"), (source.as_str(), "b")] {
         workspace.succeed(&["export", "--checkpoint", from, "--out", out, "--dtype", dtype]);
         let after = HuggingFaceFolder::open(&workspace.path(out)).unwrap();
@@ -162,7 +162,7 @@ fn check_there_and_back(name: &str) {
         assert_eq!(config(&workspace.path(out)), config(&fixture(name)));
         assert_eq!(after.end_ids(), before.end_ids());
         let mut expected = tensors(&fixture(name));
-        // These are not weights and are not written.
+        // Rotary frequencies are not weights, and are not written.
         expected.retain(|tensor, _| !tensor.contains("rotary_emb"));
         if before.model().tie_embeddings {
             expected.remove("lm_head.weight");
@@ -172,7 +172,7 @@ fn check_there_and_back(name: &str) {
     }
 }
 
-/// All tensors in the files of a folder.
+/// Returns all tensors in the files of a folder.
 pub fn tensors(folder: &Path) -> Tensors {
     let mut tensors = Tensors::new();
     for file in names(folder).iter().filter(|file| file.ends_with(".safetensors")) {
@@ -242,7 +242,7 @@ fn a_run_goes_there_and_back() {
     }
 }
 
-/// Parts of a weight equal those of the whole, wherever a rank's part begins and ends.
+/// A rank's part of a weight equals that part of the whole weight, wherever the part begins and ends.
 #[test]
 fn parts_are_parts_of_the_whole() {
     for name in ["llama_shards", "llama_f16", "llama_tied"] {
@@ -263,7 +263,7 @@ fn parts_are_parts_of_the_whole() {
     }
 }
 
-/// `config.json` declares head and embedding tied, and the file has both: they are tied if they are equal.
+/// `config.json` declares head and embedding tied, but the file contains both: they are tied only if they are equal.
 #[test]
 fn a_tied_model_keeps_a_head_that_differs() {
     let workspace = Workspace::new();
@@ -327,7 +327,7 @@ fn a_tied_model_keeps_a_head_that_differs() {
     assert!(missing.contains("missing [model.embed_tokens.weight]"), "{missing}");
 }
 
-/// Conversion to another dtype rounds once and reports values that do not fit.
+/// Conversion to another dtype rounds once, and reports values that the dtype cannot hold.
 #[test]
 fn dtypes_round_once() {
     let workspace = Workspace::new();
@@ -361,14 +361,14 @@ fn dtypes_round_once() {
                 assert!(error <= exact.abs() * relative + 1e-4, "{name}: {exact} as {bits:x}");
             }
         }
-        // Rounding twice gives the same result.
+        // Converting the rounded weights again changes nothing.
         let again = format!("{dtype}-again");
         workspace.succeed(&["export", "--checkpoint", dtype, "--out", &again, "--dtype", dtype]);
         assert!(tensors(&workspace.path(&again)) == tensors(&workspace.path(dtype)));
     }
 }
 
-/// Ids that only `config.json` names survive the import, which does not copy that file.
+/// Ids that only `config.json` names survive an import, which does not copy `config.json`.
 #[test]
 fn ids_of_the_configuration_survive() {
     let workspace = Workspace::new();
@@ -386,7 +386,7 @@ fn ids_of_the_configuration_survive() {
     assert_eq!((ids("hf"), ids("c")), (vec![9], vec![9]));
 }
 
-/// Whatever bytes of a header change, opening the file ends with an error or with readable weights.
+/// Whatever bytes of a header change, opening the file gives an error or readable weights.
 #[test]
 fn damaged_headers_never_crash() {
     let workspace = Workspace::new();

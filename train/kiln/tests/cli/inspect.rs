@@ -1,4 +1,4 @@
-//! `kiln inspect` and `kiln convert`, and the data that may be missing from a checkpoint.
+//! `kiln inspect` and `kiln convert`, and the weights that may be missing from a checkpoint.
 
 use crate::hugging_face::copy_fixture;
 use crate::messages::Messages;
@@ -37,7 +37,7 @@ fn verifying_names_every_file_that_is_damaged() {
     }
     let mut messages = Messages::default();
     messages.fails("two damaged files", &workspace, &["inspect", "--verify", "run"]);
-    // Without reading every byte, the description is that of the manifest.
+    // Without reading every byte, `inspect` describes what the manifest says.
     workspace.succeed(&["inspect", "run"]);
     copy_fixture(&workspace, "llama_gqa", "hf");
     let said = workspace.succeed(&["inspect", "hf", "--verify"]);
@@ -63,7 +63,7 @@ fn converted_there_and_back_is_the_same() {
         assert!(there == workspace.read(format!("run/checkpoints/fsdp_cpt2/{file}")), "{file}");
     }
     assert_eq!(files("three").iter().filter(|name| name.starts_with("model-part")).count(), 3);
-    // A run can resume from each of them.
+    // A run can resume from each of the converted checkpoints.
     workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
     for from in ["full", "three", "two"] {
         let out = format!("from_{from}");
@@ -114,13 +114,13 @@ fn weights_may_be_missing_if_they_are_named() {
     assert!(ended.stdout.contains(kept), "{ended:?}");
     let said = workspace.succeed(&["inspect", "new2"]);
     assert!(said.contains("lm_head.weight"), "{said}");
-    // Another block of the same shape also counts as missing names.
+    // The weights of an additional block also count as missing.
     let deeper = ["--set", "model.layers=3", "--allow-missing", "layers.2.*", "--allow-missing", "lm_head.*"];
     let ended = train("new3", &deeper);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 
-/// Only names may be missing: with these keys, the same weights compute something else.
+/// `--allow-missing` is only about missing weights: with these keys, existing weights would compute something else.
 #[test]
 fn missing_names_excuse_no_other_model() {
     let workspace = trained();
@@ -144,7 +144,7 @@ fn missing_names_excuse_no_other_model() {
     }
 }
 
-/// If weights to start from are given, the configuration need not describe the model again.
+/// With initial weights, the configuration need not describe the model again.
 #[test]
 fn the_model_may_be_that_of_the_weights() {
     let workspace = Workspace::new();
@@ -162,8 +162,8 @@ fn the_model_may_be_that_of_the_weights() {
     assert!(workspace.text("second/config.toml").contains("d_model = 16"));
 }
 
-/// An incomplete section is completed by the weights. Keys that are set must agree with the weights, unless
-/// they are choices of a run.
+/// The initial weights complete an incomplete section. Keys that are set must agree with the weights, unless they
+/// are choices of a run.
 #[test]
 fn the_weights_complete_the_model() {
     let workspace = Workspace::new();

@@ -65,8 +65,8 @@ fn metrics_have_these_keys_and_no_others() {
     assert!(text.lines().filter(|line| line.contains("\"loss\"")).any(long), "{text}");
 }
 
-/// The first starts measure the peak of a processor and store it. Metrics include the share of it only after
-/// two measurements agree; from then on, no start measures again.
+/// The first runs on a machine measure the peak of the processor and store it. Metrics include `mfu` only after
+/// two measurements agree; from then on, no run measures the peak again.
 #[test]
 fn mfu_needs_a_peak_that_is_known() {
     let workspace = Workspace::new();
@@ -156,7 +156,7 @@ fn arguments_go_before_the_file_and_later_ones_before_earlier_ones() {
     assert_eq!(resolved.optim.schedule, Schedule::Constant);
     assert_eq!(resolved.train.ranks, 4);
     assert_eq!(resolved.sample.prompt, "a b");
-    // From the file, from the data, and from the defaults.
+    // Values from the file, from the data, and from the defaults.
     assert_eq!(resolved.train.steps, 4);
     assert_eq!(resolved.model.vocab_size, Some(VOCAB));
     assert_eq!(resolved.optim.beta2, 0.95);
@@ -171,7 +171,7 @@ fn a_run_without_a_folder_gets_the_next_free_one() {
     workspace.succeed(&["train", "run.toml", "--set", "train.steps=2"]);
     assert_eq!(workspace.steps("runs/run").len(), 4);
     assert_eq!(workspace.steps("runs/run-2").len(), 2);
-    // Resumes the last one.
+    // Resumes the last run.
     workspace.succeed(&["train", "run.toml", "--resume", "latest"]);
     assert_eq!(workspace.steps("runs/run-2").len(), 4);
     assert!(!workspace.path("runs/run-3").exists());

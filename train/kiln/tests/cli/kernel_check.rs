@@ -31,7 +31,7 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
     let workspace = workspace(&[]);
     workspace.succeed(&["train", "run.toml", "--out", "cpu", "--set", "device.backend=cpu"]);
 
-    // Nothing is checked if the check is switched off.
+    // A run that disables the check stores no result.
     train(&workspace, "off", Some("rms_norm"), &["--set", "device.verify_kernels=false"]);
     assert!(!workspace.path("cache/kiln/verified").exists());
 
@@ -41,7 +41,7 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
     assert!(told.contains("f32: largest relative error 1.0e0 (output), bound 1e-5"), "{told}");
     assert!(told.contains("it takes several passes over memory instead of one"), "{told}");
     assert_eq!(told.matches("is wrong on").count(), 1, "{told}");
-    // Backward holds no gathered weight.
+    // Backward does not keep gathered weights in memory.
     assert!(!told.contains("pins"), "{told}");
     assert_same(&workspace, "plain", "first", "cpu");
 
@@ -67,7 +67,7 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
         let fields = ["\"op\": \"swiglu\"", "\"dtype\": \"F32\"", "\"error\": "];
         format!("{}{digits}", fields.join(",\n      "))
     };
-    // Changes about 1e-7 to about 1.
+    // Replaces an error of about 1e-7 by one of about 1.
     let edited = workspace.text(&path).replace(&error(""), &error("999999"));
     assert_ne!(edited, workspace.text(&path));
     workspace.write(&path, &edited);
@@ -78,7 +78,7 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
     assert_eq!(workspace.text(&path), edited);
     assert_same(&workspace, "both plain", "second", "cpu");
 
-    // Commands that read the checkpoint trust it too, since they use the same kernels.
+    // Commands that read the checkpoint also trust the result, since they use the same kernels.
     let device = gpu().trim_start_matches("device.backend=");
     for what in [&["eval", "--samples", "2"][..], &["generate", "--prompt", "abc", "--max-tokens", "2"]] {
         let arguments = [what, &["--checkpoint", "first", "--device", device]].concat();

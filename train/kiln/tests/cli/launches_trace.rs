@@ -2,8 +2,8 @@
 
 use crate::trace::{Call, run, run_as_process, third_step};
 
-/// Sums of gradients need no separate pass: the product or normalisation that computes the next contribution
-/// adds it. In forward, the norm of the second layer adds the result of the first.
+/// Sums of gradients need no separate pass: the kernel that computes the next contribution, a product or a
+/// normalisation, also adds it to the sum. In forward, the norm of the second layer adds the result of the first.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn sums_are_made_by_what_makes_or_reads_them() {
@@ -12,7 +12,7 @@ fn sums_are_made_by_what_makes_or_reads_them() {
     let launched = |kernel: &str| {
         step.iter().filter(|call| call.name == "launch" && call.field("kernel").contains(kernel)).count()
     };
-    // Only the sum after the feed-forward layer remains, which the next module reads.
+    // Only the sum after the feed-forward layer needs a kernel of its own, because the next module reads it.
     assert_eq!(launched("residual_kernel"), BLOCKS);
     assert_eq!(launched("binop"), 0);
     assert_eq!(launched("residual_norm"), BLOCKS);
@@ -22,9 +22,9 @@ fn sums_are_made_by_what_makes_or_reads_them() {
     assert_eq!(adds.count(), 3 * BLOCKS);
 }
 
-/// If a rank holds a whole copy of the weights that stays from forward to backward, weights are cast once;
-/// from then on, the update casts the weights that it changes. Otherwise the cast weights are freed with the
-/// gathered ones, and cast again.
+/// If a rank holds a whole copy of the weights from forward to backward, the weights are cast once; afterwards,
+/// the update casts the weights that it changes. Otherwise the cast weights are freed with the gathered ones, and
+/// cast again.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn whole_weights_that_stay_are_cast_by_the_update() {
@@ -49,8 +49,8 @@ fn whole_weights_that_stay_are_cast_by_the_update() {
             calls[from..to].iter().filter(casts).count()
         };
         let found = [casts(0, ends[0]), casts(ends[0], ends[1]), casts(ends[1], ends[2])];
-        // One rank may begin a step while another one ends the last, so with several ranks only the sum over
-        // all steps is checked.
+        // One rank may begin a step while another is still in the previous one, so with several ranks only the sum
+        // over all steps is checked.
         let sum: usize = found.iter().sum();
         let is_right = match (strategy, ranks) {
             // Freed after forward, and cast again.

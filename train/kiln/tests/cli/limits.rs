@@ -43,7 +43,7 @@ fn threads_are_bounded_by_the_cores_of_this_machine() {
         let set = format!("device.threads={threads}");
         workspace.kiln(&["train", "run.toml", "--out", "run", "--set", &set])
     };
-    // As many as a machine with 256 cores may have.
+    // As many threads as a machine with 256 cores may have.
     let many = train(4096);
     let cores = std::thread::available_parallelism().expect("cores").get();
     assert!(cores >= 256 || many.code == Some(2), "{many:?}");

@@ -1,5 +1,5 @@
-//! A run whose folder is moved, replaced or removed while it runs: it saves in the original folder or
-//! nowhere, and reports that.
+//! A run whose folder is moved, replaced or removed during the run: the run saves in the original folder or
+//! nowhere, and reports the loss.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -33,7 +33,7 @@ fn assert_lost(ended: &Ended) {
     assert!(ended.stderr.contains(LOST), "{ended:?}");
 }
 
-/// All files in `out` and their contents.
+/// Returns all files in `out` and their contents.
 fn files_in(workspace: &Workspace, out: &str) -> Vec<(PathBuf, Option<Vec<u8>>)> {
     let out = workspace.path(out);
     workspace.tree().into_iter().filter(|(path, _)| path.starts_with(&out)).collect()
@@ -82,7 +82,7 @@ fn a_run_whose_folder_is_gone_ends_whatever_its_failed_saves_mean() {
         let saves: Vec<&str> = saves.iter().flat_map(|value| ["--set", *value]).collect();
         let run = workspace.start(&in_run(&FOREVER, &saves));
         wait_for_another_checkpoint(&workspace, "run");
-        // At once, whatever the run is writing.
+        // The folder is moved at once, whatever the run is writing.
         fs::rename(workspace.path("run"), workspace.path("trash")).expect("it moves");
         assert_lost(&workspace.end(run));
         assert!(!workspace.path("run").exists());

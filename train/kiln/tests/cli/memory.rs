@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::messages::Messages;
 use crate::support::{Ended, VOCAB, Workspace, example};
 
-/// The planned bytes and a rank's actual bytes, from a run's summary.
+/// Returns the planned bytes and the actual bytes of a rank, from the summary of a run.
 fn planned_and_taken(workspace: &Workspace, arguments: &[&str]) -> (f64, f64) {
     let said = workspace.succeed(arguments);
     let line = said.lines().find(|line| line.starts_with("memory of a rank "));
@@ -19,14 +19,14 @@ fn planned_and_taken(workspace: &Workspace, arguments: &[&str]) -> (f64, f64) {
     (planned, taken)
 }
 
-/// Runs print planned and actual memory. The plan is within 5 %, and at most 2 % too low. `--test memory
-/// planned` tests the calculation itself.
+/// Runs print planned and actual memory. The plan is within 5 % of the actual memory, and at most 2 % too low.
+/// `--test memory planned` tests the calculation itself.
 #[test]
 fn runs_take_what_was_planned() {
     let check = |name: &str, (planned, taken): (f64, f64)| {
         let difference = planned / taken - 1.0;
         println!("{name}: {taken} MiB, {planned} planned, {:+.2} %", 100.0 * difference);
-        // They are printed with one decimal.
+        // Both are read from the summary, which has one decimal.
         assert!((-0.02..0.05).contains(&difference), "{name}: {taken} and {planned}");
     };
     let model =
@@ -99,7 +99,7 @@ fn what_prepares_a_run_is_no_rank_s() {
     assert!(taken < planned + (64 << 10), "{taken} bytes, {planned} were planned");
 }
 
-/// Impossible sizes are refused, and a size that the user sets replaces the machine's.
+/// Runs of impossible sizes are refused. `device.memory` replaces the size of the machine's memory.
 #[test]
 fn runs_that_cannot_fit_are_refused() {
     let mut messages = Messages::default();
@@ -119,7 +119,7 @@ fn runs_that_cannot_fit_are_refused() {
         &[("train.micro_batch", "1000000"), ("train.global_batch", "4000000")],
     );
     refused(&mut messages, "a size of nothing", "'1B'", &[]);
-    // Before the missing data is noticed.
+    // The size is checked before the missing data is noticed.
     refused(&mut messages, "no data either", "'64GiB'", &[&large[..], &[("data.path", "'none'")]].concat());
     // Numbers that overflow.
     let most = "9000000000000000000";
@@ -144,7 +144,7 @@ fn runs_that_cannot_fit_are_refused() {
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
 }
 
-/// Otherwise it is refused because its data has not been prepared.
+/// Where the preset fits, it is refused because its data has not been prepared.
 #[test]
 fn the_largest_preset_is_refused_where_it_cannot_fit() {
     let path = crate::presets::folder().join("7b.toml");
@@ -171,7 +171,7 @@ fn the_first_mend_works() {
         ("optim.warmup_steps", "0"),
         ("data.vocab_size", vocab_size.as_str()),
     ];
-    // Processors differ in bf16 instructions, and so in the memory of products.
+    // Processors have different bf16 instructions, so matrix products take different amounts of memory.
     let run = |workspace: &Workspace, arguments: &[&str]| {
         let mut command = workspace.command(arguments);
         workspace.end(command.env("KILN_BF16", "none").spawn().expect("the binary starts"))
@@ -180,7 +180,7 @@ fn the_first_mend_works() {
     let (full, grad_op, none) =
         (strategy("'FULL_SHARD'"), strategy("'SHARD_GRAD_OP'"), strategy("'NO_SHARD'"));
     let batch = |micro, global| [("train.micro_batch", micro), ("train.global_batch", global)];
-    // The largest part differs: activations, weights and state, or gradients of earlier micro-batches.
+    // Each case has a different largest part: activations, weights and state, or gradients of earlier micro-batches.
     for (changes, batch) in [
         (&[full][..], batch("16", "32")),
         (&[full], batch("8", "32")),
@@ -218,8 +218,7 @@ fn the_first_mend_works() {
     }
 }
 
-/// The size that a refusal predicts for a fix is correct, also if the micro-batch is not set and depends on
-/// the sequence length.
+/// A refusal predicts the right size for each fix, even if the sequence length determines the micro-batch.
 #[test]
 fn mends_come_to_what_they_say() {
     let workspace = Workspace::new();
@@ -253,7 +252,7 @@ fn mends_come_to_what_they_say() {
     }
 }
 
-/// If a plan is wrong, or another program uses memory, the run ends with a list of the largest holders.
+/// If a plan is wrong, or another program uses memory, the run ends with a list of what holds most of the memory.
 #[test]
 fn who_holds_how_much_is_told_at_the_end() {
     let workspace = Workspace::new();
@@ -338,7 +337,7 @@ fn a_panic_without_memory_ends_the_run() {
 #[test]
 fn a_run_without_memory_ends() {
     let workspace = Workspace::new();
-    // Between the lowest limit for a program to start at all and the one for it to train.
+    // Limits between the lowest at which the program starts at all and the lowest at which it can train.
     let mut enough = 32 << 10;
     while with_address_space(&workspace, enough).code != Some(0) {
         enough *= 2;
@@ -350,14 +349,14 @@ fn a_run_without_memory_ends() {
         let kib = enough / 2 + enough / 2 * start / STARTS;
         let Ended { code, stderr, .. } = with_address_space(&workspace, kib);
         *ends.entry(code).or_default() += 1;
-        // Refused, failed, aborted by the standard library, or successful after all.
+        // The run may be refused, fail, be aborted by the standard library, or succeed after all.
         assert!([Some(0), Some(1), Some(2), None].contains(&code), "{kib} KiB: {code:?} {stderr}");
     }
     println!("{enough} KiB are enough; exit codes with less: {ends:?}");
     assert!(ends.iter().any(|(code, _)| *code != Some(0)), "no start was short of memory");
 }
 
-/// The limits of a process apply before its run starts.
+/// The limits of a process are checked before a run starts.
 #[test]
 fn a_run_that_cannot_fit_into_its_address_space_is_refused() {
     let workspace = Workspace::new();

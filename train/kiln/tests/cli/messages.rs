@@ -9,7 +9,7 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Runs a command that is refused before any work: exit code 2, and no change on disk.
+    /// Runs a command that must be refused before any work: exit code 2, and no change on disk.
     pub fn refused(&mut self, title: &str, workspace: &Workspace, arguments: &[&str]) {
         let before = workspace.tree();
         // The plan depends on bf16 instructions, which differ between processors.
@@ -22,7 +22,7 @@ impl Messages {
         assert!(changed.is_empty(), "{title}: changed {changed:?}");
     }
 
-    /// Runs a command that fails during its work: exit code 1, and no half-written folder remains.
+    /// Runs a command that must fail during its work: exit code 1, and no half-written folder remains.
     pub fn fails(&mut self, title: &str, workspace: &Workspace, arguments: &[&str]) -> Ended {
         let ended = workspace.kiln(arguments);
         self.record(title, &ended, 1);
@@ -47,7 +47,7 @@ impl Messages {
     }
 }
 
-/// Fails on text that a user should never see.
+/// Fails if a message contains text that a user should never see.
 fn assert_reads_well(title: &str, message: &str) {
     assert!(message.starts_with("error: ") && message.ends_with('\n'), "{title}: {message}");
     for unwanted in [

@@ -14,7 +14,7 @@ const SKIP: [(&str, &str); 4] = [
     ("model.dropout", "0.1"),
 ];
 
-/// All weights and moments of a checkpoint, by file.
+/// Returns all weights and moments of a checkpoint, by file.
 fn tensors(workspace: &Workspace, out: &str, step: u64) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(out).join(format!("checkpoints/fsdp_cpt{step}"));
     names(&workspace.path(&folder))
@@ -64,7 +64,7 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_were() {
         // The position in the data advances.
         assert_eq!(state(3)["next_sample"], 3 * 8);
 
-        // The checkpoint has AdamW's count of updates.
+        // The checkpoint stores how many updates AdamW has made.
         for from in [2, 3, 4] {
             let (out, from) = (format!("from{from}"), format!("run/checkpoints/fsdp_cpt{from}"));
             let resume = ["train", "run.toml", "--out", &out, "--resume", &from];
@@ -77,8 +77,8 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_were() {
     }
 }
 
-/// AdamW's first update moves a weight by the learning rate, whatever its gradient; also in step 2, if step 1
-/// was skipped.
+/// AdamW's first update moves a weight by the learning rate, whatever the gradient; so does the update in step 2,
+/// if step 1 was skipped.
 #[test]
 fn bias_correction_counts_updates_and_not_steps() {
     let workspace = Workspace::new();
@@ -122,7 +122,7 @@ fn bias_correction_counts_updates_and_not_steps() {
 #[test]
 fn too_many_in_a_row_end_the_run() {
     let workspace = Workspace::new();
-    // Weights so large that no step has a finite gradient.
+    // The weights are so large that no step has a finite gradient.
     let endless = [("train.nonfinite", "'skip'"), ("train.steps", "20"), ("model.init_std", "1e30")];
     workspace.config("run.toml", &endless);
     let ended = workspace.kiln(&["train", "run.toml", "--out", "run"]);

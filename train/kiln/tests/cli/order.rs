@@ -6,7 +6,7 @@ use crate::support::{SEQ_LEN, TRAIN_TOKENS, Workspace, tokens};
 /// Sequences per step.
 const BATCH: usize = 8;
 
-/// Losses of `steps` steps over `train`, with constant weights.
+/// Returns the losses of `steps` steps over `train`, with constant weights.
 fn losses(workspace: &Workspace, out: &str, train: &[u16], shuffle: bool, steps: usize) -> Vec<f64> {
     workspace.write_data("data", train);
     workspace.config(

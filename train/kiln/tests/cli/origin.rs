@@ -91,7 +91,7 @@ fn every_command_refuses_parts_that_it_cannot_build() {
     }
     insta::assert_snapshot!(messages.finish());
 
-    // Inspecting, verifying and converting need none of its parts.
+    // Inspecting, verifying and converting a checkpoint do not need its layers.
     for from in [checkpoint, "full", "three"] {
         let said = workspace.succeed(&["inspect", from]);
         assert!(said.contains("architecture: decoder with block `parallel`, not built in"), "{said}");
@@ -161,7 +161,7 @@ fn moments_of_another_optimizer_are_refused() {
         messages.refused(&format!("resume {from}"), &workspace, &arguments);
     }
     insta::assert_snapshot!(messages.finish());
-    // Its weights can be used like any others.
+    // The weights of the full checkpoint can be used like any others.
     workspace.succeed(&["eval", "--checkpoint", "full", "--data", "data"]);
     workspace.succeed(&["train", "run.toml", "--out", "new", "--set", "init.from=full"]);
 }

@@ -1,5 +1,5 @@
-//! Your own program, `train/kiln/examples/own_attention.rs`, whose attention layer keeps its keys and values in
-//! the cache of `generate`.
+//! Your own program, `train/kiln/examples/own_attention.rs`: its attention layer keeps keys and values in the
+//! cache of `generate`.
 
 use crate::support::{Workspace, example, tokenizer};
 
@@ -34,7 +34,7 @@ fn it_has_every_command() {
     assert!(said.stderr.contains("was trained with attention `alibi`"), "{said:?}");
 }
 
-/// A text generated token by token equals one that is recomputed for each token with an empty cache.
+/// Text generated token by token equals text whose every token is computed with an empty cache.
 #[test]
 fn its_cache_changes_no_token() {
     let workspace = Workspace::new();

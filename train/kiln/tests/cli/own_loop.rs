@@ -1,5 +1,5 @@
-//! Your own programs, `train/kiln/examples/own_loop.rs` and `train/kiln/examples/own_data.rs`: commands of `kiln` read
-//! the files of the first one and are part of the second.
+//! Your own programs, `train/kiln/examples/own_loop.rs` and `train/kiln/examples/own_data.rs`: `kiln` reads the
+//! files of the first program, and the second program has the commands of `kiln`.
 
 use crate::support::{Workspace, example};
 
@@ -19,7 +19,7 @@ fn commands_read_what_a_loop_of_your_own_leaves() {
     assert_eq!(losses.len(), 20, "{full:?}");
     assert!(losses[19] < losses[0] - 0.5, "it learns: {losses:?}");
     assert_eq!(train("none", "NO_SHARD", "20"), full);
-    // It resumes from a checkpoint, also under another strategy.
+    // The program resumes from a checkpoint, also under another strategy.
     assert_eq!(train("again", "FULL_SHARD", "8"), full[..8]);
     assert_eq!(train("again", "SHARD_GRAD_OP", "14"), full[8..14]);
     assert_eq!(train("again", "FULL_SHARD", "20"), full[14..]);

@@ -34,8 +34,8 @@ fn a_loss_of_your_own_has_every_command() {
     };
     near(&train("one", &["--ranks", "1"]), "one rank");
     near(&train("block", &["--set", "shard.recompute=block", "--set", "train.micro_batch=1"]), "recompute");
-    // Without smoothing, the loss is the cross-entropy, which evaluation computes in any case; also if the
-    // head's matrix is the transposed embedding.
+    // Without smoothing, the training loss is the cross-entropy, which every evaluation computes. Also tested with
+    // a head that is the transposed embedding.
     for tied in ["true", "false"] {
         let tied = format!("model.tie_embeddings={tied}");
         let (stock, plain) = (format!("stock {tied}"), format!("plain {tied}"));
@@ -47,7 +47,7 @@ fn a_loss_of_your_own_has_every_command() {
         assert!(steps.iter().zip(&full).all(|(step, smoothed)| step.1 != smoothed.1), "{steps:?}");
     }
 
-    // Every program reads its weights.
+    // Every program can read the weights.
     assert!(workspace.succeed(&["eval", "--checkpoint", "full"]).contains("loss"));
     workspace.succeed(&["generate", "--checkpoint", "full", "--prompt", "a", "--max-tokens", "4"]);
     succeed(&["inspect", "full", "--verify"]);
@@ -71,7 +71,7 @@ fn what_is_not_there_is_named() {
     );
     refused(&[&own[..], &["--set", "train.z_loss=1e-4"]].concat(), "is a part of the cross-entropy");
     refused(&["--set", "loss.extra.smoothing=0.2"], "the cross-entropy has no settings");
-    // Refused before any work on data.
+    // Refused before any data is read.
     workspace.write("text.txt", "some text ".repeat(100));
     refused(
         &["--set", "loss.kind=focal", "--set", "data.path=new", "--set", "data.text=[\"text.txt\"]"],

@@ -9,7 +9,7 @@ fn number(line: &Json, key: &str) -> f64 {
     line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"))
 }
 
-/// Fails unless the values of the logged steps agree within 1e-4, as sums in a different order do.
+/// Fails unless the values of the logged steps agree within 1e-4, the effect of a different order of sums.
 fn assert_same(actual: &[Json], expected: &[Json]) {
     assert_eq!(actual.len(), expected.len());
     for (actual, expected) in actual.iter().zip(expected) {
@@ -48,7 +48,7 @@ fn metrics_of_a_program_are_logged_under_every_strategy() {
     assert_same(&train("full", &["--ranks", "2"]), &expected);
     let again = ["--ranks", "4", "--set", "shard.recompute=block", "--set", "shard.strategy=NO_SHARD"];
     assert_same(&train("again", &again), &expected);
-    // Nothing is recorded in steps that are not logged; the others are unchanged.
+    // Steps that are not logged record nothing; the other steps are unchanged.
     let mut few = expected.clone();
     few.remove(1);
     assert_same(&train("few", &["--ranks", "1", "--set", "log.every=3"])[..], &few);

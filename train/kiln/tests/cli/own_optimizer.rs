@@ -18,7 +18,7 @@ fn succeed(workspace: &Workspace, program: &Option<PathBuf>, arguments: &[&str])
     ended.stdout
 }
 
-/// Trains with the optimizer of `settings` in every way. `state` is its description in a checkpoint.
+/// Trains with the optimizer of `settings` in every way. `state` is the optimizer's description in a checkpoint.
 fn has_every_command(program: Option<PathBuf>, settings: &[&str], state: &str) {
     let workspace = Workspace::new();
     let succeed = |arguments: &[&str]| succeed(&workspace, &program, arguments);
@@ -55,7 +55,7 @@ fn has_every_command(program: Option<PathBuf>, settings: &[&str], state: &str) {
     assert!(said.contains(&format!("optimizer: {state}")), "{said}");
     assert!(succeed(&["inspect", "full", "--verify"]).contains("is intact"), "verified");
 
-    // It cannot resume under AdamW.
+    // A run with this optimizer cannot resume under AdamW.
     let said = workspace.kiln(&["train", "run.toml", "--out", "other", "--resume", middle]);
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.stderr.contains(state) && said.stderr.contains("adamw"), "{said:?}");
@@ -116,7 +116,7 @@ fn what_is_not_there_is_named() {
     refused(&kiln, &["--set", group], &["optim.groups: lr = -1: must be zero or more"]);
 }
 
-/// State is not invented for parameters that had a different rule.
+/// A rule gets no made-up state for parameters that had a different rule before.
 #[test]
 fn a_rule_cannot_change_in_the_middle() {
     let workspace = Workspace::new();
@@ -132,7 +132,7 @@ fn a_rule_cannot_change_in_the_middle() {
     assert!(said.stderr.contains("updated by another rule. Use the [[optim.groups]]"), "{said:?}");
 }
 
-/// Options selected by name reach the weights: those with a rate of zero do not change.
+/// Options that select parameters by name affect their weights: those with a learning rate of zero do not change.
 #[test]
 fn groups_have_options_of_their_own() {
     let workspace = Workspace::new();
@@ -213,7 +213,7 @@ fn groups_have_schedules_of_their_own() {
         let groups = [group("layers.0.*", constant), group("*norm.weight", wsd)].join(", ");
         let groups = format!("optim.groups=[{groups}]");
         let mixed = train("mixed", std::slice::from_ref(&groups));
-        // Gradients of the first step come from the same weights.
+        // In the first step, all runs have the same weights, and so the same gradients.
         let first = [&mixed, &all_constant, &all_wsd, &stock].map(|out| of(out, 1));
         let [mixed_1, constant_1, wsd_1, stock_1] = &first;
         for (name, values) in mixed_1 {
@@ -236,7 +236,7 @@ fn groups_have_schedules_of_their_own() {
     }
 }
 
-/// The bytes of all weights of a checkpoint, by name.
+/// Returns the bytes of all weights of a checkpoint, by name.
 fn weights(workspace: &Workspace, checkpoint: &str) -> BTreeMap<String, Vec<u8>> {
     let folder = workspace.path(checkpoint);
     let files = crate::support::names(&folder).into_iter();

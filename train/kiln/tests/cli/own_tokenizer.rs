@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use crate::run_folder::{FOREVER, assert_refused, in_run};
 use crate::support::{Workspace, signal};
 
-/// The workspace's tokenizer with the ids of two letters swapped.
+/// Returns the workspace's tokenizer with the ids of two letters swapped.
 fn other_tokenizer(workspace: &Workspace) -> String {
     let mut tokenizer = workspace.json("data/tokenizer.json");
     let vocab = &mut tokenizer["model"]["vocab"];
@@ -17,7 +17,7 @@ fn other_tokenizer(workspace: &Workspace) -> String {
     tokenizer.to_string()
 }
 
-/// The same tokenizer, formatted differently.
+/// Returns the workspace's tokenizer, formatted differently.
 fn respelled(workspace: &Workspace) -> String {
     let text = workspace.text("data/tokenizer.json");
     let same = serde_json::from_str::<Json>(&text).expect("JSON").to_string();

@@ -1,6 +1,5 @@
-//! Your own program, `train/kiln/examples/own_trainer.rs`: a training loop on the stock trainer. Where it does the
-//! same as the stock loop, it leaves the same files; and the values of `[experiment]` stay with the
-//! checkpoint.
+//! Your own program, `train/kiln/examples/own_trainer.rs`: a training loop on the stock trainer. Where the loop does
+//! the same as the stock loop, it leaves the same files; and the values of `[experiment]` stay with the checkpoint.
 
 use kiln::run::{RunOptions, Trainer, train_with};
 use kiln_shard::StateKind;
@@ -46,7 +45,7 @@ fn a_loop_on_the_trainer_leaves_what_the_stock_loop_leaves() {
     let kept = workspace.text("own/checkpoints/fsdp_cpt4/config.toml");
     assert!(kept.contains("[experiment]") && kept.contains("patience = 10"), "{kept}");
 
-    // It resumes from its own checkpoint; so does `kiln`, which keeps the keys that it does not read.
+    // The program resumes from its own checkpoint; so does `kiln`, which keeps the keys that it does not read.
     let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "again"];
     let from = ["--resume", "own/checkpoints/fsdp_cpt2"];
     succeed(&workspace, &[&processes[..], &experiment, &from].concat());
@@ -79,7 +78,7 @@ fn a_loop_on_the_trainer_stops_when_it_is_asked_to() {
     assert!(ended.stdout.contains("resume with: "), "{ended:?}");
     let steps = workspace.steps("run").len();
     assert_eq!(workspace.checkpoints("run"), [format!("fsdp_cpt{steps}"), "latest".to_owned()]);
-    // Resumes for a few more steps, and takes all of them.
+    // Resumes to take a few more steps, and takes all of them.
     let more = format!("train.steps={}", steps + 3);
     succeed(&workspace, &["train", "run.toml", "--out", "run", "--resume", "latest", "--set", &more]);
     assert_eq!(workspace.steps("run").len(), steps + 3);
@@ -110,7 +109,7 @@ fn errors_of_a_loop_say_what_is_wrong() {
     assert!(ended.stderr.contains("experiment: unknown field `patient`"), "{ended:?}");
 }
 
-/// A loop may evaluate twice in a step, such as with averaged weights. The log has the first loss.
+/// A loop may evaluate twice in a step, such as with averaged weights. The log has the first of the two losses.
 #[test]
 fn only_the_first_evaluation_of_a_step_is_logged() {
     let workspace = Workspace::new();

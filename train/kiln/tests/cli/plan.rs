@@ -13,7 +13,7 @@ fn preset(name: &str) -> String {
     crate::presets::folder().join(format!("{name}.toml")).to_str().expect("UTF-8").to_owned()
 }
 
-/// The rows of a plan, which must have some.
+/// Returns the rows of a plan, which must have at least one.
 fn rows(plan: &Value) -> &Vec<Value> {
     plan["rows"].as_array().filter(|rows| !rows.is_empty()).unwrap_or_else(|| panic!("no rows: {plan}"))
 }
@@ -54,7 +54,7 @@ fn a_large_model_needs_a_way_that_fits() {
     assert_eq!(row["strategy"], recommended["strategy"]);
 }
 
-/// The configuration sets no vocabulary: it is that of the prepared data, as in a run, and not
+/// The configuration sets no vocabulary size, so the plan uses that of the prepared data, as a run does, and not
 /// `data.vocab_size`.
 #[test]
 fn the_vocabulary_is_that_of_the_data() {
@@ -82,7 +82,7 @@ fn accumulating(workspace: &Workspace) {
     workspace.config("run.toml", &[&model[..], &batch, &accumulate].concat());
 }
 
-/// The row for `FULL_SHARD` without recomputation with this micro-batch.
+/// Returns the row for `FULL_SHARD` without recomputation with this micro-batch.
 fn full_shard(plan: &Value, micro_batch: u64) -> Option<&Value> {
     rows(plan).iter().find(|row| {
         row["strategy"] == "FULL_SHARD" && row["recompute"] == "none" && row["micro_batch"] == micro_batch
@@ -103,13 +103,13 @@ fn a_larger_micro_batch_that_fits_is_found() {
     let small = needed(&gpu(1 << 40, &[]), 1);
     let large = needed(&gpu(1 << 40, &["--set", "train.micro_batch=4"]), 4);
     assert!(large < small, "{large} and {small} bytes");
-    // Nothing fits in micro-batches of one sequence.
+    // Even with micro-batches of one sequence, nothing fits.
     let found = gpu(large, &[]);
     let asked: Vec<_> = rows(&found).iter().filter(|row| row["micro_batch"] == 1).collect();
     assert!(!asked.is_empty() && asked.iter().all(|row| row["fits"] == false), "{found}");
     assert_eq!(found["recommended"]["micro_batch"], 4, "{found}");
     assert_eq!(full_shard(&found, 4).expect("a row")["fits"], true);
-    // A run that is refused suggests it too.
+    // If a run is refused, its message suggests the same micro-batch.
     let memory = format!("device.memory={}B", small / 2);
     let ended = workspace.kiln(&["train", "run.toml", "--out", "run", "--set", &memory]);
     assert!(ended.stderr.contains("--set train.micro_batch=4: takes"), "{ended:?}");
@@ -126,7 +126,7 @@ fn a_recommendation_leaves_a_margin() {
         rows(plan)[row]["needed_bytes"].as_u64().expect("bytes")
     };
     let least = rows(&seven(&["46GiB"])).iter().filter_map(|row| row["needed_bytes"].as_u64()).min();
-    // The smallest memory that any row needs, plus 1 %.
+    // 1 % more than the smallest memory that any row needs.
     let memory = least.expect("rows") / 100 * 101;
     let tight = format!("{memory}B");
     let without = seven(&[&tight, "--margin", "0"]);
@@ -143,7 +143,7 @@ fn a_recommendation_leaves_a_margin() {
     assert!(text.contains("\nNo strategy fits with any micro-batch"), "{text}");
 }
 
-/// A layer without `meta_forward` is named in every text that has the plan's number.
+/// Every output that contains the plan's number names a layer without `meta_forward`.
 #[test]
 fn layers_that_describe_nothing_are_named() {
     let workspace = Workspace::new();
@@ -160,15 +160,15 @@ fn layers_that_describe_nothing_are_named() {
     let refused = ["train", "run.toml", "--out", "none", "--set", "device.memory=1KB"];
     let ended = run("own_layer", &[&refused[..], &layer].concat());
     assert!(ended.stderr.contains("not described: CubedRelu"), "{ended:?}");
-    // These layers describe themselves.
+    // These layers describe their memory.
     let ended = run("own_attention", &["plan", "run.toml", "--set", "model.attention=alibi"]);
     assert!(ended.code == Some(0) && !ended.stdout.contains("not described"), "{ended:?}");
     let text = workspace.succeed(&["plan", "run.toml"]);
     assert!(!text.contains("not described"), "{text}");
 }
 
-/// The configuration that FSDP2 can run on such cards, because it reduces every micro-batch. A run that
-/// reduces once per step needs memory for the whole gradient; the plan only adds advice about that.
+/// FSDP2 can run this configuration on such cards, because it reduces every micro-batch. A run that reduces once
+/// per step needs memory for the whole gradient; the plan only adds advice about that.
 #[test]
 fn a_large_model_accumulates_in_shards() {
     let workspace = Workspace::new();
@@ -229,7 +229,7 @@ fn plans_reach_from_1_rank_to_4096() {
     }
 }
 
-/// The bytes of a plan equal those that the recorder counts in executed steps.
+/// The bytes that a plan predicts equal those that the recorder counts in executed steps.
 #[test]
 fn a_plan_sends_what_steps_send() {
     let workspace = Workspace::new();

@@ -13,7 +13,7 @@ use crate::support::{Workspace, assert_same_curve, names, signal};
 
 const PREEMPTED: Option<i32> = Some(75);
 
-/// A workspace for ten steps with everything that has a position, on two ranks or four.
+/// Returns a workspace for ten steps, on two ranks or four, with every setting that depends on a position in the run.
 fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
     let common =
@@ -93,7 +93,7 @@ fn a_second_request_ends_the_run_at_once() {
         (Signal::HUP, "SIGHUP", 128 + 1),
     ] {
         let workspace = workspace(&[]);
-        // Step 3 lasts until the run ends; the script does not hold the run's output open.
+        // Step 3 lasts until the run ends; the script does not keep the run's output open.
         let (script, begun) = (workspace.path("drill.sh"), workspace.path("begun"));
         let text = format!(
             "#!/bin/sh\nexec > /dev/null 2>&1\ntouch {}\nwhile kill -0 $PPID; do sleep 0.01; done\n",

@@ -24,7 +24,7 @@ const FILES: [&str; 8] = [
     "val.crc",
 ];
 
-/// Two documents, long enough to be split.
+/// Returns two documents, long enough to be split.
 fn documents() -> [String; 2] {
     let document = |name: &str| -> String {
         (0..400).map(|line| format!("{name} line {line} of the {name} document\n")).collect()
@@ -57,10 +57,10 @@ fn folders_and_lines_give_the_same_tokens() {
     let info = prepare(&workspace, "texts", "new/from_folder", trained);
     assert_eq!((&info["documents"], &info["vocab_size"]), (&2.into(), &400.into()));
     prepare(&workspace, "documents.jsonl", "new/from_lines", trained);
-    // A reused tokenizer gives the same tokens.
+    // A prepare with an existing tokenizer gives the same tokens.
     let reused = ["--tokenizer", "new/from_folder/tokenizer.json"];
     prepare(&workspace, "texts", "new/again", reused);
-    // SHA256SUMS also covers the record of the inputs.
+    // SHA256SUMS differs too, because it covers the record of the inputs.
     for file in FILES.into_iter().filter(|file| !["inputs.json", "SHA256SUMS"].contains(file)) {
         let read = |folder: &str| workspace.read(format!("new/{folder}/{file}"));
         assert!(read("from_folder") == read("from_lines"), "{file} from lines");
@@ -108,7 +108,7 @@ fn limit_takes_the_first_documents() {
     assert_eq!(ended.code, Some(2), "{ended:?}");
 }
 
-/// The data crate tests prepares that were killed.
+/// The tests of the data crate kill prepares; here, one is asked to stop.
 #[test]
 fn a_stopped_prepare_leaves_nothing() {
     let workspace = with_texts();
@@ -207,7 +207,7 @@ fn a_run_prepares_its_own_data_once() {
     assert_eq!(workspace.steps("first"), workspace.steps("second"));
 }
 
-/// The first run prepares the data; the others use it once it exists.
+/// The first run to start prepares the data; the others wait for it.
 #[test]
 fn concurrent_starts_share_prepared_data() {
     let workspace = with_texts();
@@ -226,7 +226,7 @@ fn concurrent_starts_share_prepared_data() {
     assert_eq!(names(&workspace.path("own")), FILES);
 }
 
-/// A workspace whose data was prepared from `texts` by its first run.
+/// Returns a workspace whose data was prepared from `texts` by its first run.
 fn prepared_by_a_run() -> Workspace {
     let workspace = with_texts();
     workspace.config(
@@ -264,7 +264,7 @@ fn data_from_other_text_is_refused() {
     assert_eq!(workspace.steps("third"), workspace.steps("fourth"));
 }
 
-/// The run resumes with the data it was trained on. So does a run on a folder that does not record its
+/// The run resumes with the data that it was trained on. So does a run on data whose folder does not record its
 /// sources.
 #[test]
 fn resumed_run_warns_of_other_text() {
@@ -284,8 +284,8 @@ fn resumed_run_warns_of_other_text() {
     assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
 }
 
-/// A different seed would only split new data differently, so existing data is not refused. Neither is a file
-/// that was rewritten with the same content.
+/// Existing data is accepted under another seed, which would only split new data differently, and after a file was
+/// rewritten with the same content.
 #[test]
 fn other_seed_and_time_are_accepted() {
     let workspace = prepared_by_a_run();

@@ -66,8 +66,8 @@ fn presets_have_their_sizes() {
     }
 }
 
-/// On a GPU, presets use bf16 and 16,384 tokens at a time, which fits into 80 GB by our own count; on the CPU
-/// they are unchanged.
+/// On a GPU, presets use bf16 and 16,384 tokens at a time, which fits into 80 GB by our own count; on the CPU,
+/// presets stay as they are.
 #[test]
 fn presets_go_by_the_device() {
     const GIB: f64 = (1_u64 << 30) as f64;
@@ -108,7 +108,7 @@ fn presets_go_by_the_device() {
     }
 }
 
-/// The predicted number of parameters is the actual one.
+/// The predicted number of parameters equals the actual number.
 #[test]
 fn the_sharded_10m_has_as_many_parameters_as_its_preset() {
     let model = ModelConfig::preset("10m").expect("a preset");

@@ -36,7 +36,7 @@ fn place(rank: usize, world_size: usize) -> RankEnv {
     }
 }
 
-/// A configuration that works from any directory.
+/// Returns a configuration that works from any directory.
 fn config(workspace: &Workspace, changes: &[(&str, &str)]) -> Config {
     let data = format!("'{}'", workspace.path("data").display());
     workspace.config("run.toml", &[&[("data.path", data.as_str())], changes].concat())
@@ -210,8 +210,7 @@ fn hybrid_groups_are_the_machines_unless_named() {
     assert!(!workspace.path("refused").exists());
 }
 
-/// A job that fails in step 5 resumes from the checkpoint of step 4 in the same folder, and does not fail
-/// again.
+/// A job fails in step 5 and resumes from the checkpoint of step 4 in the same folder. It does not fail again.
 #[test]
 fn a_job_that_is_started_again_goes_on_where_it_was() {
     let workspace = Workspace::new();
@@ -232,7 +231,7 @@ fn a_job_that_is_started_again_goes_on_where_it_was() {
     workspace.write("run/checkpoints/.fsdp_cpt6.partial/manifest.json", "{}");
     workspace.write("run/checkpoints/fsdp_cpt7/model.safetensors.index.json", "{}");
 
-    // Another job has no claim to the folder, even if it is started as a restart.
+    // Another job must not take over the folder, even if it is started as a restart.
     for said in messages(&life(1, "other")) {
         assert!(said.contains("already holds a run"), "{said}");
     }
@@ -243,8 +242,8 @@ fn a_job_that_is_started_again_goes_on_where_it_was() {
     assert!(workspace.path("run/flight-before-restart-1/rank_1.json").exists());
 }
 
-/// A job that goes back moves later checkpoints aside once. When it is restarted, it resumes from the
-/// checkpoints it has written since.
+/// A job that goes back moves later checkpoints aside once. When the job is restarted, it resumes from the
+/// checkpoints that it has written since.
 #[test]
 fn a_job_that_goes_back_goes_on_from_there() {
     let workspace = Workspace::new();
@@ -296,7 +295,7 @@ fn another_position_in_the_data_is_refused_on_every_rank() {
     assert_eq!(workspace.steps("run").len(), 6);
 }
 
-/// Without a checkpoint it starts over, and the metrics of the first life do not appear twice.
+/// Without a checkpoint, the job starts over, and the metrics of its first life do not appear twice.
 #[test]
 fn a_job_without_a_checkpoint_starts_anew_in_its_folder() {
     let workspace = Workspace::new();

@@ -27,9 +27,8 @@ enum Again {
     Half,
 }
 
-/// The share of a GPU's bandwidth that kernels reach if they only read and write. NVIDIA's
-/// `p2pBandwidthLatencyTest` reports 2575 GB/s of 3352 for copies within an H100
-/// (github.com/NVIDIA/nccl/issues/1264).
+/// The share of a GPU's bandwidth that a kernel reaches if it only reads and writes. NVIDIA's
+/// `p2pBandwidthLatencyTest` reports 2575 GB/s of 3352 for copies within an H100 (github.com/NVIDIA/nccl/issues/1264).
 const STREAMED: f64 = 0.77;
 
 /// The shape of a model: width, heads, key heads, blocks, width of the feed-forward layer (SwiGLU),
@@ -98,10 +97,9 @@ struct Run {
     batch: [usize; 3],
     /// Published tokens per second and GPU.
     tokens_per_s: f64,
-    /// Set if operations between products read and write memory one by one, as [`Shape::unfused_bytes`]
-    /// assumes.
+    /// True if operations between products read and write memory one by one, as [`Shape::unfused_bytes`] assumes.
     eager: bool,
-    /// The reason if the plan is not within [`SPEED`].
+    /// The reason why the plan is not within [`SPEED`], if it is not.
     outside: Option<&'static str>,
 }
 
@@ -309,7 +307,7 @@ fn row(workspace: &Workspace, run: &Run, recompute: &str) -> Value {
     rows.iter().find(is).unwrap_or_else(|| panic!("no {strategy}: {plan}")).clone()
 }
 
-/// The predicted tokens per second and GPU.
+/// Returns the predicted tokens per second and GPU.
 fn planned(workspace: &Workspace, run: &Run) -> f64 {
     let seconds = |recompute: &str| row(workspace, run, recompute)["step_s"].as_f64().expect("seconds");
     let seconds = match run.again {

@@ -23,7 +23,7 @@ const EXPERTS: Reference = Reference {
     config: include_str!("../fixtures/reference_run_moe/config.toml"),
     torch: include_str!("../fixtures/reference_run_moe/torch.json"),
 };
-/// With `optim.kind = "muon"`.
+/// The dense run with `optim.kind = "muon"`.
 const MUON: Reference =
     Reference { torch: include_str!("../fixtures/reference_run/torch_muon.json"), ..DENSE };
 
@@ -39,13 +39,13 @@ fn two_ranks_with_full_shard_train_as_pytorch_does() {
     assert_trains_as_pytorch(DENSE, 2, "FULL_SHARD", &[]);
 }
 
-/// With two micro-batches per step.
+/// One rank takes two micro-batches per step.
 #[test]
 fn one_rank_without_shards_trains_as_pytorch_does() {
     assert_trains_as_pytorch(DENSE, 1, "NO_SHARD", &[]);
 }
 
-/// Compared with `torch.optim.Muon`, computed in f32.
+/// The reference is `torch.optim.Muon`, computed in f32.
 #[test]
 fn muon_trains_as_pytorchs_does() {
     for (ranks, strategy) in [(2, "FULL_SHARD"), (1, "NO_SHARD")] {
@@ -53,7 +53,7 @@ fn muon_trains_as_pytorchs_does() {
     }
 }
 
-/// The micro-batches of two ranks, over each of which the experts are balanced, equal those of one rank.
+/// The two ranks' micro-batches, over each of which the experts are balanced, equal the micro-batches of one rank.
 #[test]
 fn experts_train_as_in_pytorch() {
     assert_trains_as_pytorch(EXPERTS, 2, "FULL_SHARD", &[]);

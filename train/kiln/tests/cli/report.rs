@@ -12,7 +12,7 @@ fn names(workspace: &Workspace, folder: &str) -> Vec<String> {
     names
 }
 
-/// The data embedded in the page of a report.
+/// Returns the data embedded in the page of a report.
 fn data(workspace: &Workspace, folder: &str) -> Value {
     let page = workspace.text(format!("{folder}/report.html"));
     let (_, rest) = page.split_once("<script type=\"application/json\" id=\"report\">").expect("data");
@@ -54,7 +54,7 @@ fn runs_are_reported_with_their_numbers() {
     let (drawn, logged) = (curve.as_array().expect("a curve"), last["loss"].as_f64().expect("a loss"));
     let drawn = drawn.last().and_then(Value::as_f64).expect("a value");
     assert!((drawn - logged).abs() <= 1e-5 * logged, "{drawn} {logged}");
-    // The same runs give the same report, and the commands that it names reproduce them.
+    // The same runs give the same report, and the commands in the report reproduce the runs.
     workspace.succeed(&["report", "runs", "--out", "again"]);
     for file in files {
         assert!(
@@ -106,7 +106,7 @@ fn strategies_are_reported() {
     let words = json!([&bench[..], &["--report", "report"]].concat());
     let command = measured["command"].as_array().expect("words");
     assert_eq!(json!(command[1..]), words);
-    // Nothing is measured if the place is taken.
+    // Nothing is measured if the folder for the report exists already.
     let again = workspace.kiln(&[&bench[..], &["--report", "report"]].concat());
     assert_eq!((again.code, again.stdout.as_str()), (Some(2), ""), "{again:?}");
 }

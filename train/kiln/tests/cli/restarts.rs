@@ -1,4 +1,4 @@
-//! Restarted jobs: the runs they take over, and when.
+//! Restarted jobs: which runs they take over, and when.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -45,7 +45,7 @@ impl Rank<'_> {
         workspace.end(self.start(workspace, arguments))
     }
 
-    /// Runs it under a separate launcher, a shell.
+    /// Runs the rank under a separate launcher, which is a shell.
     fn run_under_another(&self, workspace: &Workspace, arguments: &[&str]) -> Ended {
         let kiln = workspace.command(arguments);
         let mut shell = Command::new("sh");
@@ -69,7 +69,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("its address").port()
 }
 
-/// A scheduler has given up the job and restarts it, but the machine was only slow.
+/// A scheduler has given up a job and restarts it, but the job's machine was only slow.
 #[test]
 fn a_job_that_is_started_again_waits_for_its_former_life() {
     let workspace = Workspace::new();
@@ -92,7 +92,7 @@ fn a_job_that_is_started_again_waits_for_its_former_life() {
     stop(&workspace, next);
 }
 
-/// The first process is gone, but another rank of the job may still write.
+/// The first process is gone, but another rank of the job may still write to the folder.
 #[test]
 fn a_folder_is_held_by_every_rank() {
     let workspace = Workspace::new();
@@ -133,7 +133,7 @@ fn a_restart_takes_over_no_run_of_a_stranger() {
     let ended = none.run(&workspace, &run);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("resuming from run/checkpoints/fsdp_cpt4"), "{ended:?}");
-    // A name identifies a job no matter who restarts it, but only with the same configuration.
+    // The name of a job identifies it no matter who restarts it, but only with the same configuration.
     let named = |restarts| Rank::alone("named", restarts);
     let arguments = ["train", "run.toml", "--out", "named"];
     assert_eq!(named(0).run(&workspace, &arguments).code, Some(0));
@@ -143,8 +143,8 @@ fn a_restart_takes_over_no_run_of_a_stranger() {
     assert_refused(&named(2).run(&workspace, &other), &["a different configuration"]);
 }
 
-/// A single process whose ranks are threads, as the only task of a step and in the batch script itself. A
-/// requeued job may get a different step number.
+/// A single process whose ranks are threads is the only task of a Slurm step, or runs in the batch script itself.
+/// A requeued job may get a different step number.
 #[test]
 fn a_job_of_a_single_process_is_known_by_its_scheduler() {
     let drill = ["--set", "checkpoint.every=2", "--fault", "error@data:4:0"];

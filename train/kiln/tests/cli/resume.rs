@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use crate::support::{SEQ_LEN, TRAIN_TOKENS, Workspace, assert_same_curve, names, tokens};
 
-/// Twenty steps with everything that has a position: schedule, shuffling, dropout, micro-batches.
+/// Twenty steps with every setting that depends on a position in the run: schedule, shuffling, dropout, micro-batches.
 const LONG: [(&str, &str); 8] = [
     ("train.steps", "20"),
     ("train.seed", "7"),
@@ -36,7 +36,7 @@ fn long(workspace: &Workspace, changes: &[(&str, &str)]) {
     workspace.config("long.toml", &[&LONG[..], changes].concat());
 }
 
-/// The files of a checkpoint, except for the configuration of its start.
+/// Returns the files of a checkpoint, except for the configuration that started the run.
 fn files(workspace: &Workspace, checkpoint: &str) -> BTreeMap<String, Vec<u8>> {
     let all = names(&workspace.path(checkpoint));
     assert!(all.iter().filter(|name| name.ends_with(".safetensors")).count() >= 4, "{all:?}");
@@ -45,7 +45,7 @@ fn files(workspace: &Workspace, checkpoint: &str) -> BTreeMap<String, Vec<u8>> {
         .filter(|name| name != "config.toml")
         .map(|name| (name.clone(), workspace.read(Path::new(checkpoint).join(name))))
         .collect();
-    // Removes the configuration here too.
+    // The manifest contains the configuration too.
     let mut manifest = workspace.json(Path::new(checkpoint).join("manifest.json"));
     for key in ["checksum", "config"] {
         manifest[key] = Json::Null;
@@ -87,7 +87,7 @@ fn ten_steps_and_ten_more_are_twenty_to_the_bit() {
     }
 }
 
-/// A run keeps its `shard.accumulate`, also if it resumes under a strategy with the other default.
+/// A run keeps its `shard.accumulate`, even if it resumes under a strategy with the other default.
 #[test]
 fn a_resume_accumulates_as_before() {
     let workspace = Workspace::new();
@@ -155,7 +155,7 @@ fn other_rank_counts_see_the_same_tokens_in_the_same_order() {
     long(&workspace, FULL_SHARD);
     workspace.succeed(&["train", "long.toml", "--out", "straight"]);
     let straight = workspace.steps("straight");
-    // Other micro-batches too: neither the samples nor their dropout masks depend on the split.
+    // Micro-batches may change too: neither the samples nor the dropout masks depend on the split.
     for (ranks, micro_batch) in [("1", "train.micro_batch=4"), ("4", "train.micro_batch=1")] {
         let out = format!("on{ranks}");
         let from = "straight/checkpoints/fsdp_cpt10";
@@ -219,7 +219,7 @@ fn a_finished_run_has_nothing_left_to_do() {
     assert_eq!(longer.len(), 6);
 }
 
-/// Recording a configuration with fewer steps than already done would be wrong.
+/// A configuration with fewer steps than already taken must not be recorded.
 #[test]
 fn fewer_steps_than_have_been_done_change_nothing() {
     let workspace = Workspace::new();
@@ -245,13 +245,12 @@ fn fewer_steps_than_have_been_done_change_nothing() {
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt2", "fsdp_cpt3", "latest"]);
 }
 
-/// Values left to the device are resolved when a run starts, and a resume reports if it resolves them
-/// differently.
+/// A start resolves the values that depend on the device, and a resume reports values that it resolves differently.
 #[test]
 fn what_the_device_settles_is_written_down() {
     let workspace = Workspace::new();
     workspace.config("run.toml", &[("train.micro_batch", "'auto'"), ("precision.compute", "'auto'")]);
-    // As on a processor without bf16 instructions, whatever this one has.
+    // The processor counts as one without bf16 instructions, whatever it has.
     let plainly = |arguments: &[&str]| {
         let mut command = workspace.command(arguments);
         let ended = workspace.end(command.env(BF16_CHOICE, "none").spawn().expect("the binary starts"));
@@ -265,7 +264,7 @@ fn what_the_device_settles_is_written_down() {
         let text = workspace.text(file);
         assert!(text.contains("compute = \"f32\"\n") && text.contains("micro_batch = 4\n"), "{text}");
     }
-    // The numbers equal those with the values set in the file.
+    // The same values, set in the file, give the same numbers.
     workspace.config("explicit.toml", &[("train.micro_batch", "4")]);
     workspace.succeed(&["train", "explicit.toml", "--out", "explicit"]);
     assert_same_curve("settled", &workspace.steps("run"), &workspace.steps("explicit"), 0.0);
@@ -273,7 +272,7 @@ fn what_the_device_settles_is_written_down() {
     let resume = ["train", "run.toml", "--out", "run", "--resume", "latest", "--set", "train.steps=5"];
     let said = plainly(&resume);
     assert!(!said.contains("from here on"), "{said}");
-    // As on a device that resolves them differently.
+    // These values are what another device might resolve.
     let other = ["--set", "train.micro_batch=2", "--set", "precision.compute=bf16"];
     let said = workspace.succeed(&[&resume[..7], &["train.steps=6"], &other[..]].concat());
     for line in [

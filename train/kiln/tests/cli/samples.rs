@@ -1,5 +1,5 @@
-//! Texts and losses of answers during a run, and its events: their content, that they do not change the run,
-//! and that they are the same everywhere.
+//! Texts and losses of answers during a run, and its events: what they contain, that they do not change the run,
+//! and that they do not depend on the ranks.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use crate::support::{Workspace, names, signal};
 
-/// Short enough for sequences of eight tokens.
+/// Pairs that are short enough for sequences of eight tokens.
 const PAIRS: &str = "{\"prompt\":\"ab\",\"answer\":\"cd\"}\n\n{\"prompt\":\"\",\"answer\":\"efg\"}\n\
                      {\"prompt\":\"hello\",\"answer\":\"a\"}\n";
 
@@ -26,7 +26,7 @@ const ON_THE_WAY: [&str; 10] = [
     "eval.every=3",
 ];
 
-/// A workspace for six steps with everything that has a position, and a file of answers.
+/// Returns a workspace for six steps, with every setting that depends on a position, and a file of answers.
 fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
     let common = [
@@ -59,7 +59,7 @@ fn samples(workspace: &Workspace, out: &str) -> Vec<(u64, String, String)> {
         .collect()
 }
 
-/// Step and kind of every event.
+/// Returns the step and kind of every event.
 fn events(workspace: &Workspace, out: &str) -> Vec<(u64, String)> {
     let events = lines(workspace, &format!("{out}/events.jsonl"));
     assert!(events.is_sorted_by_key(|event| event["time"].as_f64().expect("a time")));
@@ -67,13 +67,13 @@ fn events(workspace: &Workspace, out: &str) -> Vec<(u64, String)> {
     events.iter().map(|event| (event["step"].as_u64().expect("a step"), kind(event))).collect()
 }
 
-/// The text of the last event.
+/// Returns the text of the last event.
 fn last_event(workspace: &Workspace, out: &str) -> String {
     let events = lines(workspace, &format!("{out}/events.jsonl"));
     events.last().expect("an event")["text"].as_str().expect("a text").to_owned()
 }
 
-/// Weights and moments of the last checkpoint, by file.
+/// Returns the weights and moments of the last checkpoint, by file.
 fn tensors(workspace: &Workspace, out: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(out).join("checkpoints/fsdp_cpt6");
     let all = names(&workspace.path(&folder)).into_iter().filter(|name| name.ends_with(".safetensors"));
@@ -82,7 +82,7 @@ fn tensors(workspace: &Workspace, out: &str) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Validation losses, with their steps.
+/// Returns the validation losses, with their steps.
 fn validation(workspace: &Workspace, out: &str, key: &str) -> Vec<(u64, f64)> {
     let metrics = workspace.metrics(out);
     let of = |line: &Json| Some((line["step"].as_u64()?, line.get(key)?.as_f64()?));
@@ -108,7 +108,7 @@ fn a_run_has_the_same_bits_with_samples_on_the_way() {
         let of = |(step, prompt, _): &(u64, String, String)| (*step, prompt.clone());
         let expected = [2, 4, 6].map(|step| ["abc", "x y", ""].map(|prompt| (step, prompt.to_owned())));
         assert_eq!(samples.iter().map(of).collect::<Vec<_>>(), expected.concat());
-        // One line for each during the run, and the texts at its end.
+        // One line for each text during the run, and all texts at its end.
         for step in [2, 4] {
             assert_eq!(said.matches(&format!("step {step:>5} | sample: ")).count(), 3, "{said}");
         }
@@ -129,7 +129,7 @@ fn samples_are_the_same_on_any_ranks() {
     };
     let alone = train("alone", &["--ranks", "1"]);
     assert_eq!(alone.1.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 6]);
-    // The same weights and the same random numbers.
+    // Two samples from the same weights and the same random numbers are equal.
     assert_eq!(alone.0[0].2, alone.0[6].2);
     for more in [
         &["--ranks", "2"][..],
@@ -154,7 +154,7 @@ fn processes_write_what_threads_write() {
         assert_eq!(validation(&workspace, "run", key), validation(&workspace, "threads", key), "{key}");
     }
     assert_eq!(events(&workspace, "run"), events(&workspace, "threads"));
-    // Processes of other ranks write none of these lines.
+    // Processes of ranks other than 0 write none of these lines.
     let logs: String =
         names(&workspace.path("logs")).iter().map(|name| workspace.text(format!("logs/{name}"))).collect();
     assert_eq!(logs.matches("step     2 | sample: ").count(), 3, "{logs}");
@@ -193,7 +193,7 @@ fn a_resumed_run_goes_on_with_its_samples_and_events() {
     assert!(text.starts_with("from step 4, run/checkpoints/fsdp_cpt4; kiln "), "{text}");
     assert!(text.contains(", 1 rank, FULL_SHARD, device: CPU"), "{text}");
 
-    // With nothing left to do, nothing changes.
+    // A resume with nothing left to do changes nothing.
     let before = workspace.tree();
     train(&workspace, "run", &[&ON_THE_WAY[..], &["--resume", "latest"]].concat());
     let name = |file: &str| workspace.path("run").join(file);

@@ -9,14 +9,14 @@ use crate::terminal::Terminal;
 /// The characters of a gauge.
 const GAUGE: [char; 2] = ['\u{2588}', '\u{2591}'];
 
-/// The command `kiln` in the folder of `workspace`.
+/// Returns the command `kiln` in the folder of `workspace`.
 fn kiln(workspace: &Workspace, arguments: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.current_dir(workspace.path("")).args(arguments);
     command
 }
 
-/// The lines that a terminal shows after receiving `text`. The terminal is as wide as the longest line.
+/// Returns the lines that a terminal shows after receiving `text`, if it is as wide as the longest line.
 fn screen(text: &str) -> Vec<String> {
     let (mut lines, mut row, mut column) = (vec![Vec::new()], 0, 0);
     let mut rest = text.chars();

@@ -33,7 +33,7 @@ fn a_configuration_goes_through_a_file_and_back() {
         assert_eq!(written.model.rope_scaling, Some(expected));
         let text = toml::to_string(&written).expect("TOML");
         assert_eq!(toml::from_str::<Config>(&text).expect("a configuration"), written, "{text}");
-        // The same from the command line.
+        // The same scaling, set on the command line.
         let set = format!("model.rope_scaling={scaling}");
         let loaded = config::load(&workspace.path("run.toml"), &[set]).expect("a configuration");
         assert_eq!(loaded.model, written.model);
@@ -57,7 +57,7 @@ fn a_model_of_another_shape_trains_resumes_and_speaks() {
         let name = format!("layers.1.{name}");
         assert!(index["weight_map"].get(&name).is_some(), "{name}: {index}");
     }
-    // Resuming from the middle leads to the end of the whole run.
+    // A run resumed from the middle ends like the whole run.
     let resume = ["--resume", "run/checkpoints/fsdp_cpt2", "--out", "resumed"];
     workspace.succeed(&[&["train", "run.toml"], &resume[..]].concat());
     assert_eq!(workspace.losses("resumed"), workspace.losses("run")[2..]);

@@ -42,7 +42,7 @@ impl Drop for Job<'_> {
     }
 }
 
-/// The output of `kiln status --json` for the run in `run`; `None` if there is no run yet.
+/// Returns the output of `kiln status --json` for the run in `run`; `None` if there is no run yet.
 fn status(workspace: &Workspace, more: &[&str]) -> (Option<Json>, Option<i32>) {
     let Ended { code, stdout, .. } = workspace.kiln(&[&["status", "run", "--json"], more].concat());
     (serde_json::from_str(&stdout).ok(), code)
@@ -88,7 +88,7 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
         assert!(rank["step"].as_u64().unwrap() > 0 && rank["peak_bytes"].as_u64().unwrap() > 0, "{rank:#}");
         assert!(rank["activity"]["name"].is_string() && rank["last"]["module"].is_string(), "{rank:#}");
     }
-    // The same as text.
+    // The same status as text.
     let health = "\nhealthy: no rank has been waiting longer than usual";
     let said = wait_for("a healthy run in words", || {
         let said = workspace.succeed(&["status", "run"]);
@@ -112,8 +112,8 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
         let stacks = stacks.unwrap();
         let threads = stacks["processes"][rank]["threads"].as_array().unwrap().clone();
         assert!(threads.iter().all(|thread| thread["calls"][0] == "state T"), "{threads:?}");
-        // The other ranks continue until they need the stopped one, and report that. They need not all wait
-        // in the same collective: some may already have the stopped rank's data.
+        // The other ranks continue until they need the stopped rank, and report that they wait for it. They need
+        // not all wait in the same collective: some may already have its data.
         let ends = "; comm.timeout_s ends the run in ";
         let (waiting, _) = job.wait_until("ranks that wait", |look| text(look).contains(ends));
         assert!(
@@ -131,7 +131,7 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
 fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     let workspace = workspace();
     let job = Job::start(&workspace, &["slow=100000@backward:3:2"]);
-    // Once all other ranks need the stopped one.
+    // All other ranks now need the stopped rank.
     let all_wait = "; ranks 0, 1, 3 wait; the longest wait is ";
     let is_suspect = |look: &Json| state(look) == "trouble" || text(look).contains(all_wait);
     let (look, code) = job.wait_until("a suspicion", is_suspect);
@@ -154,7 +154,7 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     };
     assert!(threads.iter().any(sleeps), "{threads:#?}");
 
-    // As on a machine that has rank 0 only: rank 0 asks the others.
+    // As on a machine that has only rank 0, which asks the other ranks for their status.
     for rank in [1, 2, 3] {
         fs::remove_file(workspace.path(format!("run/debug/rank_{rank}.json"))).unwrap();
     }
@@ -164,7 +164,7 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     assert_eq!((&look["culprits"], look["ranks"].as_array().unwrap().len()), (&Json::from(vec![2]), 4));
     assert_eq!(look["ranks"][3]["waits_for"], Json::from(vec![2]));
 
-    // Without rank 0, nothing is known about the others.
+    // Without rank 0, the status of the other ranks is unknown.
     fs::rename(workspace.path("run/debug/rank_0.json"), workspace.path("run/debug/aside")).unwrap();
     let (look, _) = status(&workspace, &[]);
     assert_eq!(state(&look.unwrap()), "starting");
@@ -284,7 +284,7 @@ fn ranks_of_other_machines_are_asked_by_rank_0() {
         "{look:#}"
     );
     assert!(look["ranks"][0]["silent"].is_string() && look["ranks"][2]["silent"].is_null(), "{look:#}");
-    // Stops a rank there.
+    // Stops a rank on the other machine.
     kill_process(pid_of(&look, 2), Signal::STOP).unwrap();
     let (look, code) = jobs[0].wait_until("a stopped rank", |look| state(look) == "trouble");
     assert_eq!(code, Some(1), "{look:#}");
@@ -307,7 +307,7 @@ fn a_process_that_died_is_named_while_others_are_there() {
     let workspace = workspace();
     let job = Job::start(&workspace, &["slow=100000@backward:3:2"]);
     let (look, _) = job.wait_until("a suspicion", |look| state(look) == "suspicion");
-    // Stopped, because it would end the other ranks.
+    // The launcher is stopped, because it would end the other ranks.
     signal(&job.launcher, Signal::STOP);
     kill_process(pid_of(&look, 0), Signal::STOP).unwrap();
     kill_process(pid_of(&look, 3), Signal::KILL).unwrap();

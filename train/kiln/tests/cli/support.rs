@@ -23,10 +23,10 @@ pub const VOCAB: usize = 257;
 /// Tokens per sequence of [`RUN`].
 pub const SEQ_LEN: usize = 8;
 
-/// Tokens of `data/train.bin`: enough samples for 20 steps of 8 without repetition.
+/// Tokens of `data/train.bin`: enough for 20 steps of 8 different samples.
 pub const TRAIN_TOKENS: usize = 1801;
 
-/// A run of a few milliseconds. The peak is set so that it is not measured.
+/// A run of a few milliseconds. It sets `device.peak_tflops`, so that no peak is measured.
 pub const RUN: &str = r#"
 [model]
 d_model = 16
@@ -109,12 +109,12 @@ impl Workspace {
         serde_json::from_slice(&self.read(relative)).expect("JSON")
     }
 
-    /// The state of the run at a checkpoint.
+    /// Returns the state of the run at a checkpoint.
     pub fn state(&self, checkpoint: &str) -> Json {
         self.json(format!("{checkpoint}/manifest.json"))["state"].clone()
     }
 
-    /// Changes the manifest of a checkpoint, and its checksum accordingly.
+    /// Changes the manifest of a checkpoint, and updates its checksum.
     pub fn replace_in_manifest(&self, checkpoint: &str, from: &str, to: &str) {
         let path = format!("{checkpoint}/manifest.json");
         self.replace(&path, from, to);
@@ -172,12 +172,12 @@ impl Workspace {
         self.end(self.command_of(program, arguments).spawn().expect("the program starts"))
     }
 
-    /// A command that starts the binary.
+    /// Returns a command that starts the binary.
     pub fn command(&self, arguments: &[&str]) -> Command {
         self.command_of(Path::new(crate::PROGRAM), arguments)
     }
 
-    /// A command that starts another program.
+    /// Returns a command that starts another program.
     pub fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         signals::with_defaults(&mut command);
@@ -185,9 +185,9 @@ impl Workspace {
             .args(arguments)
             .current_dir(self.folder.path())
             .env_remove("KILN_LOG")
-            // These runs are never preempted, and on a busy machine they would warn about long steps.
+            // Tests do not preempt these runs, which would warn about long steps on a busy machine.
             .env("KILN_GRACE_S", "100000")
-            // Vulkan drivers complain if it is not set.
+            // Vulkan drivers complain if this variable is not set.
             .env("XDG_RUNTIME_DIR", self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -211,7 +211,7 @@ impl Workspace {
     /// Waits for the end of a child of [`Workspace::start`].
     pub fn end(&self, child: Child) -> Ended {
         let output = output_of(child);
-        // As shown to a user who passed a relative path, the same on every machine.
+        // Removes the folder's path, so that the text is the same on every machine, as for relative paths.
         let folder = format!("{}/", self.folder.path().display());
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8").replace(&folder, "");
         Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
@@ -227,7 +227,7 @@ impl Workspace {
         ended.stdout
     }
 
-    /// The lines of `<out>/metrics.jsonl`.
+    /// Returns the lines of `<out>/metrics.jsonl`.
     pub fn metrics(&self, out: &str) -> Vec<Json> {
         let text = self.text(format!("{out}/metrics.jsonl"));
         text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
@@ -250,19 +250,19 @@ impl Workspace {
         self.steps(out).into_iter().map(|(_, loss, _)| loss).collect()
     }
 
-    /// The last validation loss.
+    /// Returns the last validation loss.
     pub fn val_loss(&self, out: &str) -> f64 {
         let metrics = self.metrics(out);
         let mut losses = metrics.iter().filter_map(|line| line.get("val_loss"));
         losses.next_back().and_then(Json::as_f64).expect("a validation loss")
     }
 
-    /// Sorted names of checkpoints and of other entries of their folder.
+    /// Returns the sorted names of checkpoints and of other entries of their folder.
     pub fn checkpoints(&self, out: &str) -> Vec<String> {
         names(&self.path(out).join("checkpoints"))
     }
 
-    /// Every file below the working directory with its content; folders have none.
+    /// Returns every file below the working directory with its content; folders have none.
     pub fn tree(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         let mut tree = BTreeMap::new();
         let mut folders = vec![self.folder.path().to_owned()];
@@ -307,7 +307,7 @@ pub fn signal(child: &Child, signal: Signal) {
     kill_process(id, signal).expect("it is there");
 }
 
-/// Sorted names in a folder.
+/// Returns the sorted names of the entries of a folder.
 pub fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
@@ -329,7 +329,8 @@ pub fn changed(changes: &[(&str, &str)]) -> Table {
     table
 }
 
-/// The path of a program in `train/kiln/examples/`. `cargo test` builds it unless only some targets are selected.
+/// Returns the path of a program in `train/kiln/examples/`. `cargo test` builds it unless only some targets are
+/// selected.
 pub fn example(name: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("the test's own file");
     let path = tests.parent().and_then(|deps| deps.parent()).expect("the folder of the profile");
@@ -338,12 +339,12 @@ pub fn example(name: &str) -> PathBuf {
     path
 }
 
-/// A tokenizer of single bytes.
+/// Returns a tokenizer of single bytes.
 pub fn tokenizer() -> Tokenizer {
     Tokenizer::train(std::iter::empty(), VOCAB).expect("a tokenizer")
 }
 
-/// Token ids of an aperiodic text in which some letters are more likely than others.
+/// Returns the token ids of an aperiodic text in which some letters are more likely than others.
 pub fn tokens(count: usize) -> Vec<u16> {
     let text: String = (0..count as u64)
         .map(|at| char::from(b'a' + (at * at % 7 + at * at * at % 11 + at / 64 % 5) as u8))

@@ -1,5 +1,5 @@
-//! A program that calls the library: it is warned about missing set-up, and a rank that does not know its
-//! rank starts nothing.
+//! A program that calls the library: it gets a warning if it does not set up its process, and a process that
+//! cannot know its rank starts nothing.
 
 use std::process::Command;
 
@@ -95,7 +95,7 @@ fn what_a_program_lacks_is_said_once() {
     }
     assert!(warned[0].contains("call kiln::process::start first in main"), "{ended:?}");
 
-    // With everything that a call can set up, only the allocator is missing, which is a warning like others.
+    // The program sets up everything that a call can; only the allocator is missing, which is a warning like others.
     workspace.remove("run");
     let ended = start(&workspace, "started", &[]);
     assert!(ended.stdout.contains("4 steps"), "{ended:?}");
@@ -104,7 +104,7 @@ fn what_a_program_lacks_is_said_once() {
     assert!(!ended.stderr.contains("SIGTERM"), "{ended:?}");
 }
 
-/// The binary lacks nothing; it would print warnings to standard error.
+/// The binary sets up everything; otherwise it would print warnings to standard error.
 #[test]
 fn the_command_lacks_nothing() {
     let workspace = Workspace::new();
@@ -113,7 +113,7 @@ fn the_command_lacks_nothing() {
     assert!(peak.is_some_and(|bytes| bytes > 0), "{peak:?}");
 }
 
-/// A process with variables of several ranks but without a rank runs alone.
+/// A process with some variables of a job with several ranks, but without a rank, runs alone.
 #[test]
 fn ranks_that_nobody_counts_are_said_once() {
     let workspace = Workspace::new();

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::support::{Ended, Workspace, names, signal};
 
-/// A text that is long enough for two splits.
+/// Returns a text that is long enough for two splits.
 fn text(name: &str) -> String {
     (0..400).map(|line| format!("{name} line {line} of the {name} document\n")).collect()
 }
@@ -21,14 +21,14 @@ fn prepare<'a>(input: &'a str, out: &'a str) -> [&'a str; 8] {
     ["data", "prepare", "--input", input, "--out", out, "--vocab-size", "300"]
 }
 
-/// Standard error of a successful prepare.
+/// Returns the standard error of a successful prepare.
 fn warnings(workspace: &Workspace, input: &str, out: &str) -> String {
     let ended = workspace.kiln(&prepare(input, out));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     ended.stderr
 }
 
-/// Standard output of a successful prepare without its progress, which depends on time.
+/// Returns the standard output of a successful prepare without its progress, which depends on time.
 fn said(workspace: &Workspace, inputs: &[&str], out: &str, vocab_size: &str) -> Vec<String> {
     let options = ["--out", out, "--vocab-size", vocab_size];
     let said = workspace.succeed(&[&["data", "prepare", "--input"], inputs, &options].concat());
@@ -64,7 +64,7 @@ fn files_that_are_not_text_are_named() {
     let binary = "texts/f0.png (there is a zero byte at position 8), and 2 more; ";
     assert!(said.contains(binary), "{said}");
     assert_eq!(workspace.json("seven/data.json")["skipped_files"], 7);
-    // Also if no text is left.
+    // The same message appears if the other files contain no text.
     for name in ["a.txt", "b.txt", "c.txt", "d.txt", "f0.png", "f1.png", "f2.png"] {
         workspace.remove(&format!("texts/{name}"));
     }
@@ -134,7 +134,8 @@ fn small_vocabulary_is_reported() {
     assert!(!lines.iter().any(|line| line.contains("requested")), "{lines:?}");
 }
 
-/// Regression: a line for every two megabytes did not show the remaining time, and merging printed nothing.
+/// Regression test: progress was printed only every two megabytes, without the remaining time, and not at all
+/// while merging.
 #[test]
 fn progress_follows_the_clock() {
     let workspace = Workspace::new();
@@ -179,7 +180,7 @@ fn circular_links_are_skipped() {
     assert_eq!(workspace.json("own/data.json")["documents"], 1);
 }
 
-/// Only the content counts.
+/// Text counts as unchanged if its content is the same, wherever it is.
 #[test]
 fn moved_text_is_the_same_text() {
     let workspace = Workspace::new();
@@ -196,7 +197,7 @@ fn moved_text_is_the_same_text() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let ended = start("['texts/../texts']", "third");
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    // Moved as a whole, and with the files in reverse order.
+    // The text is moved as a whole; then its files are listed in reverse order, which changes the content.
     workspace.copy("texts", "moved");
     workspace.remove("texts");
     let ended = start("['moved']", "fourth");
@@ -206,7 +207,7 @@ fn moved_text_is_the_same_text() {
     assert!(ended.stderr.contains("the same files in a different order"), "{}", ended.stderr);
 }
 
-/// A prepare that waits for a FIFO after creating its folder.
+/// Returns a prepare that has created its folder and waits for a FIFO.
 fn waiting(workspace: &Workspace, fifo: &str, out: &str) -> (Child, Said) {
     mkfifo(&workspace.path(fifo), Mode::S_IRWXU).expect("a FIFO");
     let mut child = workspace.start(&prepare(fifo, out));
@@ -244,14 +245,14 @@ fn the_next_prepare_removes_what_a_killed_one_left() {
     let left = unfinished(&workspace);
     assert_eq!(left.len(), 2, "{left:?}");
     assert!(left.contains(&".own.kiln-00000000-1-0".to_owned()), "{left:?}");
-    // Without a reader, this returns an error instead of waiting.
+    // Opening the FIFO gives an error instead of waiting if no process reads it.
     let mut options = File::options();
     options.write(true).custom_flags(libc::O_NONBLOCK);
     let open = || options.open(workspace.path("living.fifo")).map_err(|error| error.to_string());
     let mut fifo = wait_for("a reader", open);
     fifo.write_all(text("second").as_bytes()).expect("a reader");
     drop(fifo);
-    // The other process was first, and its data stay.
+    // The other process has finished first, and its data stays.
     let before = workspace.read("own/train.bin");
     let ended = workspace.end(living);
     assert_eq!(ended.code, Some(2), "{ended:?}");
@@ -302,7 +303,7 @@ fn links_out_of_a_folder_are_skipped() {
     assert!(ended.stderr.contains("error: the inputs hold no text (0 files found"), "{ended:?}");
 }
 
-/// As for an input that is a FIFO: data may arrive later, and a stop ends the wait.
+/// Data may arrive later, as in any FIFO, and a stop ends the wait.
 #[test]
 fn waiting_for_a_fifo_can_be_stopped() {
     let workspace = Workspace::new();

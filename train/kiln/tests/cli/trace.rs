@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use crate::support::{Ended, Workspace, names};
 
-/// Makes a single rank communicate: in its own process through NCCL.
+/// Makes a single rank communicate; as a process of its own, it does so through NCCL.
 const ALONE: &[&str] = &["--set", "shard.communicate_alone=true"];
 
 /// The call that ends a step.
@@ -59,13 +59,13 @@ impl Call {
 struct Collective {
     name: String,
     called: usize,
-    /// Its buffers are usable once the compute stream has finished the work queued before this call.
+    /// Index of the call before which the compute stream must have finished the work on the collective's buffers.
     ready: usize,
-    /// Work that the compute stream gets from here on waits for the collective.
+    /// Index from which on the work of the compute stream waits for the collective.
     joined: usize,
 }
 
-/// The result of a run of three steps, and its calls, with additional arguments and variables.
+/// Runs three steps with additional arguments and variables. Returns the result and the calls.
 fn start(variables: &[(&str, &str)], more: &[&str]) -> (Ended, Vec<Call>) {
     for name in ["LD_LIBRARY_PATH", "CUDA_PATH"] {
         assert!(std::env::var_os(name).is_some(), "{name} is not set: benches/trace.sh runs this");
@@ -89,7 +89,7 @@ fn start(variables: &[(&str, &str)], more: &[&str]) -> (Ended, Vec<Call>) {
         .command(&[&arguments, more].concat())
         .env("FAKE_CUDA_TRACE", workspace.path("trace.txt"))
         .env_remove("FAKE_CUDA_PTX_DIR")
-        // A cache shared by all runs here.
+        // All runs in these tests share a cache.
         .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
         .envs(variables.iter().copied())
         .spawn();
@@ -101,7 +101,7 @@ fn start(variables: &[(&str, &str)], more: &[&str]) -> (Ended, Vec<Call>) {
     (ended, calls)
 }
 
-/// The calls of a run that must succeed.
+/// Returns the calls of a run, which must succeed.
 pub(crate) fn run(variables: &[(&str, &str)], more: &[&str]) -> Vec<Call> {
     let (ended, calls) = start(variables, more);
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -111,7 +111,7 @@ pub(crate) fn run(variables: &[(&str, &str)], more: &[&str]) -> Vec<Call> {
     calls
 }
 
-/// The calls of a run in one process, as under a launcher; shared by all tests.
+/// Returns the calls of a run in one process, as under a launcher; shared by all tests.
 pub(crate) fn run_as_process() -> &'static [Call] {
     static CALLS: OnceLock<Vec<Call>> = OnceLock::new();
     CALLS.get_or_init(|| as_process(&[], |variables| run(variables, ALONE)))
@@ -133,7 +133,7 @@ fn as_process<R>(more: &[(&str, &str)], run: impl FnOnce(&[(&str, &str)]) -> R) 
     run(&[&variables, more].concat())
 }
 
-/// The calls of the third step: from the first call after the last host wait before its first gather, to the
+/// Returns the calls of the third step: from the first call after the last host wait before its first gather, to the
 /// last call of its update.
 pub(crate) fn third_step(calls: &[Call]) -> &[Call] {
     let updates: Vec<_> = (0..calls.len()).filter(|at| calls[*at].updates()).collect();
@@ -146,7 +146,7 @@ pub(crate) fn third_step(calls: &[Call]) -> &[Call] {
     &calls[waited + 1..=last]
 }
 
-/// The collectives of a step in call order, and the compute stream.
+/// Returns the collectives of a step in call order, and the compute stream.
 fn collectives(step: &[Call]) -> (Vec<Collective>, String) {
     let compute = step.last().expect("an update").field("stream").to_owned();
     let is_collective = |call: &Call| call.name.starts_with("nccl_");
@@ -157,7 +157,7 @@ fn collectives(step: &[Call]) -> (Vec<Collective>, String) {
     };
     let all = (0..step.len()).filter(|at| is_collective(&step[*at])).map(|called| {
         assert!(step[called].field("stream") == stream, "one stream for communication");
-        // It waits for earlier work of the compute stream, and an event marks its own completion.
+        // The collective waits for earlier work of the compute stream; an event marks its end.
         let wait = (0..called).rev().find(|at| step[*at].is("stream_wait_event", stream));
         let event = step[wait.expect("it waits for its buffers")].field("event");
         let ready = (0..called)
@@ -176,7 +176,7 @@ fn collectives(step: &[Call]) -> (Vec<Collective>, String) {
     (all.collect(), compute)
 }
 
-/// Number of kernels that the compute stream gets between two calls; zero if the second call comes first.
+/// Returns how many kernels the compute stream gets between two calls; zero if the second call comes first.
 fn launches(step: &[Call], compute: &str, from: usize, to: usize) -> usize {
     let between = step.get(from..to).unwrap_or_default();
     between.iter().filter(|call| call.is("launch", compute)).count()
@@ -202,8 +202,8 @@ fn gathers_and_reductions_overlap_with_compute() {
     let step = third_step(calls);
     let (all, compute) = collectives(step);
     let names: Vec<_> = all.iter().map(|one| one.name.trim_start_matches("nccl_")).collect();
-    // Embedding, two blocks, head; then in reverse: a block is gathered before the part behind it is reduced.
-    // The embedding is not gathered in backward, which reads none of its rows.
+    // Order: embedding, two blocks, head; then in reverse: a block is gathered before the later module is reduced.
+    // Backward does not gather the embedding, because it reads none of the embedding's rows.
     let (gather, scatter) = ("all_gather", "reduce_scatter");
     let forward = [gather; 4];
     let backward = [gather, scatter, gather, scatter, scatter, scatter];
@@ -215,9 +215,8 @@ fn gathers_and_reductions_overlap_with_compute() {
         let (this, next) = (pair[0], pair[1]);
         let beside = launches(step, &compute, next.called, next.joined);
         assert!(beside > 0, "nothing is computed while {next:?} is under way");
-        // The next gather is called, and may begin, before anything is computed with this one; in backward,
-        // even before this one is waited for. At the turning point after the head, it is called in the
-        // backward of the head.
+        // The next gather is called, and may begin, before any computation uses the current one; in backward, even
+        // before the wait for the current one. At the turning point, the backward of the head calls the next gather.
         let before = launches(step, &compute, this.joined, next.ready);
         assert!(before == 0 || index == 3, "{before} kernels before {next:?}, {beside} beside it");
     }
@@ -232,7 +231,7 @@ fn gathers_and_reductions_overlap_with_compute() {
     // There is exactly one wait for each collective.
     let waits = step.iter().filter(|call| call.is("stream_wait_event", &compute)).count();
     assert_eq!(waits, all.len());
-    // The reduction of a part overlaps with the backward of the next.
+    // The reduction of a module overlaps with the backward of the next module.
     let scatters: Vec<_> = all.iter().filter(|one| one.name == "nccl_reduce_scatter").collect();
     for one in &scatters[..3] {
         assert!(launches(step, &compute, one.called, one.joined) > 0, "{one:?}");
@@ -266,8 +265,8 @@ fn a_context_is_created_once() {
     assert!(matches!(created[..], [call] if call.field("device") == "0"), "{created:?}");
 }
 
-/// NCCL reads the fields of the configuration that we set, and no padding: in versions up to 2.30.4, the
-/// place of a field added in 2.30.5 is behind the last field.
+/// NCCL reads the fields of the configuration that we set, and no padding. A field that NCCL 2.30.5 added lies
+/// behind the last field that versions up to 2.30.4 know.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn every_nccl_reads_the_configuration_that_was_meant() {
@@ -382,7 +381,7 @@ fn a_trace_has_the_kernels_of_its_steps() {
     assert!(calls.iter().any(|call| call.name == "cupti_disable" && call.field("kind") == "10"));
 }
 
-/// Processes that start at the same time fill one cache, and a process that starts later compiles nothing.
+/// Processes that start at the same time fill one cache; a process that starts later compiles nothing.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn kernels_are_compiled_once() {

@@ -46,7 +46,7 @@ fn report(workspace: &Workspace, more: &[&str]) -> Json {
     serde_json::from_str(&tune(workspace, &[&["--json"], more].concat())).expect("JSON")
 }
 
-/// The settings that distinguish rows.
+/// Returns the settings that distinguish rows.
 fn way(row: &Json) -> (String, String, u64) {
     let text = |key: &str| row[key].as_str().expect("a text").to_owned();
     (text("strategy"), text("recompute"), row["micro_batch"].as_u64().expect("a number"))
@@ -67,7 +67,7 @@ fn the_fastest_way_is_written_into_a_configuration_like_the_one_given() {
     for row in &rows {
         assert!(text.contains(row), "{text}");
     }
-    // The file is unchanged except for the reported changes.
+    // Only the reported changes distinguish the file from the original.
     assert!(text.contains("\n\n# Mine.\n[model]\nd_model = 16\n"), "{text}");
     assert!(text.contains("global_batch = 16    # shared by the ranks\nmicro_batch = "), "{text}");
     assert!(text.contains("    # to be found\n"), "{text}");
@@ -155,7 +155,7 @@ fn processes_try_the_same_ways_and_rank_0_writes() {
     let again = workspace.kiln(&[&launch[..], &QUICK].concat());
     assert_eq!(again.code, Some(2), "{again:?}");
     assert!(again.stderr.contains("already exists"), "{again:?}");
-    // Logs go to the same place as for a launch without a run folder.
+    // Logs go where those of a launch without a run folder go.
     let anywhere = ["launch", "--nproc-per-node", "2", "--", "tune", "mine.toml", "--out", "other.toml"];
     workspace.succeed(&[&anywhere[..], &QUICK, &["--candidates", "1"]].concat());
     assert!(workspace.path("other.toml").is_file());
@@ -195,7 +195,7 @@ fn what_does_not_fit_is_not_tried() {
     assert!(ended.stderr.contains("of memory, and device.memory is 60.0 MiB"), "{ended:?}");
 }
 
-/// Keys that another strategy refuses are removed.
+/// `kiln tune` removes keys that its chosen strategy would refuse.
 #[test]
 fn groups_of_ranks_go_with_their_strategy() {
     let workspace = workspace();
@@ -213,7 +213,7 @@ fn groups_of_ranks_go_with_their_strategy() {
     workspace.succeed(&["config", "mine.tuned.toml"]);
 }
 
-/// A model described only by its initial weights, some of which are frozen.
+/// The configuration describes the model only by its initial weights, some of which are frozen.
 #[test]
 fn a_model_of_weights_is_tuned() {
     let workspace = workspace();

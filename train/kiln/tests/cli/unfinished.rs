@@ -10,7 +10,7 @@ use crate::support::Workspace;
 
 const RUN: [&str; 4] = ["train", "run.toml", "--out", "run"];
 
-/// With nothing to resume from, there is only one command, and it works.
+/// If there is nothing to resume from, only one command is suggested, and it works.
 #[test]
 fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     let workspace = Workspace::new();
@@ -19,7 +19,7 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     let failed = workspace.text("run/metrics.jsonl");
     assert_eq!(workspace.steps("run").len(), 2);
     let id = workspace.json("run/run.json")["id"].clone();
-    // There is nothing to resume, and another configuration is a different run.
+    // There is nothing to resume, and with another configuration it would be a different run.
     let ended = workspace.kiln(&[&RUN[..], &["--resume", "latest"]].concat());
     assert_refused(&ended, &["no checkpoint in run/checkpoints", "without --resume"]);
     let ended = workspace.kiln(&[&RUN[..], &["--set", "optim.lr=0.5"]].concat());
@@ -34,11 +34,11 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     assert_eq!(workspace.steps("run").len(), 4);
     assert_eq!(workspace.json("run/run.json")["id"], id);
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt4", "latest"]);
-    // Now the folder has a checkpoint to lose.
+    // Now the folder has a checkpoint that a new run would lose.
     assert_refused(&workspace.kiln(&RUN), &["already holds a run", "--resume latest"]);
 }
 
-/// The log lines of such a run never become part of another run, wherever that one resumes from.
+/// The log lines of a failed run never become part of another run, whatever checkpoint the other run resumes from.
 #[test]
 fn a_run_from_elsewhere_does_not_continue_the_metrics_of_one_that_failed() {
     let workspace = Workspace::new();
@@ -52,7 +52,7 @@ fn a_run_from_elsewhere_does_not_continue_the_metrics_of_one_that_failed() {
     assert_eq!(workspace.text("run/metrics-superseded.jsonl"), failed);
 }
 
-/// Checkpoints that cannot be read count as existing.
+/// Checkpoints that cannot be read still count as checkpoints.
 #[test]
 fn a_folder_of_checkpoints_that_is_none_is_told() {
     let workspace = Workspace::new();
@@ -65,7 +65,7 @@ fn a_folder_of_checkpoints_that_is_none_is_told() {
     assert!(ended.stderr.contains("cannot list run/checkpoints: "), "{ended:?}");
 }
 
-/// A process may end between writing the checkpoint and `latest`.
+/// A process may be killed after it has written a checkpoint and before it writes `latest`.
 #[test]
 fn a_checkpoint_that_latest_does_not_name_yet_is_gone_on_with() {
     let workspace = Workspace::new();
@@ -117,7 +117,7 @@ fn a_link_to_nothing_says_where_it_leads() {
     workspace.succeed(&RUN);
 }
 
-/// A killed process cannot clean up; the next one for the same place does.
+/// A killed process cannot remove its temporary folder; the next process with the same output does.
 #[test]
 fn what_a_killed_command_has_left_is_removed_by_the_next() {
     let workspace = Workspace::new();

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::support::{Workspace, names};
 
-/// The names of kernels in a folder that are in `after` but not in the sorted `before`, without their final
-/// hash.
+/// Returns the names of kernels in `after` that are not in the sorted `before`, without their final hash; `folder`
+/// holds the kernels.
 fn new_kernels(folder: &Path, before: &[String], after: &[String]) -> Vec<String> {
     let entry = |file: &String| {
         let bytes = std::fs::read(folder.join(file)).expect("a kernel");
@@ -17,8 +17,8 @@ fn new_kernels(folder: &Path, before: &[String], after: &[String]) -> Vec<String
     after.iter().filter(|file| before.binary_search(file).is_err()).map(entry).collect()
 }
 
-/// After a warm-up, a run of a model without experts compiles nothing, neither here nor where the kernels
-/// were copied to.
+/// After a warm-up, a run of a model without experts compiles nothing, on this machine or where the kernels were
+/// copied to.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn a_run_after_a_warm_up_compiles_nothing() {
@@ -42,7 +42,8 @@ fn compiles_nothing(changes: &[(&str, &str)]) {
     let said = |cache: &str, arguments: &[&str]| {
         let mut command = workspace.command(arguments);
         command.env("XDG_CACHE_HOME", workspace.path(cache)).env_remove("FAKE_CUDA_PTX_DIR");
-        // As NVIDIA's driver does. An archive has no PTX of a kernel whose machine code it has.
+        // Loads machine code, as NVIDIA's driver does. If an archive has the machine code of a kernel, it omits
+        // the PTX.
         command.env("FAKE_CUDA_CUBIN", "1");
         let ended = workspace.end(command.spawn().expect("the binary starts"));
         assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
@@ -78,8 +79,8 @@ fn compiles_nothing(changes: &[(&str, &str)]) {
     assert!(count(&run, "", " from the cache, 0 compiled") > 10, "{run}");
 }
 
-/// `--products` measures the fastest algorithm for each product once. Runs here, and where the result was
-/// copied to, use it and report that.
+/// `--products` measures once which algorithm is the fastest for each product. Runs here, and on a machine that
+/// imports the result, use it and report that.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn products_are_measured_once() {
@@ -133,7 +134,7 @@ fn products_are_measured_once() {
     let even = said("even", &["warmup", "run.toml", "--products"], "0");
     line(&even, "matrix products: cuBLASLt's first choice is the fastest for all; kept in ");
 
-    // Ranks that are processes combine their measurements, and one of them stores the result.
+    // Ranks that are processes combine their measurements, and one of the ranks stores the result.
     let launched = ["launch", "--nproc-per-node", "2", "--", "warmup", "run.toml", "--products"];
     let launched = said("launched", &launched, "3");
     let told = format!("measured {count} matrix products: {count} faster");

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::Workspace;
 
-/// A stand-in for a file on a full disk.
+/// Returns a stand-in for a file on a full disk.
 fn full() -> Stdio {
     OpenOptions::new().write(true).open("/dev/full").expect("/dev/full").into()
 }
@@ -46,7 +46,7 @@ fn output_that_nobody_gets_is_a_failure_where_it_is_the_purpose() {
         let ended = workspace.end(child);
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{again:?}");
     }
-    // The error is reported as usual, and keeps its exit code.
+    // The error is reported as usual, and the exit code stays the same.
     let child = workspace.command(&["inspect", "none"]).stdout(full()).spawn().expect("kiln starts");
     assert_eq!(workspace.end(child).code, Some(2));
 }
@@ -94,7 +94,7 @@ fn the_version_names_commit_and_features() {
     let rest = version.strip_prefix(start).expect(version);
     let (commit, features) = rest.split_once("; features: ").expect(version);
     let commit = commit.strip_suffix(", modified").unwrap_or(commit);
-    // Unknown outside of a repository.
+    // Outside a repository, the commit is unknown.
     assert!(commit == "unknown" || commit.len() == 12, "{version}");
     let features = features.strip_suffix(')').expect(version);
     for (name, has) in [("cuda", cfg!(feature = "cuda")), ("parquet", cfg!(feature = "parquet"))] {
@@ -122,7 +122,7 @@ fn shells_complete_and_manuals_tell_of_every_command() {
         assert!(page.contains(".SH SYNOPSIS"), "{command}: {page}");
     }
     assert!(workspace.text("share/man/man1/kiln-train.1").contains("allow\\-missing"));
-    // The path is taken by a file.
+    // A file already has this name.
     let ended = workspace.kiln(&["man", "--out", "run.toml"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.starts_with("error: cannot write run.toml"), "{ended:?}");
@@ -139,7 +139,7 @@ fn errors_lead_to_a_page_about_them() {
         let at: Vec<_> = parts.iter().map(|part| page.find(part).expect(name)).collect();
         assert!(page.starts_with(&format!("{name}: ")) && at.is_sorted(), "{page}");
     }
-    // The line below a message is a command.
+    // The line below the message names a command.
     let ended = workspace.kiln(&["train", "run.toml", "--set", "train.sed=1"]);
     let last = ended.stderr.lines().last().expect("a line");
     let command = last.strip_prefix("more: kiln ").expect(last);
@@ -153,7 +153,7 @@ fn errors_lead_to_a_page_about_them() {
     assert!(!workspace.kiln(&["train"]).stderr.contains("more: "));
 }
 
-/// The header of a run is printed before its weights are loaded, which takes a minute for a large model.
+/// A run prints its header before it loads weights, which takes a minute for a large model.
 #[test]
 fn a_run_is_introduced_before_its_weights_are_read() {
     let workspace = Workspace::new();

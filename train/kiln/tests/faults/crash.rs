@@ -28,7 +28,7 @@ fn a_fault_in_a_rank_is_told_with_its_step_and_what_it_did() {
     assert_eq!(run.orphans(), Vec::<String>::new());
 }
 
-/// A launcher may restart the job, but not forever: these faults recur in every life.
+/// A launcher may restart the job, but not forever: these faults occur again in every life.
 #[test]
 fn a_failure_that_comes_back_in_the_same_step_ends_the_job() {
     config();
@@ -44,12 +44,12 @@ fn a_failure_that_comes_back_in_the_same_step_ends_the_job() {
         assert!(last.contains("failed in step 5 with the same error as before"), "{ended:?}");
         let lives = (0..9).filter(|life| run.logs(2, *life).iter().any(|log| !log.is_empty()));
         assert_eq!(lives.count(), 2, "{ended:?}");
-        // It had resumed from a checkpoint.
+        // The job has resumed from a checkpoint.
         assert_eq!(run.check_checkpoints(), [2, 4]);
     }
 }
 
-/// As by Ctrl-Z: the time limit passes while no rank runs.
+/// As with Ctrl-Z: a collective's time limit passes while no rank runs.
 #[test]
 fn ranks_that_were_all_stopped_do_not_blame_the_network_or_each_other() {
     config();
@@ -89,7 +89,7 @@ fn a_signal_from_outside_names_its_sender_and_keeps_its_status() {
     config();
     for (name, signal) in [("ABRT", 6), ("BUS", 7), ("FPE", 8), ("ILL", 4), ("SEGV", SIGSEGV)] {
         let run = Run::new();
-        // A program that a rank runs sends the signal to the process.
+        // The rank runs a program that sends the signal to the rank's process.
         let script = run.script(&format!("kill -{name} $PPID"));
         let fault = format!("run={script}@data:2:0");
         let arguments = run.train_arguments(&["--ranks", "1", "--fault", &fault]);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::support::{Ended, Run, config};
 
-/// Phases as named in the drill and in the report.
+/// Phases of a step, as named in the drill and in the report.
 const PHASES: [(&str, &str); 4] =
     [("data", "data loading"), ("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer")];
 
@@ -21,7 +21,7 @@ const KINDS: [(&str, &str, &str); 7] = [
     ("memory=1KiB", "out of memory: rank ", "kiln_shard::memory"),
 ];
 
-/// The form in which the ranks run.
+/// The form in which the ranks run: threads or processes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ranks {
     Threads,
@@ -39,8 +39,8 @@ fn crash((kind, what, call): (&str, &str, &str), phase: (&str, &str), rank: usiz
     };
     assert_ne!(ended.code, Some(0), "{case}: {ended:?}");
     let is_memory = kind.starts_with("memory");
-    // Memory belongs to the process: another of its ranks may exceed the limit first, or this one a little
-    // later.
+    // A limit on memory applies to the whole process: another of its ranks may exceed the limit first, or this
+    // rank a little later.
     let folders = names(&run.out().join("crash"));
     let own = format!("rank_{rank}");
     match folders.first() {
@@ -68,7 +68,7 @@ fn check(run: &Run, name: &str, ended: &Ended, case: &str, what: &str, call: &st
     };
     let rank: usize = name.trim_start_matches("rank_").parse().expect("a rank");
     assert!(value("what").starts_with(what), "{case}: {text}");
-    // A memory limit takes effect at an allocation, which may be in the next step.
+    // A limit on memory takes effect at an allocation, which may be in the next step.
     let latest = if what.starts_with("out of memory") { 4 } else { 3 };
     let step: u64 = value("step").parse().expect("a step");
     assert!(value("rank") == rank.to_string() && (3..=latest).contains(&step), "{case}: {text}");
@@ -84,7 +84,7 @@ fn check(run: &Run, name: &str, ended: &Ended, case: &str, what: &str, call: &st
     };
     let (batch, flight) = (json("batch.json"), json("flight.json"));
     assert_eq!((&batch["rank"], &batch["step"]), (&rank.into(), &step.into()), "{case}: {batch}");
-    // Steps of 12 samples, with micro-batches of one sample.
+    // A step has 12 samples, and a micro-batch has one.
     let samples = [&batch["first_sample"], &batch["last_sample"]].map(|sample| sample.as_u64().unwrap_or(0));
     assert!(samples[0] == samples[1] && (24..12 * latest).contains(&samples[0]), "{case}: {batch}");
     assert_eq!(flight["rank"], rank, "{case}");
@@ -114,7 +114,7 @@ fn crashes_of_threads_leave_what_is_known() {
     }
 }
 
-/// A killed process cannot write anything, so the launcher writes its own observations.
+/// A killed process cannot write anything, so its launcher writes what it has observed.
 #[test]
 fn a_rank_that_is_killed_has_a_folder_too() {
     config();
@@ -133,7 +133,7 @@ fn a_rank_that_is_killed_has_a_folder_too() {
     assert!(batch.starts_with(r#"{"rank":1,"step":3,"micro_batch":0,"first_sample":30,"#), "{batch}");
 }
 
-/// Each life that crashes has its own folder, and none is lost.
+/// Each life that crashes has its own folder, and no later life removes it.
 #[test]
 fn a_crash_of_a_later_life_takes_nothing_from_an_earlier_one() {
     config();

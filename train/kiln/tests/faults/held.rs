@@ -1,6 +1,6 @@
-//! Held ranks: at every point, in every way, and without leaving others waiting.
+//! Held ranks: at every point and in every way, without making other ranks fail.
 //!
-//! Held for three minutes with a deadline of 20 seconds: `… -- --ignored held`.
+//! `… -- --ignored held` holds ranks for three minutes with a deadline of 20 seconds.
 
 use std::io::Write;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -29,7 +29,7 @@ impl Prompt {
         Prompt::started(|| kiln(&arguments))
     }
 
-    /// The prompt that `command` opens, after as many attempts as it takes.
+    /// Returns the prompt that `command` opens, after as many attempts as it takes.
     pub fn started(command: impl Fn() -> Command) -> Prompt {
         wait_for("a rank that is held", || {
             let mut command = command();
@@ -51,7 +51,7 @@ impl Prompt {
         writeln!(self.lines, "{line}").expect("it is read");
     }
 
-    /// The next line that contains `text`.
+    /// Returns the next line that contains `text`.
     pub fn expect(&mut self, text: &str) -> String {
         self.said.expect(text)
     }
@@ -124,7 +124,7 @@ fn a_person_at_the_launchers_terminal_looks_into_processes_and_changes_no_bit() 
     let place = ["--break", "backward:layers.1@3", "--break-rank", "1"];
     let mut terminal = Terminal::start(&mut run.launcher(4, &[], &place));
     look_around(&mut terminal, &file);
-    // The prompt of all ranks was rank 0's; rank 1 has its own.
+    // So far the prompt was rank 0's, for all ranks; now rank 1 has a prompt of its own.
     let mut prompt = Prompt::of(&run, &["--rank", "1"]);
     prompt.enter("w");
     prompt.expect("rank 1 is at step 3");
@@ -216,7 +216,7 @@ fn what_holds_all_ranks_goes_before_what_holds_one() {
     prompt.enter("delete 1");
     prompt.enter("delete 2");
     prompt.expect("4: optimizer@3");
-    // All ranks would be held at the end of the block, but rank 1 is held inside it first.
+    // The next breakpoint of all ranks is at the end of the block; that of rank 1 is inside the block.
     prompt.enter("c");
     prompt.expect("rank 1 is held at step 3, micro-batch 0, backward: the gradient of layers.1.ffn output");
     prompt.enter("q");
@@ -312,7 +312,7 @@ fn a_gradient_that_is_not_a_number_holds_before_the_update() {
         held_at.contains("all ranks are held at step 3, before the update (nan: the gradient of "),
         "{held_at}"
     );
-    // It is held once, and not again at the end of the step.
+    // The rank is held once, and not again at the end of the step.
     prompt.enter("c");
     prompt.leave();
     assert_eq!(end(process).code, Some(0));
@@ -362,7 +362,7 @@ fn a_run_that_goes_on_is_paused_and_told_to_break() {
     status_of(&mut attached);
 }
 
-/// Another user gets no access.
+/// Other users cannot attach to a run.
 #[test]
 #[ignore = "needs root and util-linux: cargo test --release -p kiln --test faults -- --ignored held"]
 fn held_strangers_are_refused() {
@@ -370,7 +370,7 @@ fn held_strangers_are_refused() {
     let process = start_alone(&run, "2", &["--break", "step@2"]);
     let mut prompt = Prompt::of(&run, &[]);
     let out = run.out().display().to_string();
-    // Readable by all users, except for the sockets.
+    // All users may read these folders, but not the sockets.
     for folder in
         run.out().ancestors().take(2).map(std::path::Path::to_owned).chain([run.out().join("debug")])
     {

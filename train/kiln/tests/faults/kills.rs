@@ -23,7 +23,7 @@ const LARGER: [&str; 10] = [
     "device.peak_tflops=1.0",
 ];
 
-/// A counter-based random number.
+/// Returns a pseudo-random number for `counter`.
 fn random(counter: u64) -> u64 {
     let mut value = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x2468_ace0);
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -38,11 +38,11 @@ fn start(run: &Run, sets: &[&str], resume: bool) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("kiln starts")
 }
 
-/// Stops a process some microseconds into a save. If the save is over by then, the process continues, and the
-/// next attempt waits half as long.
+/// Stops a process some microseconds after a save begins. If the save has already ended, the process continues,
+/// and the next attempt waits half as long.
 fn stop_while_saving(run: &Run, process: &Child, mut micros: u64) {
     loop {
-        // Polls without a pause, in which a whole save might fit.
+        // Polls without a pause, because a whole save might fit into a pause.
         let started = Instant::now();
         while !is_saving(run) {
             assert!(started.elapsed() < PATIENCE, "no save in {PATIENCE:?}");
@@ -67,13 +67,13 @@ fn kill_while_saving(kills: u64) {
     for kill in 0..kills {
         let way = WAYS[kill as usize % WAYS.len()];
         if newest.is_none() {
-            // Killed before the first checkpoint was complete: nothing to resume from.
+            // The process was killed before its first checkpoint was complete, so there is nothing to resume from.
             let _ = fs::remove_dir_all(run.out());
         }
         let forever = ["--set", "train.steps=1000000"];
         let sets = [&LARGER[..], way, &forever].concat();
         let mut process = start(&run, &sets, newest.is_some());
-        // The leftovers of the life before are removed at the start; then the first save begins.
+        // The start removes the leftovers of the previous life; then the first save begins.
         let steps = run.losses().len();
         wait_for("a save", || {
             assert!(process.try_wait().expect("its state").is_none(), "kill {kill}: it ended");
@@ -85,7 +85,7 @@ fn kill_while_saving(kills: u64) {
                 Err(format!("kill {kill}: {logged} steps after {steps}, and no save"))
             }
         });
-        // Some saves later, at any point of a save.
+        // Lets the run continue for some saves, and then kills it at any point of a save.
         std::thread::sleep(Duration::from_micros(random(1000 + kill) % 1_000_000));
         stop_while_saving(&run, &process, random(kill) % 30_000);
         process.kill().expect("a signal");

@@ -6,7 +6,7 @@ use kiln_testkit::run_to_end;
 
 use crate::support::{Ended, Run, config};
 
-/// The `key=value` words of a line between the time and the level.
+/// Returns the `key=value` words of a line between the time and the level.
 fn place(line: &str) -> Vec<(&str, &str)> {
     line.split(' ').skip(1).take(5).filter_map(|word| word.split_once('=')).collect()
 }

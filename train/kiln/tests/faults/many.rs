@@ -1,4 +1,4 @@
-//! As many ranks on one machine as in a large job.
+//! Runs as many ranks on one machine as a large job has.
 
 use crate::support::Run;
 

@@ -7,17 +7,17 @@ use crate::support::{Ended, Run, STEPS, undisturbed};
 
 const RANKS: usize = 3;
 
-/// The rank that fails. Not rank 0, which keeps the rendezvous and has a separate test.
+/// The rank that fails. Rank 0, which keeps the rendezvous, has a separate test.
 const CULPRIT: usize = 1;
 
 /// Deadline of every collective.
 const TIMEOUT_S: u64 = 4;
 
-/// Longest duration of two lives and a fault: start, deadline, inquiry, the launcher's patience, restart. Far
-/// more than any case needs, so that only a hang exceeds it.
+/// Longest duration of two lives and a fault: start, deadline, inquiry, the launcher's patience, restart. No case
+/// comes close, so only a hang exceeds it.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The places of faults, as named in the drill.
+/// The places at which faults occur, as a drill names them.
 const PLACES: [&str; 5] = ["start:0", "forward:3", "backward:3", "optimizer:3", "checkpoint:4"];
 
 /// A fault, and the messages expected from the other ranks or the launcher.
@@ -29,7 +29,7 @@ struct Fault {
     launcher: &'static [&'static str],
 }
 
-/// Names of collectives: every verdict about a wait names one.
+/// Names of collectives, one of which every verdict about a wait contains.
 const OPERATIONS: [&str; 6] = ["all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "split"];
 
 const FAULTS: [Fault; 6] = [
@@ -66,7 +66,7 @@ fn drill(fault: &Fault, place: &str, culprit: usize) {
     assert_eq!(run.losses(), undisturbed(RANKS), "{case}");
 }
 
-/// Checks that the others name the culprit and the operation, and that the launcher names it too.
+/// Checks that the other ranks name the culprit and the operation, and that the launcher names the culprit too.
 fn check_words(
     run: &Run,
     fault: &Fault,
@@ -112,7 +112,7 @@ fn matrix() {
     }
 }
 
-/// The rank that keeps the rendezvous takes it down.
+/// If rank 0 fails, the rendezvous is gone too.
 #[test]
 #[ignore = "takes minutes: cargo test --release -p kiln --test faults -- --ignored matrix"]
 fn matrix_of_rank_0() {

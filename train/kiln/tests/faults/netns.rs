@@ -19,10 +19,10 @@ const RANKS_PER_NODE: usize = 2;
 /// Address of each machine.
 const ADDRESSES: [&str; 2] = ["10.117.0.1", "10.117.0.2"];
 
-/// The machines have a private network, so any port works.
+/// The machines have a private network, so any port is free.
 const PORT: &str = "29500";
 
-/// Longest duration of both lives of a cut run. A hang takes longer.
+/// Longest duration of both lives of a run whose network is cut. A hang takes longer.
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// Two namespaces and a cable, removed on drop.
@@ -61,7 +61,7 @@ impl Machines {
         }
     }
 
-    /// A program that cuts the cable, run by a rank on machine a.
+    /// Writes a program that cuts the cable; a rank on machine a runs it.
     fn scissors(&self, folder: &Path) -> PathBuf {
         let path = folder.join("cut.sh");
         fs::write(&path, format!("#!/bin/sh\nexec ip link set {} down\n", self.cables[0])).unwrap();
@@ -195,14 +195,14 @@ fn netns_ranks_of_another_machine_are_held_for_longer_than_the_deadline() {
         let sets = ["--set", "shard.strategy=HYBRID_SHARD", "--set", "comm.timeout_s=4", "--break", at];
         let children = [0, 1].map(|node| machines.start(&run, node, "0", &sets));
         let out = run.out().display().to_string();
-        // Rank 3 is on machine b. If all ranks are held, it is also looked at from machine a.
+        // Rank 3 is on machine b. If all ranks are held, machine a also looks at it.
         let mut prompt = Prompt::started(|| {
             let mut command = Command::new("ip");
             command.args(["netns", "exec", &machines.names[node], env!("CARGO_BIN_EXE_kiln")]);
             command.args(["attach", &out, "--rank", "3"]);
             command
         });
-        // Longer than three deadlines.
+        // Waits longer than three deadlines.
         std::thread::sleep(Duration::from_secs(12));
         prompt.enter("w");
         prompt.expect("rank 3 is at step 3");

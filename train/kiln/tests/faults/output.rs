@@ -10,7 +10,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 
 use crate::support::{Ended, Run, STEPS, config, kiln};
 
-/// A stand-in for a file on a full disk.
+/// Returns a stand-in for a file on a full disk.
 fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").expect("/dev/full")
 }
@@ -19,7 +19,7 @@ fn end(command: &mut Command) -> Ended {
     output_of(command.spawn().expect("kiln starts")).into()
 }
 
-/// A run with a warning, because one of its checkpoints cannot be written.
+/// Returns a run with a warning, because one of its checkpoints cannot be written.
 fn with_a_warning() -> (Run, Vec<String>) {
     config();
     let run = Run::new();
@@ -37,7 +37,7 @@ fn a_warning_that_cannot_be_written_is_counted() {
     let ended = end(kiln(arguments).stderr(full()));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(run.losses().len(), 8);
-    // Output lost on one stream is reported on the other.
+    // The stream that still works reports how much output the other one has lost.
     let last = ended.stdout.lines().last().unwrap_or_default();
     assert!(last.starts_with("kiln: ") && last.contains("line"), "{ended:?}");
     assert!(last.contains("could not be written to standard error: No space left"), "{ended:?}");
@@ -116,20 +116,20 @@ fn the_rank_that_failed_is_named_though_no_log_took_a_line() {
     assert_eq!(run.orphans(), Vec::<String>::new());
 }
 
-/// Metrics are for users and their tools; failing to write them does not end a run.
+/// Metrics are for users and their tools; a run continues if they cannot be written.
 #[test]
 fn metrics_that_cannot_be_written_are_counted() {
     config();
     let run = Run::new();
     let ended = run.train_alone(1, &["--set", "train.steps=2"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    // Larger than any other file of the run, and as large as the file-size limit allows.
+    // The file must be larger than any other file of the run, because the limit on file sizes is about its size.
     let path = run.out().join("metrics.jsonl");
     let padding = "x".repeat(1_000_000);
     let content = format!("{{\"step\": 1, \"loss\": 1.0, \"padding\": \"{padding}\"}}\n");
     fs::write(&path, &content).expect("a file");
     let mut shell = Command::new("sh");
-    // Ten more bytes: less than a line.
+    // Room for ten more bytes, which is less than a line.
     let limit = content.len() + 10;
     let text = format!("trap '' XFSZ; exec prlimit --fsize={limit} \"$0\" \"$@\"");
     shell.arg("-c").arg(text).arg(env!("CARGO_BIN_EXE_kiln"));
@@ -138,15 +138,15 @@ fn metrics_that_cannot_be_written_are_counted() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("done: 8 steps"), "{ended:?}");
     assert!(ended.stderr.contains("metrics.jsonl: File too large"), "{ended:?}");
-    // Six steps and an evaluation.
+    // The lost lines: six steps and an evaluation.
     assert!(ended.stderr.contains("7 lines could not be written to"), "{ended:?}");
     assert_eq!(fs::read_to_string(&path).expect("a file"), content, "no part of a line");
 }
 
-/// Capacity of the pipes here, in bytes.
+/// Capacity of the pipes in these tests, in bytes.
 const PIPE: usize = 4096;
 
-/// A pipe that is not read while the first value lives, with space for `room` bytes.
+/// Returns a pipe with space for `room` bytes, which nobody reads while the returned reader lives.
 fn unread(room: usize) -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = pipe().expect("a pipe");
     let size = fcntl(&writer, FcntlArg::F_SETPIPE_SZ(PIPE as i32)).expect("a small pipe");
@@ -160,7 +160,7 @@ fn end_unread(mut process: Child) -> ExitStatus {
     status_of(&mut process)
 }
 
-/// Reads everything that was written to the pipe.
+/// Reads all that was written to the pipe.
 fn read(mut reader: PipeReader) -> String {
     let mut text = String::new();
     reader.read_to_string(&mut text).expect("text");
@@ -188,7 +188,7 @@ impl Way {
 
 #[test]
 fn a_reader_that_stops_does_not_hold_up_a_run() {
-    // Full from the start, or in the middle of the run's lines.
+    // The pipe is full from the start, or gets full in the middle of the run's lines.
     for room in [0, 300] {
         for way in WAYS {
             let run = Run::new();

@@ -1,4 +1,4 @@
-//! Ranks as processes train exactly as ranks as threads do.
+//! Ranks that are processes train exactly like ranks that are threads.
 
 use crate::support::{Run, config, undisturbed};
 
@@ -12,7 +12,7 @@ fn losses_of_processes_equal_those_of_threads() {
         let threads = Run::new();
         let ended = threads.train_alone(ranks, &[]);
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        // Sums have the same order on every backend, so all bits agree and not only the first digits.
+        // Every backend sums in the same order, so all bits agree and not only the first digits.
         assert_eq!(undisturbed(ranks), threads.losses(), "{ranks} ranks");
     }
 }

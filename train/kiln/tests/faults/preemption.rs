@@ -40,13 +40,13 @@ fn a_job_that_is_asked_to_stop_saves_and_goes_on_to_the_same_bits() {
     }
 }
 
-/// A fault drill in which `rank` is asked to stop at the start of `step`.
+/// Returns a fault drill in which `rank` is asked to stop at the start of `step`.
 fn asked_in(run: &Run, name: &str, step: u64, rank: usize) -> String {
     format!("run={}@data:{step}:{rank}", run.signalling(name))
 }
 
-/// A terminal sends SIGINT to every process in its foreground, and a launcher also forwards it to its ranks:
-/// this counts as one request.
+/// A terminal sends SIGINT to every process in its foreground, and a launcher also forwards the signal to its
+/// ranks: together they count as one request.
 #[test]
 fn ctrl_c_is_one_request_whoever_passes_it_on() {
     config();
@@ -75,7 +75,7 @@ fn ctrl_c_is_one_request_whoever_passes_it_on() {
     assert_eq!(run.losses(), undisturbed(RANKS));
 }
 
-/// Slurm and systemd send SIGTERM to all processes of a job, and the launcher forwards its own.
+/// Slurm and systemd send SIGTERM to all processes of a job, and the launcher forwards the signal that it gets.
 #[test]
 fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
     config();
@@ -84,7 +84,7 @@ fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
     let ended = run.launch(RANKS, &[], &["--fault", &twice]);
     assert_eq!(ended.code, Some(75), "{ended:?}");
     assert_eq!(run.check_checkpoints().last(), run.losses().keys().last());
-    // Also without a launcher: `timeout` sends SIGTERM to the process and to its group. A closing terminal
+    // The same without a launcher: `timeout` sends SIGTERM to the process and to its group. A closing terminal
     // sends SIGHUP, and so does its shell.
     for pair in ["TERM TERM", "HUP HUP"] {
         let run = Run::new();
@@ -95,7 +95,7 @@ fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
     }
     // A second request means that the user is in a hurry.
     let run = Run::new();
-    // The script ends with the rank, and does not hold the rank's output open.
+    // The script ends with the rank, and does not keep the rank's output open.
     let later = run.script(
         "exec > /dev/null 2>&1\n\
          kill -TERM $PPID; sleep 1.2; kill -TERM $PPID\n\
@@ -108,13 +108,13 @@ fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
     assert_eq!(ended.stderr.trim_end(), says);
 }
 
-/// The duration of the first step of a life is unknown, so the step may be abandoned; later steps are known
-/// to be short.
+/// How long the first step of a life takes is unknown, so a stop may abandon this step; later steps are known to
+/// be short.
 #[test]
 fn a_step_that_may_be_long_is_given_up_and_done_again_to_the_same_bits() {
     config();
     let run = Run::new();
-    // (the step in whose first micro-batch a rank is asked to stop, the rank, the steps done then)
+    // Of each life: the step in whose first micro-batch a rank is asked to stop, the rank, the steps done.
     for (life, (asked, rank, done)) in [(1, 1, 0), (4, 0, 4), (5, 1, 4)].into_iter().enumerate() {
         let fault = asked_in(&run, ["TERM", "USR1"][life % 2], asked, rank);
         let resume: &[&str] = if life > 0 { &["--resume", "latest"] } else { &[] };
@@ -171,7 +171,7 @@ fn preparing_data_is_given_up_when_asked() {
     let run = Run::new();
     fs::create_dir_all(run.out()).expect("a folder");
     let (text, data) = (run.out().join("text.txt"), run.out().join("data"));
-    // Enough to still be running when the signal arrives.
+    // Enough text that the preparation is still running when the signal arrives.
     let mut content = String::new();
     for line in 0..600_000_u64 {
         writeln!(content, "{} and {}", line * 7919 % 1009, line % 97).expect("text");
@@ -228,7 +228,7 @@ fn waiting_for_ranks_that_do_not_come_is_given_up_when_asked() {
     assert!(!run.out().exists());
 }
 
-/// The process of a rank that a launcher has started and that already handles SIGTERM.
+/// Returns the process of a rank that a launcher has started, once the process handles SIGTERM.
 fn rank_of(launcher: &Child, rank: usize) -> Option<u32> {
     let (parent, rank) = (format!("PPid:\t{}", launcher.id()), format!("RANK={rank}"));
     let processes = fs::read_dir("/proc").expect("/proc").flatten();

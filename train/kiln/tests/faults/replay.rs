@@ -1,4 +1,4 @@
-//! Repeating a step of a run: the same bits and the same hashes.
+//! Repeating a step of a run gives the same bits and the same hashes.
 
 use std::fs;
 
@@ -29,7 +29,7 @@ fn replay(run: &Run, more: &[&str]) -> Ended {
     run_to_end(&mut kiln([&["replay", &out][..], more].concat())).into()
 }
 
-/// The hashes of step 100 in a folder.
+/// Returns the hashes of step 100 in a folder.
 fn hashes(folder: &std::path::Path) -> String {
     let text = fs::read_to_string(folder.join("hashes.jsonl")).expect("hashes");
     text.lines().find(|line| line.contains("\"step\":100")).expect("the step").to_owned()
@@ -53,7 +53,7 @@ fn a_step_in_the_middle_is_taken_again_to_the_same_bits() {
         assert!(ended.stdout.contains(": bit for bit equal"), "{ended:?}");
         assert_eq!(hashes(&again), hashes(&run.out()));
 
-        // From the beginning, because there is no earlier checkpoint; and with another number of ranks.
+        // No earlier checkpoint exists, so the replay starts from the beginning; and it has another number of ranks.
         let ended = replay(&run, &["--step", "3"]);
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert!(ended.stdout.contains("from the start"), "{ended:?}");

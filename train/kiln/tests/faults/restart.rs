@@ -6,7 +6,7 @@ use std::net::TcpListener;
 
 use crate::support::{Run, config, undisturbed};
 
-/// Otherwise it would start from scratch, as if there had never been a run.
+/// A restarted job that does not find its run folder must not start from scratch, as if there had never been a run.
 #[test]
 fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
     config();
@@ -16,9 +16,9 @@ fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
         let script = format!("mv OUT MOVED; {and_then}");
         let script = script.replace("OUT", &out.display().to_string());
         let script = run.script(&script.replace("MOVED", &moved.display().to_string()));
-        // Rank 0 notices this when it saves step 4.
+        // Rank 0 notices the missing folder when it saves step 4.
         let drill = format!("run={script}@data:3:0");
-        // Saves synchronously, so that the checkpoint of step 2 is complete by then.
+        // Saves are synchronous, so that the checkpoint of step 2 is complete when the folder is moved.
         let train = ["--fault", &drill, "--set", "checkpoint.async=false"];
         let ended = run.launch(2, &["--max-restarts", "5"], &train);
         assert_eq!(ended.code, Some(2), "{and_then}: {ended:?}");
@@ -26,7 +26,7 @@ fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
         assert!(ended.stderr.contains(says), "{and_then}: {ended:?}");
         assert!(!ended.stderr.contains("restart 2 of 5"), "{and_then}: {ended:?}");
         assert!(!out.join("checkpoints").exists(), "{and_then}");
-        // Its files are not lost.
+        // The moved folder has lost no file.
         let _ = fs::remove_dir_all(&out);
         fs::rename(&moved, &out).expect("the folder");
         let resume = ["--resume", "latest", "--set", "checkpoint.async=false"];
@@ -36,7 +36,7 @@ fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
     }
 }
 
-/// The launcher of the other node has given up or never existed: this one does not retry forever.
+/// If the launcher of the other node has given up or never existed, this launcher does not retry forever.
 #[test]
 fn a_launcher_does_not_go_on_without_the_other_node() {
     config();

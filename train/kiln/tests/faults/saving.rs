@@ -26,7 +26,7 @@ pub fn is_saving(run: &Run) -> bool {
     })
 }
 
-/// The output of `kiln inspect --verify` for a checkpoint or run, every byte of which must be valid.
+/// Returns the output of `kiln inspect --verify` for a checkpoint or run, every byte of which must be valid.
 fn verify(path: &Path) -> String {
     let path = path.display().to_string();
     let ended = Ended::from(run_to_end(&mut kiln(["inspect", "--verify", &path])));
@@ -35,7 +35,7 @@ fn verify(path: &Path) -> String {
     ended.stdout
 }
 
-/// The step of the newest checkpoint; `None` if there is none. Every byte of this checkpoint and all others
+/// Returns the step of the newest checkpoint; `None` if there is none. Every byte of this checkpoint and all others
 /// must be valid.
 pub fn verified(run: &Run) -> Option<u64> {
     let latest = checkpoints(run).join("latest");
@@ -54,7 +54,7 @@ pub fn verified(run: &Run) -> Option<u64> {
     after.split_whitespace().next().and_then(|step| step.parse().ok())
 }
 
-/// A run of two steps with a checkpoint of each, and more steps to come.
+/// Returns a run of two steps with a checkpoint of each, and more steps to come.
 fn two_steps() -> Run {
     config();
     let run = Run::new();
@@ -73,10 +73,10 @@ fn resumed_in_shell(run: &Run, before: &str, more: &[&str]) -> Ended {
     run_to_end(&mut command).into()
 }
 
-/// As on a full disk: files cannot exceed some kilobytes.
+/// As on a full disk: no file may exceed some kilobytes.
 #[test]
 fn a_checkpoint_that_finds_no_room_leaves_the_others_whole() {
-    // The signal is ignored in the child too, so the write fails instead.
+    // The child also ignores the signal, so the write fails instead of killing the process.
     let limit = "trap '' XFSZ; ulimit -f 16";
     let run = two_steps();
     let ended = resumed_in_shell(&run, limit, &[]);
@@ -86,10 +86,10 @@ fn a_checkpoint_that_finds_no_room_leaves_the_others_whole() {
     }
     assert_eq!(verified(&run), Some(2));
     assert!(!is_saving(&run), "its room is free again");
-    // It ended when the failed save was detected, not at once.
+    // The run ended when it detected the failed save, not at once.
     assert!(run.losses().len() < 8, "{:?}", run.losses());
 
-    // With `continue`, it trains to its end and reports there that the last save failed.
+    // With `continue`, the run trains to its end and reports there that the last save failed.
     let run = two_steps();
     let ended = resumed_in_shell(&run, limit, &["--set", "checkpoint.on_failure=continue"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
@@ -99,7 +99,7 @@ fn a_checkpoint_that_finds_no_room_leaves_the_others_whole() {
     assert_eq!(verified(&run), Some(2));
     assert!(!is_saving(&run));
 
-    // With enough space, it resumes as if nothing had happened.
+    // With enough space, the run resumes as if nothing had happened.
     let ended = run.train_alone(2, &["--resume", "latest"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(verified(&run), Some(8));
@@ -136,7 +136,7 @@ fn a_folder_that_vanishes_is_made_again_and_one_that_cannot_be_is_an_error() {
     let place = tempfile::tempdir().expect("a temporary folder");
     let folder = checkpoints(&run).display().to_string();
     let drill = format!("run={}@data:5:0", script(place.path(), &format!("rm -r '{folder}'")));
-    // Not while a checkpoint is being written, which would make that save fail.
+    // Saves are synchronous, so that the drill does not run during a save and make it fail.
     let resume = ["--resume", "latest", "--set", "checkpoint.async=false", "--fault"];
     let ended = run.train_alone(2, &[&resume[..], &[&drill]].concat());
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -154,9 +154,9 @@ fn a_folder_that_vanishes_is_made_again_and_one_that_cannot_be_is_an_error() {
     assert_eq!(verified(&run), Some(4));
 }
 
-/// Two ranks as processes, each in its own folder with a path to the run folder in it. Rank 1 sees the folder
-/// of every save except that of step `lost`, for which it has another folder, as on machines that do not
-/// share it. Returns how rank 0 and rank 1 ended.
+/// Runs two ranks as processes, each in its own folder, which contains a path to the run folder. Rank 1 sees the
+/// folder of every save except that of step `lost`, for which it has another folder, as on machines that do not
+/// share a file system. Returns how rank 0 and rank 1 ended.
 fn with_a_save_that_is_not_shared(run: &Run, lost: u64, on_failure: &str) -> [Ended; 2] {
     let config = config().display().to_string();
     let other = tempfile::tempdir().expect("a temporary folder");
@@ -175,7 +175,7 @@ fn with_a_save_that_is_not_shared(run: &Run, lost: u64, on_failure: &str) -> [En
     let port = listener.local_addr().expect("an address").port().to_string();
     drop(listener);
     let on_failure = format!("checkpoint.on_failure={on_failure}");
-    // Waiting for the save may take longer than a collective.
+    // A rank may wait longer for the save than for a collective.
     let sets = ["comm.timeout_s=2", "checkpoint.timeout_s=5", "checkpoint.keep=0", &on_failure];
     let ranks = [(0, &home), (1, &other.path().to_owned())].map(|(rank, folder)| {
         let arguments = ["train", &config, "--out", "run"];
@@ -218,7 +218,7 @@ fn parts_that_are_not_seen_fail_their_save_and_no_more() {
     assert!(ended[0].stderr.contains(&format!("error: {missing}8.partial")), "{ended:?}");
     assert_eq!(run.check_checkpoints(), [2, 4, 6]);
 
-    // With `abort`, it ends and reports the reason.
+    // With `abort`, the run ends and reports the reason.
     let run = Run::new();
     let ended = with_a_save_that_is_not_shared(&run, 4, "abort");
     assert_eq!(ended[0].code, Some(1), "{ended:?}");
@@ -227,7 +227,7 @@ fn parts_that_are_not_seen_fail_their_save_and_no_more() {
     assert!(!is_saving(&run));
 }
 
-/// A disk that never accepts rank 1's data: rank 1 waits for a reader of its file.
+/// The disk never accepts rank 1's data: rank 1 waits for a reader of the FIFO that replaces its file.
 #[test]
 fn a_rank_that_gets_nothing_written_fails_its_save_and_no_more() {
     config();
@@ -280,7 +280,7 @@ fn on_small_disk(run: &Run, script: &str) -> Ended {
 fn disk_that_is_full_or_read_only() {
     config();
     let place = tempfile::tempdir().expect("a temporary folder");
-    // Full: an error, and earlier checkpoints stay complete.
+    // The disk is full: the run ends with an error, and earlier checkpoints stay complete.
     let run = Run::new();
     let ended = on_small_disk(
         &run,
@@ -297,7 +297,7 @@ fn disk_that_is_full_or_read_only() {
     assert!(ended.stdout.contains("fsdp_cpt2 is intact"), "{ended:?}");
     assert!(ended.stdout.contains("fsdp_cpt4 is intact"), "{ended:?}");
 
-    // Full for a while: training continues if configured, and saves again once there is space.
+    // The disk is full for a while: with `continue`, training goes on, and saves again once there is space.
     let run = Run::new();
     let free = script(place.path(), &format!("rm '{}/filler'", run.out().display()));
     let ended = on_small_disk(
@@ -316,7 +316,7 @@ fn disk_that_is_full_or_read_only() {
     assert!(ended.stdout.contains("fsdp_cpt8 is intact"), "{ended:?}");
     assert!(!ended.stdout.contains("fsdp_cpt4\n"), "{ended:?}");
 
-    // Becomes read-only during the run.
+    // The disk becomes read-only during the run.
     let run = Run::new();
     let folder = checkpoints(&run).display().to_string();
     let text = format!("mount --bind '{folder}' '{folder}'\nmount -o remount,bind,ro '{folder}'");
@@ -334,7 +334,7 @@ fn disk_that_is_full_or_read_only() {
     assert!(ended.stdout.contains("fsdp_cpt2 is intact"), "{ended:?}");
 }
 
-/// In blocks of 512 bytes: enough for everything that a run writes except checkpoints.
+/// The limit, in blocks of 512 bytes, is enough for everything that a run writes except checkpoints.
 #[test]
 fn a_limit_on_file_sizes_is_told_like_a_full_disk() {
     crate::support::config();

@@ -11,13 +11,13 @@ const RANKS: usize = 2;
 /// Number of processes killed.
 const KILLS: usize = 200;
 
-/// Number of steps: enough to be killed that often.
+/// Number of steps: enough for that many kills.
 const STEPS: u64 = 12_000;
 
 /// Longest duration of the whole soak; a hang takes longer.
 const LIMIT: Duration = Duration::from_secs(3000);
 
-/// A counter-based random number: the same soak every time, as far as the machine allows.
+/// Returns a pseudo-random number for `counter`, so that every soak is alike, as far as the machine allows.
 fn random(counter: u64) -> u64 {
     let mut value = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x1234_5678);
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,7 +25,7 @@ fn random(counter: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// The process ids of a launcher's living ranks.
+/// Returns the process ids of a launcher's living ranks.
 fn ranks_of(launcher: &Child) -> Vec<u32> {
     let path = format!("/proc/{0}/task/{0}/children", launcher.id());
     let text = fs::read_to_string(path).unwrap_or_default();
@@ -53,7 +53,7 @@ fn soak() {
             break status.code();
         }
         assert!(started.elapsed() < LIMIT, "{kills} kills in {:?}", started.elapsed());
-        // At any time from the start of a life to some steps and a checkpoint later.
+        // Kills at any time between the start of a life and some steps and a checkpoint later.
         let pause = random(kills as u64) % 2000;
         std::thread::sleep(Duration::from_millis(pause + 50));
         let ranks = ranks_of(&launcher);

@@ -1,4 +1,4 @@
-//! A small run as processes, and its files.
+//! A small run whose ranks are processes, and the files of the run.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use kiln_testkit::{output_of, run_to_end, wait_for, wait_until};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
-/// Optimizer steps of every run here.
+/// Optimizer steps of every run in these tests.
 pub const STEPS: u64 = 8;
 
 /// Steps between checkpoints.
@@ -67,11 +67,11 @@ fn shared() -> &'static Path {
     folder.path()
 }
 
-/// The configuration of all runs here.
+/// Returns the path of the configuration of all runs in these tests.
 pub fn config() -> PathBuf {
     static PREPARED: OnceLock<()> = OnceLock::new();
     let path = shared().join("tiny.toml");
-    // Prepared by a run of one rank, so that later runs need not wait for the data.
+    // A run of one rank prepares the data, so that later runs need not wait for it.
     PREPARED.get_or_init(|| {
         let run = Run::new();
         let ended = run.train_alone(1, &["--set", "train.steps=2"]);
@@ -84,7 +84,7 @@ pub fn config() -> PathBuf {
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,
-    /// For messages of failed checks.
+    /// The output, for the messages of failed checks.
     #[allow(dead_code)]
     pub stdout: String,
     pub stderr: String,
@@ -98,7 +98,7 @@ impl From<Output> for Ended {
     }
 }
 
-/// The command `kiln` without variables that describe a place among ranks.
+/// Returns a command for `kiln` without the variables that describe a rank's place.
 pub fn kiln(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
     signals::with_defaults(&mut command)
@@ -125,12 +125,12 @@ impl Run {
         self.folder().join("run")
     }
 
-    /// The parent folder of the run folder.
+    /// Returns the parent folder of the run folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The arguments `train CONFIG --out …` followed by `more`.
+    /// Returns the arguments `train CONFIG --out …` followed by `more`.
     pub fn train_arguments(&self, more: &[&str]) -> Vec<String> {
         let path = shared().join("tiny.toml");
         let mut arguments = vec!["train".into(), path.display().to_string()];
@@ -146,7 +146,7 @@ impl Run {
         run_to_end(&mut kiln(arguments)).into()
     }
 
-    /// A command that runs ranks as processes.
+    /// Returns a command that runs ranks as processes.
     pub fn launcher(&self, ranks: usize, launch: &[&str], train: &[&str]) -> Command {
         let ranks = ranks.to_string();
         let fixed = ["launch", "--nproc-per-node", &ranks];
@@ -165,7 +165,7 @@ impl Run {
         run_to_end(&mut self.launcher(ranks, launch, train)).into()
     }
 
-    /// The last printed loss of each step.
+    /// Returns the last printed loss of each step.
     pub fn losses(&self) -> BTreeMap<u64, String> {
         let text = fs::read_to_string(self.out().join("metrics.jsonl")).unwrap_or_default();
         let line = |line: &str| {
@@ -202,7 +202,7 @@ impl Run {
         });
     }
 
-    /// The complete output of ranks in one life, by rank.
+    /// Returns the complete output of ranks in one life, by rank.
     pub fn logs(&self, ranks: usize, life: u64) -> Vec<String> {
         let log = |rank: usize| {
             let stream = |name: &str| {
@@ -248,7 +248,7 @@ impl Run {
     }
 }
 
-/// Losses of an undisturbed run whose ranks are processes.
+/// Returns the losses of an undisturbed run whose ranks are processes.
 pub fn undisturbed(ranks: usize) -> BTreeMap<u64, String> {
     static KNOWN: std::sync::Mutex<BTreeMap<usize, BTreeMap<u64, String>>> =
         std::sync::Mutex::new(BTreeMap::new());

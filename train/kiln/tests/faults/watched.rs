@@ -1,5 +1,5 @@
-//! A run that is watched in every possible way trains like one that is not. Observers may be slow, silent,
-//! numerous or gone, and their files may not fit on the disk.
+//! A run that is watched in every possible way trains like an unwatched run. Observers may be slow, silent,
+//! numerous or gone, and files for them may not fit on the disk.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use crate::support::{Ended, Run, config, kiln, undisturbed};
 /// Number of steps: enough to keep the run busy while clients connect.
 const STEPS: &str = "train.steps=300";
 
-/// Settings that enable everything that shows a run.
+/// Settings that enable every way to watch a run.
 const EVERYTHING: [&str; 12] = [
     "--set",
     "log.http=127.0.0.1:0",
@@ -60,7 +60,7 @@ fn request(address: &str, what: &str, headers: &str) -> String {
     answer
 }
 
-/// The weights of the last checkpoint, byte for byte.
+/// Returns the weights of the last checkpoint, byte for byte.
 fn weights(run: &Run) -> Vec<(String, Vec<u8>)> {
     fn files(folder: &Path, into: &mut Vec<(String, Vec<u8>)>) {
         for entry in fs::read_dir(folder).expect("a folder").flatten() {
@@ -97,7 +97,7 @@ fn a_hundred_clients_and_everything_else_that_shows_a_run_change_nothing_of_it()
         let sent = match index % 4 {
             0 => String::new(),
             1 => "GET / HTTP/1.1\r\nHos".to_owned(),
-            // Requested repeatedly, and never read.
+            // This client sends the request repeatedly, and never reads.
             2 => get("/").repeat(20),
             _ => get("/api/runs"),
         };
@@ -130,7 +130,7 @@ fn a_run_of_processes_shows_itself_and_goes_on_without_a_page_whose_address_is_t
     let log = run.logs(2, 0).concat();
     assert!(log.contains("log.http: cannot serve the page at "), "{log}");
     assert_eq!(run.losses(), undisturbed(2));
-    // Only rank 0 writes.
+    // Only rank 0 writes TensorBoard files.
     assert_eq!(fs::read_dir(run.out().join("tensorboard")).expect("a folder").count(), 1);
 }
 
@@ -142,7 +142,7 @@ fn the_page_of_a_run_shows_its_ranks_and_a_stranger_gets_nothing() {
     let fixed =
         ["--ranks", "2", "--set", STEPS, "--set", "log.http=127.0.0.1:0", "--set", "comm.timeout_s=1000"];
     let (mut child, address, _said) = start(&run, &[&fixed[..], &slow].concat());
-    // The last completed step.
+    // The run's last completed step is at least 60.
     let is_at_60 = || {
         let runs = ask(&address, "/api/runs");
         if runs.contains("\"step\":59,") { Ok(()) } else { Err(runs) }
@@ -200,7 +200,7 @@ fn a_page_with_control_saves_and_ends_a_run() {
     let answer = order("/api/stop");
     assert!(answer.ends_with("{\"said\":\"the run saves and ends\"}"), "{answer}");
     let ended = end(child, said);
-    // As for every run that was asked to stop, it can be resumed.
+    // Like every run that was asked to stop, this one can be resumed.
     assert_eq!(ended.code, Some(75), "{ended:?}");
     assert!(ended.stdout.contains("stopped on request"), "{ended:?}");
     let answer = order("/api/stop");
@@ -215,7 +215,7 @@ fn a_page_with_control_saves_and_ends_a_run() {
     assert_eq!(run.losses().len(), losses.len() + 5);
 }
 
-/// Files for observers do not fit: no file may exceed the size of a checkpoint.
+/// Files for observers do not fit: the limit on file sizes is the size of a checkpoint.
 #[test]
 fn files_for_tensorboard_that_find_no_room_end_nothing() {
     config();
@@ -229,7 +229,7 @@ fn files_for_tensorboard_that_find_no_room_end_nothing() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("done: 300 steps"), "{ended:?}");
     let told = ended.stderr.lines().filter(|line| line.contains("tensorboard")).count();
-    // A short event may still fit where a long one did not.
+    // A short event may still fit where a long event did not.
     assert!((2..30).contains(&told), "{}", ended.stderr);
     assert_eq!(run.losses().len(), 300);
 }

@@ -1,4 +1,4 @@
-//! The doctor's report on each source.
+//! The report of `kiln doctor` on each source of a rank's place.
 
 use crate::support::{Ended, Job, ended};
 
@@ -8,7 +8,7 @@ fn doctor(variables: &[(&str, &str)], arguments: &[&str]) -> Ended {
     ended(kiln_testkit::run_to_end(&mut job.kiln(&command, variables)))
 }
 
-/// The lines of the table about one subject.
+/// Returns the lines of the table about one subject.
 fn part<'a>(ended: &'a Ended, subject: &str) -> Vec<&'a str> {
     let head = format!("  env    {subject} ");
     let (mut lines, mut is_inside) = (Vec::new(), false);
@@ -130,7 +130,7 @@ fn every_source_can_be_taken() {
     }
 }
 
-/// The same as JSON.
+/// The diagnosis as JSON.
 #[test]
 fn json() {
     let diagnosis = |variables: &[(&str, &str)], arguments: &[&str], code| {
@@ -164,7 +164,7 @@ fn json() {
     assert_eq!((&wrong["healthy"], &wrong["place"]["role"]), (&false.into(), &"unknown".into()));
 }
 
-/// `kiln check --machine` is the same examination.
+/// `kiln check --machine` makes the same examination.
 #[test]
 fn check_examines_the_machine_alone() {
     let run = |arguments: &[&str]| ended(kiln_testkit::run_to_end(&mut Job::new("").kiln(arguments, &[])));
@@ -176,7 +176,7 @@ fn check_examines_the_machine_alone() {
     let found = run(&["check", "--machine", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&found.stdout).expect("JSON");
     assert_eq!(json["place"]["role"], "alone");
-    // A configuration has its own ports.
+    // With a configuration, these flags are refused: it has its own ports.
     for wrong in [&["check", "run.toml", "--json"][..], &["check", "run.toml", "--machine"], &["check"]] {
         assert_eq!(run(wrong).code, Some(2), "{wrong:?}");
     }
@@ -207,7 +207,7 @@ fn network_is_examined() {
     let text = rank("1", "127.0.0.1", &port);
     assert!(text.contains("a process listens on 127.0.0.1:"), "{text}");
     drop(listener);
-    // Port 1 is never assigned by chance, and its service is no longer in use.
+    // The system never assigns port 1 by chance, and nothing uses its service any more.
     let text = rank("1", "127.0.0.1", "1");
     assert!(text.contains("no process listens there yet"), "{text}");
     // A port that was just free may have been taken by another program.

@@ -124,7 +124,7 @@ fn two_nodes_make_one_job() {
     assert_eq!(places, ["0 0 4", "1 0 4", "0 1 4", "1 1 4"]);
 }
 
-/// A shell inside `salloc`, or an editor's terminal, has the variables of a task although no other task is
+/// A shell inside `salloc`, or an editor's terminal, has the variables of a Slurm task, but no other task has been
 /// started.
 #[test]
 fn a_shell_in_an_allocation_is_told_at_once_how_to_run_alone() {

@@ -1,4 +1,4 @@
-//! The output of ranks is stored per rank, and rank 0's is shown on the console.
+//! Each rank's output is stored in files of its own, and rank 0's output is also shown on the console.
 
 use crate::support::Job;
 
@@ -46,8 +46,7 @@ fn where_logs_go() {
     assert!(ended.stderr.contains("choose another folder with --log-dir"), "{ended:?}");
 }
 
-/// A rank may write faster than its pipe accepts, and until its last moment. Its log still contains
-/// everything.
+/// A rank may write faster than its pipe accepts, and until its last moment. The rank's log still contains everything.
 #[test]
 fn nothing_is_lost() {
     let job = Job::new("seq 1 200000; seq 1 200000 >&2");
@@ -58,7 +57,7 @@ fn nothing_is_lost() {
     }
 }
 
-/// So does the launcher's own output, up to 1 MiB per stream, however slow its reader is.
+/// A reader gets all of the launcher's own output, up to 1 MiB per stream, however slow it is.
 #[test]
 fn a_slow_reader_of_a_mebibyte_gets_all_of_it() {
     // 868,895 bytes; a pipe takes 65,536.
@@ -71,7 +70,7 @@ fn a_slow_reader_of_a_mebibyte_gets_all_of_it() {
     assert_eq!(job.text("run/logs/rank_0.restart_0.stdout.log"), ended.stdout);
 }
 
-/// Its ranks may be refused, but their output must not mix with the other job's.
+/// The second launch may be refused, but its output must not mix with the logs of the first.
 #[test]
 fn a_second_launch_leaves_the_logs_of_one_that_lives_alone() {
     let job = Job::new("echo out of $WHO; [ $WHO = first ] && { put ready 1; wait_for go; }; echo the end");
@@ -89,7 +88,7 @@ fn a_second_launch_leaves_the_logs_of_one_that_lives_alone() {
     put_go(&job);
     assert_eq!(crate::support::finish(first).code, Some(0));
     assert_eq!(job.text(log), "out of first\nthe end\n");
-    // After it has ended, the next launch gets its folder.
+    // After the first job has ended, the next launch gets its folder.
     job.launch(&id, &[("WHO", "fourth")]);
     assert!(job.text(log).contains("out of fourth"));
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{Ended, Job, ended};
 
-/// The ranks are the real program, which finds no configuration, so all of them exit with 2.
+/// Trains on one node. The ranks are the real program, which finds no configuration, so all of them exit with 2.
 fn train(variables: &[(&str, &str)]) -> (Job, Ended) {
     let job = Job::new("");
     let command = ["train", "none.toml", "--out", "run"];

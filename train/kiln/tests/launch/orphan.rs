@@ -1,5 +1,5 @@
-//! No rank outlives its launcher. These ranks are the real program, which requests this from the system; a
-//! script could not.
+//! No rank outlives its launcher. The ranks are the real program, because it asks the system to be killed with its
+//! parent, which a script could not.
 
 use std::fs;
 
@@ -50,7 +50,7 @@ fn ranks_end_with_a_launcher_that_is_killed() {
     }
 }
 
-/// The launcher may be gone before a rank makes the request.
+/// The launcher may end before a rank asks to be killed with it.
 #[test]
 fn a_rank_without_its_launcher_does_not_start() {
     let job = Job::new("");

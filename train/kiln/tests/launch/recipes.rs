@@ -1,4 +1,4 @@
-//! The scripts in `configs/`: they exist, they parse, and they start what their names promise.
+//! The scripts in `configs/`: they exist, they parse, and they start the commands that their names promise.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -57,7 +57,7 @@ struct SlurmJob {
 }
 
 impl SlurmJob {
-    /// `srun` is the script of the step; `state` is the job's state after the step.
+    /// Creates a job: `srun` is the script of its step, and `state` is its state after the step.
     fn new(recipe: &'static str, srun: &str, state: &str) -> SlurmJob {
         let folder = Job::new("");
         fs::create_dir(folder.path("bin")).expect("a folder");
@@ -107,7 +107,7 @@ fn a_slurm_job_goes_back_into_the_queue_if_it_was_stopped() {
         assert_eq!(run(saves, "RUNNING", true), (Some(75), requeued.clone()), "{recipe}");
         assert_eq!(run("exit 75", "RUNNING", false), (Some(75), requeued.clone()), "{recipe}");
         assert_eq!(run(is_killed, "RUNNING", true), (Some(137), requeued), "{recipe}");
-        // Cancelled, or requeued by Slurm itself.
+        // The job is cancelled, or Slurm requeues it.
         assert_eq!(run(saves, "COMPLETING", true), (Some(75), String::new()), "{recipe}");
         for code in [0, 1, 137] {
             let ended = run(&format!("exit {code}"), "RUNNING", false);

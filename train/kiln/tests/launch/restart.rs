@@ -31,7 +31,7 @@ fn restarts_come_to_an_end() {
     assert_eq!(job.logs("run/logs").len(), 3 * 2);
 }
 
-/// Any signal that requests the end counts: no rank runs at that time, and the state is saved.
+/// Every signal that requests an end counts: no rank runs between two tries, and the state is saved.
 #[test]
 fn a_job_that_is_told_to_end_before_its_next_try_is_preempted() {
     for signal in ["TERM", "INT", "HUP", "USR1", "USR2"] {
@@ -52,7 +52,7 @@ fn one_restart_is_not_many() {
     assert!(ended.stderr.ends_with("kiln launch: giving up after 1 restart\n"), "{ended:?}");
 }
 
-/// Restarts by a scheduler count too, so that the run resumes from its checkpoint.
+/// The launcher counts restarts by a scheduler too, so that the run resumes from its checkpoint.
 #[test]
 fn restarts_by_others_count() {
     let job = Job::new("[ $TORCHELASTIC_RESTART_COUNT = 4 ]");
@@ -60,8 +60,7 @@ fn restarts_by_others_count() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 
-/// A shell function that reports to the launcher, as `kiln` does, the step in which the run has ended and the
-/// reason.
+/// A shell function that reports to the launcher, as `kiln` does, in which step and why the run has ended.
 const TELL: &str = r#"tell() { printf "$1" > "/proc/self/fd/${KILN_LAUNCHER_PIPE%%:*}"; }"#;
 
 #[test]
@@ -85,7 +84,7 @@ fn what_fails_in_another_step_is_started_again() {
     assert!(ended.stderr.ends_with("kiln launch: giving up after 2 restarts\n"), "{ended:?}");
 }
 
-/// The other rank ends because of it, with another exit code.
+/// The other rank ends as a consequence, with another exit code.
 #[test]
 fn wrong_arguments_of_one_rank_are_no_reason_to_try_again() {
     let job = Job::new(&format!(
@@ -95,7 +94,7 @@ fn wrong_arguments_of_one_rank_are_no_reason_to_try_again() {
     let ended = job.launch(&["--nproc-per-node", "2", "--max-restarts", "1"], &[]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert_eq!(job.logs("run/logs").len(), 2 * 2, "{ended:?}");
-    // Rank 0 is on another node, and the error applies to all ranks.
+    // Rank 0 is on another node, and its error applies to all ranks.
     let job = Job::new(&format!("{TELL}\ntell 'Crank 0 could not start the run\\0'; exit 2"));
     let ended = job.launch(&["--max-restarts", "1"], &[]);
     assert_eq!((ended.code, job.logs("run/logs").len()), (Some(2), 2), "{ended:?}");

@@ -1,16 +1,16 @@
-//! Ranks without a secret only meet on a loopback address, however they are started.
+//! Ranks without a secret may meet only on a loopback address, however they are started.
 
 use std::net::TcpListener;
 
 use crate::support::{Ended, Job, ended};
 
-/// A free port on which no one listens.
+/// Returns a free port on which no one listens.
 fn free_port() -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("an address").port().to_string()
 }
 
-/// The place of one of two ranks, in the variables of each way of starting.
+/// Returns the place of one of two ranks, in the variables of each kind of launcher.
 fn ways(rank: &str) -> [Vec<(&'static str, &str)>; 4] {
     [
         vec![("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")],
@@ -47,7 +47,7 @@ fn is_refused(ended: &Ended) {
     }
 }
 
-/// The unspecified address stands for one that other machines can reach.
+/// The unspecified address, which other machines can reach.
 #[test]
 fn an_open_secret_is_refused_however_ranks_are_started() {
     for rank in ["0", "1"] {
@@ -64,7 +64,7 @@ fn an_open_secret_is_refused_however_ranks_are_started() {
     }
 }
 
-/// The launcher of each node reports this in advance, does not restart the ranks, and exits as for any
+/// Each node's launcher reports this before it starts ranks, does not restart them, and exits as for any
 /// configuration error.
 #[test]
 fn a_node_says_what_its_ranks_will_refuse() {
@@ -91,7 +91,7 @@ fn a_node_says_what_its_ranks_will_refuse() {
     assert!(!ended.stderr.contains("starting all ranks of this node again"), "{ended:?}");
 }
 
-/// With `comm.open`, with a secret, or on a loopback address, ranks proceed to wait for the others.
+/// With `comm.open`, with a secret, or on a loopback address, ranks are not refused, and wait for other ranks.
 #[test]
 fn what_is_meant_is_not_refused() {
     let train = ["train", "debug.toml", "--out", "run", "--set", "comm.join_timeout_s=0.1"];
@@ -112,7 +112,7 @@ fn what_is_meant_is_not_refused() {
     }
 }
 
-/// A seal that would protect nothing.
+/// `comm.seal` is refused where it would protect nothing.
 #[test]
 fn a_seal_needs_a_secret_and_tcp() {
     let train = ["train", "debug.toml", "--out", "run", "--set", "comm.seal=encrypt"];

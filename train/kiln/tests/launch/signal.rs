@@ -100,7 +100,7 @@ fn a_stopped_rank_does_not_hold_up_the_end() {
     assert!(ended.stderr.contains("stopped by the launcher: killed by SIGKILL"), "{ended:?}");
 }
 
-/// It gets no extra time, because it could not use it.
+/// A stopped rank gets no time to exit, because it could not use the time.
 #[test]
 fn a_rank_that_was_stopped_is_killed_when_all_others_have_ended() {
     let job = Job::new("put pid.$RANK $$; wait_for go; exit 1");
@@ -140,8 +140,8 @@ fn signals_that_are_ignored_from_the_start_end_nothing() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
 }
 
-/// A process that ignores SIGCHLD cannot wait for its children. Only a program can pass this on: shells
-/// refuse to.
+/// A process that ignores SIGCHLD cannot wait for its children. Only a program can start another one in that
+/// state: shells refuse to.
 #[test]
 fn a_launcher_learns_how_ranks_end_where_sigchld_was_ignored() {
     let job = Job::new("exit 0");

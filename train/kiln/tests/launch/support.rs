@@ -9,8 +9,8 @@ use crate::signals;
 use kiln_testkit::{output_of, run_to_end, wait_until};
 use tempfile::TempDir;
 
-/// The start of every script. `wait_for` waits for a file, `wait_end` for the end of the process whose id is
-/// in a file: an event instead of a time.
+/// The start of every script. `wait_for` waits for a file, `wait_end` for the end of the process whose id is in a
+/// file; scripts wait for these events instead of for some time.
 const PRELUDE: &str = r#"#!/bin/sh
 wait_for() { while [ ! -e "$1" ]; do sleep 0.01; done; }
 wait_end() { wait_for "$1"; while kill -0 "$(cat "$1")" 2>/dev/null; do sleep 0.01; done; }
@@ -30,7 +30,7 @@ pub struct Ended {
 }
 
 impl Job {
-    /// A folder whose ranks run `script`.
+    /// Returns a folder whose ranks run `script`.
     pub fn new(script: &str) -> Job {
         let job = Job { folder: tempfile::tempdir().expect("a temporary folder") };
         let path = job.path("rank.sh");
@@ -48,7 +48,7 @@ impl Job {
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// A command for `kiln` with these arguments and only these variables.
+    /// Returns a command for `kiln` with these arguments and only these variables.
     pub fn kiln(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
         signals::with_defaults(&mut command)
@@ -63,7 +63,7 @@ impl Job {
         command
     }
 
-    /// A command for `kiln launch` with the script as ranks.
+    /// Returns a command for `kiln launch` whose ranks run the script.
     pub fn launcher(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
         let all = [
             &["launch", "--program", "./rank.sh"],
@@ -73,7 +73,7 @@ impl Job {
         self.kiln(&all.concat(), variables)
     }
 
-    /// Launches and waits for the end.
+    /// Launches, and waits for the end of the launcher.
     pub fn launch(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
         ended(run_to_end(&mut self.launcher(arguments, variables)))
     }
@@ -85,7 +85,7 @@ impl Job {
         }
     }
 
-    /// Names of the logs, sorted.
+    /// Returns the names of the logs, sorted.
     pub fn logs(&self, folder: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(folder)).expect("a log folder");
         let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
@@ -110,7 +110,7 @@ pub fn finish(process: Child) -> Ended {
     ended(output_of(process))
 }
 
-/// The parent of a process, if the process exists and is not a zombie.
+/// Returns the parent of a process, if the process exists and is not a zombie.
 pub fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
@@ -120,7 +120,7 @@ pub fn parent_of(pid: u32) -> Option<u32> {
     (state != "Z" && state != "X").then_some(parent)
 }
 
-/// The living children of a process.
+/// Returns the living children of a process.
 pub fn children_of(pid: u32) -> Vec<u32> {
     let entries = fs::read_dir("/proc").expect("/proc");
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

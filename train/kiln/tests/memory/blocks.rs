@@ -65,7 +65,7 @@ impl Random {
         ((mixed ^ (mixed >> 31)) % limit as u64) as usize
     }
 
-    /// A size from 1 byte to 8 MiB, with the same frequency for each order of magnitude.
+    /// Returns a size from 1 byte to 8 MiB, with the same frequency for each order of magnitude.
     fn size(&mut self) -> usize {
         let magnitude = self.below(23);
         1 + (1 << magnitude) + self.below(1 << magnitude)

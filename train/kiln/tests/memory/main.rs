@@ -60,13 +60,13 @@ fn config(tied: bool) -> ModelConfig {
 /// Sizes of a model in bytes, as the bounds use them.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    /// S
+    /// Bytes of the rank's shards (S).
     shard: usize,
-    /// U
+    /// Bytes of the whole model (U).
     whole: usize,
-    /// K
+    /// Bytes of the largest block (K).
     block: usize,
-    /// R
+    /// Bytes of the outer parts (R).
     outer: usize,
 }
 
@@ -235,8 +235,8 @@ fn replicas_hold_four_times_the_model_and_a_block_of_gradients() {
     }
 }
 
-/// Bytes that a rank holds between two micro-batches, beyond those before the model was built, and its peak
-/// in the backward of the last of three.
+/// Returns how many bytes a rank holds between two micro-batches, beyond those before the model was built, and the
+/// rank's peak in the backward of the last of three micro-batches.
 fn between_micro_batches(policy: &Policy) -> Vec<(Sizes, usize, usize)> {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let measured = run_ranks(RANKS, 1, |world| -> Result<_, ShardError> {
@@ -264,7 +264,7 @@ fn between_micro_batches(policy: &Policy) -> Vec<(Sizes, usize, usize)> {
     measured.expect("all ranks succeed")
 }
 
-/// No whole gradient remains of a reduced micro-batch.
+/// Nothing remains of the whole gradient of a reduced micro-batch.
 #[test]
 fn sharded_gradients_alone_stay_between_micro_batches() {
     for recompute in [Recompute::None, Recompute::Block] {
@@ -273,7 +273,8 @@ fn sharded_gradients_alone_stay_between_micro_batches() {
         for (sizes, between, peak) in between_micro_batches(&sharded) {
             let Sizes { shard, block, outer, .. } = sizes;
             assert!(between <= 2 * shard + MIB, "{between} bytes between micro-batches: {sizes:?}");
-            // Weights of two blocks, gradients of two, and the shard of a block that is added to the sum.
+            // Backward holds the weights of two blocks, the gradients of two, and the shard of a block that is
+            // added to the sum.
             let most = 2 * shard + 4 * block + block / RANKS + outer;
             assert!(peak <= most, "{peak} bytes in backward, bound {most}: {sizes:?}");
         }

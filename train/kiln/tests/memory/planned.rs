@@ -19,7 +19,7 @@ use super::{Device, ONE_AT_A_TIME, PoisonError};
 
 /// Largest overestimate of a plan, as a share of the measured value.
 const ABOVE: f64 = 0.05;
-/// Largest underestimate.
+/// Largest underestimate of a plan, as a share of the measured value.
 const BELOW: f64 = 0.02;
 /// Largest error in both directions for the benchmark presets with a reduction in every micro-batch.
 const CLOSE: f64 = 0.01;
@@ -116,7 +116,7 @@ impl Case {
         shape.expect("a mesh").step(&Speed::INSTANT)
     }
 
-    /// The peak of a rank in its third step, and the bytes that it sent in it.
+    /// Returns the peak of a rank in its third step, and the bytes that the rank sent in this step.
     fn run(&self) -> (u64, u64) {
         let Case { config, optimizer, .. } = self;
         let measured = run_ranks(config.train.ranks, 1, |world| -> Result<(u64, u64), ShardError> {

@@ -1,4 +1,4 @@
-//! Recorded allocations, compared with the counters.
+//! Recorded allocations, compared with counted bytes.
 
 use std::sync::PoisonError;
 
@@ -38,7 +38,7 @@ fn a_profile_has_the_bytes_of_the_counters() {
             memory::reset_peak(rank);
             let profiler = memory::begin_profile(rank).expect("it is counted");
             step()?;
-            // Ensures that no transfer of this rank is in progress.
+            // After this sum, no transfer of this rank is in progress.
             engine.sum_over_ranks("after", &[1.0])?;
             let profile = profiler.end();
             let peak = memory::peak_bytes(rank) as i64;

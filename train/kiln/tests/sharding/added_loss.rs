@@ -19,7 +19,7 @@ struct Restrained {
 
 impl Layer for Restrained {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
-        // Also depends on an inner tensor, so that its gradient reaches the weights by a separate path.
+        // The loss also depends on an inner tensor, so that its gradient reaches the weights by a separate path.
         let normed = self.norm.forward(x.clone());
         context.add_loss("norm", normed.powi_scalar(2).mean().mul_scalar(0.1));
         let y = self.block.forward(x, context);
@@ -87,7 +87,7 @@ fn they_do_not_count_in_an_evaluation() {
 enum Captured {
     /// A tensor that the embedding computes.
     Tracked,
-    /// The same, detached.
+    /// The tensor that the embedding computes, detached.
     Detached,
     /// A constant on the device of the pass.
     Constant,

@@ -36,8 +36,8 @@ fn strategies_and_recomputation_agree_bit_for_bit() {
     }
 }
 
-/// Four micro-batches, whose sums pass through every stage; a head that shares the embedding's weights, so
-/// that the two uses in a micro-batch are added before the reduction; gradients sent in bf16.
+/// Four micro-batches, so that the sums pass through every stage; a head that shares the embedding's weights, so
+/// that both uses in a micro-batch are added before the reduction; and gradients sent in bf16.
 #[test]
 fn strategies_accumulate_alike() {
     for accumulate in ACCUMULATE {
@@ -82,7 +82,7 @@ fn hybrids_accumulate_alike() {
     }
 }
 
-/// The two values add the same numbers in different orders.
+/// The two values of `shard.accumulate` add the same numbers in different orders.
 #[test]
 fn sharded_and_unsharded_sums_round_differently() {
     let [sharded, unsharded] =

@@ -43,7 +43,7 @@ struct Known {
 
 fn run(strategy: Strategy, ranks: usize, recompute: Recompute) -> Run {
     let run = Run::new(strategy, ranks).tied(ranks.is_multiple_of(2)).recompute(recompute);
-    // Groups of two if the number is even, otherwise a single group.
+    // Even numbers of ranks form groups of two, odd numbers a single group.
     let shard_size = if ranks.is_multiple_of(2) { 2 } else { ranks };
     if strategy.is_hybrid() { run.shard_size(shard_size) } else { run }
 }
@@ -93,7 +93,7 @@ fn save(run: &Run, folder: &Path, format: Format, background: bool) -> Known {
     });
     let known = known.unwrap_or_else(|error| panic!("{}: {error}", run.name()));
     let (state, values, losses) = run.same_on_all(known);
-    // In the background, the values at the checkpoint are those of a run that stopped there.
+    // A save in the background must have the values of a run that stopped at the checkpoint.
     let values = values.unwrap_or_else(|| stopped(run));
     Known { state, values, losses }
 }
@@ -109,7 +109,7 @@ fn options() -> SaveOptions {
     }
 }
 
-/// The values after the steps before the checkpoint.
+/// Returns the values of a run that stops at the step of the checkpoint.
 fn stopped(run: &Run) -> [Values; 3] {
     let all = run.try_on_ranks(|world| {
         let rank = Rank::start(run, world)?;
@@ -121,7 +121,7 @@ fn stopped(run: &Run) -> [Values; 3] {
     run.same_on_all(all.unwrap_or_else(|error| panic!("{}: {error}", run.name())))
 }
 
-/// Loads a checkpoint and trains on. Returns the loaded values and the losses, and the bytes that all ranks
+/// Loads a checkpoint and trains on. Returns the loaded values and the losses, and how many bytes all ranks
 /// together have read.
 fn load(run: &Run, path: &Path) -> (Known, u64) {
     let known = run.try_on_ranks(|world| {
@@ -140,7 +140,7 @@ fn load(run: &Run, path: &Path) -> (Known, u64) {
     run.same_on_all(known.unwrap_or_else(|error| panic!("{}: {error}", run.name())))
 }
 
-/// Bytes of all weights and moments.
+/// Returns the bytes of all weights and moments.
 fn data_bytes(run: &Run) -> u64 {
     3 * 4 * burn::module::Module::num_params(&run.decoder(&burn::tensor::Device::flex())) as u64
 }
@@ -178,7 +178,7 @@ fn check(
                 } else {
                     assert_scalars_close(&what, &found.losses, &known.losses);
                 }
-                // With shards over all ranks, every byte is read once in total.
+                // If all ranks together hold one copy of the model, every byte is read once.
                 let copies = match other {
                     Strategy::NoShard => other_ranks,
                     other if other.is_hybrid() => other_ranks / loaded.shard_size.unwrap_or(other_ranks),
@@ -224,8 +224,8 @@ fn all_arrangements_go_on_where_any_other_stopped() {
     assert_eq!(count, 25 * 50);
 }
 
-/// The same weights give the same files, however they are sharded. The engine provides the optimizer's name,
-/// so it does not depend on the caller.
+/// The same weights give the same files, however they are sharded. The files have the optimizer's name, which the
+/// engine provides.
 #[test]
 fn the_state_of_any_optimizer_is_saved() {
     for format in [Format::Sharded, Format::Full] {
@@ -267,7 +267,7 @@ fn strategies_write_the_same_bytes() {
     }
 }
 
-/// All files of a checkpoint.
+/// Returns all files of a checkpoint.
 fn contents(checkpoint: &Checkpoint) -> Vec<(String, Vec<u8>)> {
     let entries = std::fs::read_dir(checkpoint.folder()).expect("a folder").flatten();
     let mut files: Vec<_> = entries
@@ -280,7 +280,7 @@ fn contents(checkpoint: &Checkpoint) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// A converted checkpoint equals the one that a run would have written.
+/// A converted checkpoint equals the one that a run of that format would have written.
 #[test]
 fn converted_checkpoints_are_those_of_a_run() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -299,7 +299,7 @@ fn converted_checkpoints_are_those_of_a_run() {
     };
     assert!(convert("sharded3", "a", Format::Full, 1) == contents(&open("full3")));
     assert!(convert("full3", "b", Format::Sharded, 3) == contents(&open("sharded3")));
-    // Three and four ranks train the same only within rounding; converting back is exact.
+    // Runs on three and on four ranks differ by rounding, but converting there and back is exact.
     let four = convert("a", "c", Format::Sharded, 4);
     assert_eq!(four.len(), contents(&open("sharded4")).len());
     assert!(convert("c", "d", Format::Sharded, 3) == contents(&open("sharded3")));
@@ -307,7 +307,7 @@ fn converted_checkpoints_are_those_of_a_run() {
     assert!(again.is_err(), "exists");
 }
 
-/// Later steps do not affect the file, whatever they change and whenever it is written.
+/// Later steps do not change a saved file, whatever they change and whenever the file is written.
 #[test]
 fn later_steps_do_not_reach_a_snapshot() {
     let run = run(Strategy::FullShard, 2, Recompute::None);
@@ -322,7 +322,7 @@ fn later_steps_do_not_reach_a_snapshot() {
                 .collect()
         };
         let before = read(&snapshot);
-        // Releases one tensor, which is then changed in place; the others are copied.
+        // Releases one tensor, which the next step then changes in place; the other tensors are copied.
         snapshot.release(1, StateKind::Weight);
         assert_eq!(snapshot.values(1, StateKind::Weight), Ok(None));
         let (group, kinds) = (3, KINDS.len());
@@ -342,7 +342,7 @@ fn later_steps_do_not_reach_a_snapshot() {
     assert_eq!(on_all.len(), 2);
 }
 
-/// Only weights that are named may be missing, and existing weights must fit.
+/// Only weights that the caller names may be missing, and existing weights must have the right shape.
 #[test]
 fn names_are_taken_strictly() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -381,7 +381,7 @@ fn names_are_taken_strictly() {
 }
 
 /// Rank 1 writes to a folder that rank 0 does not see, as on separate file systems or on one that shows files
-/// late: this save fails, and the next one is complete.
+/// late: this save fails, and the next save is complete.
 #[test]
 fn a_save_whose_parts_do_not_appear_has_a_deadline() {
     for background in [true, false] {
@@ -418,7 +418,7 @@ fn a_save_whose_parts_do_not_appear_has_a_deadline() {
                 let all = Progress::from_values([sums[0], sums[1], sums[2]]);
                 ended = failing.advance(engine, all).map(|folder| assert_eq!(folder, None));
             }
-            // Nothing of it remains, and the next save is not affected.
+            // Nothing remains of the failed save, and the next save is complete.
             let mut next = patient();
             next.begin(engine, SaveContext::new(state(&run, 90)))?;
             next.settle(engine)?;

@@ -5,7 +5,7 @@ use kiln_shard::{StateKind, Strategy, clip_factor};
 use crate::reference;
 use crate::support::{Rank, Run, assert_close};
 
-/// One run per strategy, on meshes with one axis and with two.
+/// Returns one run per strategy, on meshes with one axis and with two.
 fn strategies() -> Vec<Run> {
     let run = |strategy: Strategy| {
         let shard_size = strategy.is_hybrid().then_some(2);
@@ -17,7 +17,7 @@ fn strategies() -> Vec<Run> {
 #[test]
 fn norms_and_clipped_updates_are_those_of_one_device() {
     for tied in [false, true] {
-        // Tied weights count once; clipping off, active, and far from active.
+        // Tied weights count once. Clipping is off, active, or far from active.
         for max_norm in [0.0, 0.05, 1e6] {
             let settings = |run: Run| Run { max_norm, ..run.tied(tied) };
             let expected = reference::train(&settings(strategies().remove(0)));

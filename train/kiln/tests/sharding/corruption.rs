@@ -1,4 +1,4 @@
-//! Damage of every kind at random places: each is noticed before a weight is used.
+//! Damage of every kind at random places: each damage is noticed before a weight is used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn small() -> Run {
     run
 }
 
-/// A checkpoint with a tokenizer and a configuration, after one step.
+/// Returns a checkpoint with a tokenizer and a configuration, after one step.
 fn saved(folder: &Path, format: Format) -> PathBuf {
     let run = small();
     let tokenizer = ("tokenizer.json".to_owned(), br#"{"a": 1, "b": 2}"#.as_slice().into());
@@ -55,7 +55,7 @@ fn saved(folder: &Path, format: Format) -> PathBuf {
     folders.unwrap_or_else(|error| panic!("{error}")).swap_remove(0)
 }
 
-/// Loads everything on `ranks` ranks, and takes one step.
+/// Loads the whole checkpoint on `ranks` ranks, and takes one step.
 fn load(path: &Path, ranks: usize) -> Result<(), String> {
     let run = Run { ranks, ..small() };
     let loaded = run.try_on_ranks(|world| {
@@ -135,7 +135,7 @@ fn every_damage_is_noticed(format: Format) {
         let error = load(&broken, 1 + index as usize % 3).expect_err(&what);
         let names = |path: &PathBuf| {
             let name = path.file_name().expect("a name").to_string_lossy();
-            // A folder that is no longer a checkpoint has no file to name except the missing one.
+            // If the folder is no longer a checkpoint, the error can name only the missing file.
             error.contains(&*name)
         };
         assert!(named.iter().any(names), "{what}: {error}");
@@ -157,7 +157,7 @@ fn every_damage_to_a_full_checkpoint_is_noticed() {
     every_damage_is_noticed(Format::Full);
 }
 
-/// A weight and a moment of the same shape, or the parts of two ranks, could be confused.
+/// A weight and a moment have the same shape, and so have the parts of two ranks, so their files could be confused.
 #[test]
 fn files_of_equal_length_cannot_stand_in_for_each_other() {
     let folder = tempfile::tempdir().expect("a temporary folder");

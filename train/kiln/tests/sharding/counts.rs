@@ -12,11 +12,10 @@
 //! | `SHARD_GRAD_OP` or never  | 1         | 1         | 1        | 0         | 0        |
 //! | `NO_SHARD`                | 0         | 0         | 0        | 0         | 0        |
 //!
-//! An embedding is never gathered for backward, which reads none of its rows. Groups marked as kept stay
-//! gathered over the micro-batches. Recomputing a block needs no more gathers than reading its weights in
-//! backward. Each group is reduced M times if gradients accumulate sharded, otherwise once: scattered over
-//! the shard axis and all-reduced over the replica axis, the latter once if both exist. The norm of the
-//! gradient takes one all-reduce over the shard axis.
+//! An embedding is never gathered for backward, which reads none of its rows. Groups marked as kept stay gathered
+//! over the micro-batches. If a block is recomputed, backward gathers it just as often. Each group is reduced M
+//! times if gradients accumulate sharded, otherwise once: scattered over the shard axis and all-reduced over the
+//! replica axis, the latter once if both exist. The norm of the gradient takes one all-reduce over the shard axis.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +29,7 @@ type Gathers = [[u64; 3]; 2];
 
 const GROUPS: usize = 3 + 2;
 
-/// Totals of the second step, which is like any later one, and the layout.
+/// Returns the totals of the second step, which is like any later step, and the layout.
 fn second_step(run: &Run) -> Vec<(Vec<Total>, Vec<ParamGroupLayout>)> {
     run.on_ranks(|world| {
         let recorder = world.recorder().clone();
@@ -42,13 +41,13 @@ fn second_step(run: &Run) -> Vec<(Vec<Total>, Vec<ParamGroupLayout>)> {
     })
 }
 
-/// Calls and bytes by parameter group, for one operation in one phase.
+/// Returns calls and bytes by parameter group, for one operation in one phase.
 fn by_group(totals: &[Total], operation: Operation, phase: Phase) -> BTreeMap<String, (u64, u64)> {
     let wanted = totals.iter().filter(|t| t.operation == operation && t.phase == phase);
     wanted.map(|total| (total.scope.to_string(), (total.calls, total.bytes_sent))).collect()
 }
 
-/// Calls and bytes by parameter group that a ring of `ranks` sends for `calls(group)` calls on
+/// Returns calls and bytes that a ring of `ranks` sends, by parameter group, for `calls(group)` calls on
 /// `elements(group)` f32 values. `passes` is 1 for a gather or a scatter and 2 for an all-reduce.
 fn on_a_ring(
     groups: &[ParamGroupLayout],
@@ -111,7 +110,7 @@ fn check(run: &Run, [forward, backward]: Gathers) {
         let norms = by_group(&totals, Operation::AllReduce, Phase::Optimizer);
         assert_eq!(norms.len(), usize::from(shard > 1), "{name}");
         assert!(norms.get("grad_norm").is_none_or(|(calls, _)| *calls == 1), "{name}: {norms:?}");
-        // The sum of the loss over the ranks is the only other communication.
+        // The only other collective sums the loss over the ranks.
         let calls =
             |operation| totals.iter().filter(|t| t.operation == operation).map(|t| t.calls).sum::<u64>();
         assert_eq!(by_group(&totals, Operation::AllReduce, Phase::Loss)["loss"].0, 1, "{name}");
@@ -124,7 +123,7 @@ fn check(run: &Run, [forward, backward]: Gathers) {
     }
 }
 
-/// The row of the table that applies to a policy.
+/// Returns the row of the table above that applies to a policy.
 fn expected(strategy: Strategy, reshard: Reshard, tied: bool, m: u64) -> Gathers {
     use Strategy::{FullShard, HybridShard, NoShard};
     match (strategy, reshard, tied) {
@@ -177,7 +176,7 @@ fn hybrids() {
 
 #[test]
 fn hybrids_of_one_axis() {
-    // A column needs no gathers, a row no all-reduces.
+    // On a mesh of one column, nothing is gathered; on a mesh of one row, nothing is all-reduced.
     let column = Run::new(Strategy::HybridShard, 2).shard_size(1);
     check(&column, expected(Strategy::NoShard, Reshard::Default, false, 1));
     let row = Run::new(Strategy::HybridShard, 2).shard_size(2);
@@ -212,7 +211,7 @@ fn an_evaluation_gathers_every_unit_once() {
     }
 }
 
-/// Element types that one step sends: in gathers and in reductions.
+/// Returns the dtypes in which one step gathers and reduces.
 fn dtypes(run: &Run) -> (Vec<DType>, Vec<DType>) {
     let results = run.on_ranks(|world| -> Result<_, ShardError> {
         let recorder = world.recorder().clone();

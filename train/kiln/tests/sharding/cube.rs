@@ -10,14 +10,14 @@ use crate::bits::assert_same_bits;
 use crate::reference;
 use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_within};
 
-/// The order of sums, and the functions for roots and exponentials, differ from the CPU's.
+/// Tolerance for a different order of sums, and different functions for roots and exponentials, than on the CPU.
 const TOLERANCE: f64 = 1e-4;
 
 /// Muon's directions come from burn's matrix products, which round f32 to TF32 on NVIDIA GPUs, by up to 2⁻¹¹
 /// of each operand; and the second step starts from the result of the first.
 const CUDA_MUON_TOLERANCE: f64 = 1e-2;
 
-/// Eight significant bits, through three blocks and back.
+/// Tolerance for bf16, with eight significant bits, through three blocks forward and backward.
 const BF16_TOLERANCE: f64 = 3e-2;
 
 fn is_cuda() -> bool {
@@ -84,8 +84,8 @@ fn recomputed_blocks_and_micro_batches() {
     }
 }
 
-/// Heads of width 64, which attention's kernels process whole, on tensor cores in half precision; an odd
-/// sequence length.
+/// Returns a run with heads of width 64, which the attention kernels process whole, on tensor cores in half
+/// precision; the sequence length is odd.
 fn with_wide_heads(strategy: Strategy, ranks: usize) -> Run {
     let mut run = Run { batch: 8, seq: 9, ..on_gpu(strategy, ranks) };
     run.model.heads = 2;
@@ -110,7 +110,7 @@ fn strategies_and_recomputation_agree_bit_for_bit() {
     }
 }
 
-/// The dtype for training on NVIDIA GPUs, which wgpu does not have.
+/// bf16, which training on NVIDIA GPUs uses, is not available through wgpu.
 #[test]
 fn bf16_trains_alike_on_cuda() {
     if !is_cuda() {
@@ -141,7 +141,7 @@ fn bf16_trains_alike_on_cuda() {
     }
 }
 
-/// Directions, whole matrices and updates on the device, and with state on the host.
+/// Muon's directions, whole matrices and updates are on the device; tested also with state on the host.
 #[test]
 fn muon_trains_as_on_the_cpu() {
     let muon = Some(Muon { learning_rate: 20.0, ..Muon::default() });
@@ -178,10 +178,10 @@ fn in_half_precision() -> Run {
 #[test]
 fn half_precision_trains_alike() {
     let run = in_half_precision();
-    // Gradients are those of the scaled loss until the update.
+    // Until the update, gradients are those of the scaled loss.
     let without_gradients = |trace: Trace| Trace { gradients: Vec::new(), ..trace };
     let expected = without_gradients(expected(&on_gpu(Strategy::FullShard, 2)));
-    // Eleven significant bits, through three blocks and back.
+    // Tolerance for eleven significant bits, through three blocks forward and backward.
     assert_within(2e-2, &run.name(), &without_gradients(run.train()), &expected);
 }
 

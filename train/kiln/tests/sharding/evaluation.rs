@@ -37,7 +37,7 @@ fn an_evaluation_changes_nothing() {
                 let first = evaluate(step)?;
                 rank.gradients(step)?;
                 trace.gradients.push(rank.values(StateKind::Gradient)?);
-                // Also between backward and update.
+                // An evaluation may also run between backward and update.
                 assert_eq!(evaluate(step)?, first, "the weights are the same");
                 let (loss, norm) = rank.update()?;
                 trace.losses.push(loss);
@@ -51,7 +51,7 @@ fn an_evaluation_changes_nothing() {
     }
 }
 
-/// The gradients after `passes`, which run one backward pass.
+/// Returns the gradients after `passes`, which must run one backward pass.
 fn gradients(run: &Run, passes: impl Fn(&Rank<'_>) -> Result<(), ShardError> + Sync) -> Values {
     run.same_on_all(run.on_ranks(|world| {
         let rank = Rank::start(run, world)?;
@@ -100,7 +100,7 @@ fn an_abandoned_step_leaves_nothing_behind() {
                 let batch = rank.micro_batch(2, 0, &rank.training);
                 let loss = batch.loss(&rank.model.pass(&rank.training));
                 if backward {
-                    // Its gradient waits for another micro-batch that never comes.
+                    // This gradient waits for another micro-batch, which never comes.
                     engine.backward(loss, false)?;
                 }
                 rank.train()

@@ -13,8 +13,8 @@ use crate::support::{Rank, Run, Trace, assert_close};
 
 const PURE: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
 
-/// Five experts, so that their weights do not end at chunk boundaries, and a dense block between two with
-/// experts.
+/// Returns a run with five experts, so that their weights do not end at chunk boundaries, and with a dense block
+/// between two blocks with experts.
 fn run(strategy: Strategy, ranks: usize, router_aux_loss_coef: f64) -> Run {
     let mut run = Run::new(strategy, ranks);
     run.model.feed_forward = MOE.to_owned();
@@ -30,7 +30,7 @@ fn run(strategy: Strategy, ranks: usize, router_aux_loss_coef: f64) -> Run {
     run
 }
 
-/// Without the balance loss, which is a mean over the tokens of a micro-batch and so depends on how the batch
+/// The balance loss is off, because it is a mean over the tokens of a micro-batch and so depends on how the batch
 /// is split.
 #[test]
 fn experts_train_as_on_one_device() {
@@ -57,7 +57,7 @@ fn strategies_and_recomputation_agree_bit_for_bit_on_experts() {
     }
 }
 
-/// The gradient of the balance over all layers is known after the last layer, in backward; also if blocks are
+/// In backward, the gradient of the balance over all layers is known only after the last layer, even if blocks are
 /// recomputed.
 #[test]
 fn strategies_and_recomputation_agree_bit_for_bit_on_the_balance_of_all_layers() {
@@ -79,7 +79,7 @@ fn strategies_and_recomputation_agree_bit_for_bit_on_the_balance_of_all_layers()
     }
 }
 
-/// The same run with biases that balance the experts.
+/// Returns the same run with biases that balance the experts.
 fn biased(strategy: Strategy, ranks: usize, router_aux_loss_coef: f64) -> Run {
     let mut run = run(strategy, ranks, router_aux_loss_coef);
     run.model.moe.as_mut().expect("experts").expert_bias = true;
@@ -90,7 +90,7 @@ fn is_bias(name: &str) -> bool {
     name.ends_with(Moe::BIAS)
 }
 
-/// The optimizer of a run, with this rate for the biases.
+/// Returns the optimizer of `run`, with `rate` as the rate of the biases.
 fn optimizer(run: &Run, rate: f64) -> Optimizer {
     run.optimizer().with_rule(Sign { rate }, |name, _| is_bias(name))
 }
@@ -118,7 +118,7 @@ fn without_biases(mut trace: Trace) -> Trace {
     trace
 }
 
-/// The loads of the experts in all layers and all steps, from the gradients of the biases.
+/// Returns the loads of the experts in all layers and all steps, derived from the gradients of the biases.
 fn loads(run: &Run, trace: &Trace) -> Vec<f64> {
     let passes = (run.ranks * run.accumulation) as f64;
     let choices = (run.batch * run.seq * 2) as f64;
@@ -127,8 +127,7 @@ fn loads(run: &Run, trace: &Trace) -> Vec<f64> {
     biases.flat_map(|(_, gradient)| gradient.iter().map(load)).collect()
 }
 
-/// However a step is split, each choice of an expert counts once, and biases move by the rate towards the
-/// mean.
+/// However a step is split, each choice of an expert counts once, and biases move by the rate towards the mean load.
 #[test]
 fn the_load_is_that_of_the_whole_step() {
     let rate = 0.01;
@@ -168,8 +167,8 @@ fn the_load_is_that_of_the_whole_step() {
     }
 }
 
-/// With biases that do not move, losses, norms, clipping and all other trained parameters have the bits of a
-/// model without biases. Under Muon too.
+/// With biases that do not move, losses, norms, clipping and all other trained parameters have the same bits as
+/// without biases. Also tested under Muon.
 #[test]
 fn what_steers_biases_touches_nothing_else() {
     for muon in [None, Some(Muon { learning_rate: 20.0, ..Muon::default() })] {
@@ -204,8 +203,8 @@ fn biases_have_no_state_and_a_parameter_group_of_their_own() {
     });
 }
 
-/// The largest load divided by the mean load, averaged over layers and passes, at the start and at the end of
-/// a run whose routers strongly prefer the first experts.
+/// Returns the largest load divided by the mean load, averaged over layers and passes, at the start and at the end
+/// of a run whose routers strongly prefer the first experts.
 fn skewed(rate: f64) -> [f64; 2] {
     let run = biased(Strategy::FullShard, 2, 0.0).steps(120);
     let moe = run.model.moe.clone().expect("experts");

@@ -1,4 +1,4 @@
-//! Ranks that fail: the run ends, and names the failed rank and the reason.
+//! If a rank fails, the run ends, and names the rank and the reason.
 
 use std::fmt;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ fn a_rank_that_panics_ends_the_run_with_its_message() {
     }
 }
 
-/// A block that panics in one of its forward passes. With recomputation, the pass can be inside backward.
+/// A block that panics in one of its forward passes. With recomputation, this pass may be inside backward.
 #[derive(Module, Debug)]
 struct Fragile {
     block: AnyLayer,
@@ -215,7 +215,7 @@ fn ranks_with_another_plan_are_named_on_every_rank() {
     }
 }
 
-/// A rank with a separate process gets only its own error; the others learn of it at once.
+/// A rank with a process of its own gets only its own error; the other ranks learn of the error at once.
 #[test]
 fn a_rank_on_its_own_tells_the_others_why_it_ends() {
     type End = fn() -> Result<(), TestError>;

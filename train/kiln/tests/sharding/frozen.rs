@@ -1,4 +1,4 @@
-//! Parameters that are sharded and gathered like others but not trained, and tied weights.
+//! Parameters that are sharded and gathered like others but are not trained, and tied weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,8 @@ use kiln_shard::{Recompute, Reshard, StateKind, Strategy};
 use crate::reference;
 use crate::support::{Rank, Run, Trace, Values, assert_close, distance};
 
-/// Attention's queries and values and the gates: frozen parameters between trained ones in every block.
+/// Selects attention's queries and values and the gates, so that frozen parameters are between trained ones in
+/// every block.
 fn interleaved(name: &str) -> bool {
     ["q_proj", "v_proj", "gate_proj"].iter().any(|frozen| name.contains(frozen))
 }
@@ -31,7 +32,7 @@ fn first_blocks(name: &str) -> bool {
 
 const FROZEN: [fn(&str) -> bool; 4] = [interleaved, embedding, all_but_one_norm, first_blocks];
 
-/// All settings that can be combined with frozen groups.
+/// Returns all settings that can be combined with frozen groups.
 fn settings(frozen: fn(&str) -> bool, tied: bool) -> Vec<Run> {
     let mut runs = Vec::new();
     for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
@@ -91,7 +92,7 @@ fn frozen_parameters_stay_in_bf16_too() {
     }
 }
 
-/// The parameter groups that a step reduced.
+/// Returns the parameter groups that a step reduced.
 fn reduced(run: &Run) -> BTreeSet<String> {
     let groups = run.on_ranks(|world| {
         let recorder = world.recorder().clone();
@@ -130,8 +131,8 @@ fn frozen_units_are_not_reduced() {
     }
 }
 
-/// Gathers of one step after the first, such as `F layers.0.frozen`, with their counts, and the largest
-/// number of streamed groups that were unsharded at the same time.
+/// Returns the gathers of one step after the first, such as `F layers.0.frozen`, with their counts, and the
+/// largest number of streamed groups that were unsharded at the same time.
 fn gathers(run: &Run) -> (BTreeMap<String, u64>, usize) {
     let results = run.on_ranks(|world| {
         let recorder = world.recorder().clone();
@@ -167,7 +168,7 @@ fn a_part_with_frozen_parameters_is_gathered_once_per_pass() {
         for group in ["layers.0", "layers.1", "layers.2"] {
             expected.insert(format!("B {group}.frozen"), micro_batches);
         }
-        // Two parts of two groups each.
+        // Two modules with two groups each.
         let run = run.recompute(Recompute::Block);
         assert_eq!(gathers(&run), (expected, 2 * 2), "{}", run.name());
     }
@@ -200,7 +201,7 @@ fn frozen_values_have_no_optimizer_state() {
     });
 }
 
-/// A decoder whose head or whose input uses a detached embedding: only one of the two uses of tied weights
+/// A decoder whose head or whose input uses a detached embedding, so that only one of the two uses of tied weights
 /// has a gradient.
 struct OneUse<'a, P> {
     modules: &'a P,

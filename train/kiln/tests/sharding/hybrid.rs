@@ -1,4 +1,4 @@
-//! Meshes with two axes.
+//! Meshes with more than one row and column, compared with meshes of a single row or column.
 
 use burn::tensor::Device;
 use kiln_model::Key;

@@ -1,5 +1,5 @@
-//! Muon for the matrices of blocks, and AdamW for the rest: against its formulas in f64, bit for bit between
-//! strategies, and with the state that each parameter needs.
+//! Muon for the matrices of blocks, and AdamW for all other parameters: compared with Muon's formulas in f64, and
+//! bit for bit between strategies, with the state that each parameter needs.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_shard::{AdjustLr, Choice, Muon, ParamGroupLayout, Policy, Recompute, Rule, StateKind, Strategy};
@@ -9,7 +9,7 @@ use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_close, assert_withi
 
 const PURE: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
 
-/// f32 compared with f64 through five iterations whose polynomial is steep near zero, with large updates.
+/// Tolerance between f32 and f64 after large updates with five iterations whose polynomial is steep near zero.
 const TOLERANCE: f64 = 1e-4;
 
 fn muon() -> Muon {
@@ -109,7 +109,7 @@ fn strategies_agree_bit_for_bit() {
     }
 }
 
-/// As for the experts of a layer.
+/// A parameter may hold several matrices, as for the experts of a layer.
 #[test]
 fn a_batch_of_matrices_is_updated_matrix_by_matrix() {
     let [matrices, rows, columns] = [3, 4, 6];
@@ -139,7 +139,7 @@ fn bits_do_not_depend_on_timing() {
     }
 }
 
-/// A single rank that communicates nevertheless sends the same bytes to itself.
+/// A single rank that communicates nevertheless sends the same bytes, but to itself.
 #[test]
 fn a_rank_alone_may_communicate() {
     let alone = run(Strategy::FullShard, 1);
@@ -174,7 +174,7 @@ fn frozen_matrices_stay() {
     assert_within(TOLERANCE, &run.name(), &run.train(), &reference::train(&run));
 }
 
-/// Settings by name: a factor of the learning rate, and a separate weight decay.
+/// Parameters selected by name have a factor of the learning rate and a weight decay of their own.
 #[test]
 fn parameters_can_have_settings_of_their_own() {
     let with = |choose: fn(&str, Choice) -> Choice| {
@@ -213,10 +213,10 @@ fn parameters_can_have_settings_of_their_own() {
     }
 }
 
-/// More ranks only change the order of sums.
+/// A different number of ranks changes only the order of sums.
 #[test]
 fn numbers_of_ranks_agree() {
-    // Newton–Schulz amplifies small singular values, and their rounding with them.
+    // Newton–Schulz iterations amplify small singular values, and so the rounding errors in them.
     let first = run(Strategy::FullShard, 1).steps(2).train();
     for ranks in [2, 4] {
         let run = run(Strategy::FullShard, ranks).steps(2);

@@ -1,11 +1,11 @@
-//! The times at which collectives are issued: the next group is gathered while the current one is used.
+//! When collectives are issued: the next group is gathered while the current group is used.
 
 use kiln_collectives::{Operation, Phase};
 use kiln_shard::{Accumulate, Recompute, Reshard, Strategy};
 
 use crate::support::{Rank, Run};
 
-/// The gathers and reductions of one step in the order in which this rank issued them, such as `F embed`, `B
+/// Returns the gathers and reductions of one step in the order in which this rank issued them, such as `F embed`, `B
 /// layers.0` and `R head`.
 fn issued(run: &Run) -> Vec<String> {
     let results = run.on_ranks(|world| {
@@ -56,7 +56,7 @@ fn gathers_run_ahead_of_compute_and_reductions() {
     }
 }
 
-/// With the option set, one rank gathers and reduces in the same order as many, and the results do not
+/// With `communicate_alone`, one rank gathers and reduces in the same order as many ranks, and the results do not
 /// change.
 #[test]
 fn a_rank_alone_communicates_if_it_is_told_to() {
@@ -70,7 +70,7 @@ fn a_rank_alone_communicates_if_it_is_told_to() {
         assert_eq!(issued(&silent), Vec::<String>::new(), "{strategy}");
         assert!(run.train() == silent.train(), "{strategy}");
     }
-    // More ranks communicate anyway.
+    // More ranks communicate in any case.
     let mut run = Run::new(Strategy::HybridShard, 2).shard_size(1);
     let before = issued(&run);
     run.policy.communicate_alone = true;
@@ -103,7 +103,7 @@ fn a_head_that_is_freed_is_gathered_first() {
 #[test]
 fn replicas_are_summed_behind_the_shards() {
     let run = Run::new(Strategy::HybridShardGradOp, 4).shard_size(2);
-    // A shard is summed over the replicas once it has arrived: when the next group requests a buffer.
+    // A reduced shard is summed over the replicas when the next group requests a buffer.
     let expected = [
         "F embed",
         "F layers.0",
@@ -134,7 +134,7 @@ fn unsharded_micro_batches_reduce_in_the_last_backward_only() {
     assert_eq!(issued.iter().filter(|entry| entry.starts_with('R')).count(), 5, "{issued:?}");
 }
 
-/// Each backward is like the only one of a step, but the head's weights stay.
+/// Every backward is like that of a step with one micro-batch, except that the head's weights stay gathered.
 #[test]
 fn sharded_micro_batches_reduce_in_every_backward() {
     for recompute in [Recompute::None, Recompute::Block] {
@@ -147,7 +147,7 @@ fn sharded_micro_batches_reduce_in_every_backward() {
     }
 }
 
-/// Shards are first added over the micro-batches.
+/// Shards are added over the micro-batches first, and then summed over the replicas once.
 #[test]
 fn replicas_of_shards_are_summed_once() {
     let run = Run::new(Strategy::HybridShardGradOp, 4).shard_size(2).accumulation(3);

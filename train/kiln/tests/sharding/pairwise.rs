@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 /// Two settings and a value of each: `((setting, value), (setting, value))`.
 type Pair = ((usize, usize), (usize, usize));
 
-/// Every combination of settings with `sizes` values each.
+/// Returns every combination of settings with `sizes` values each.
 pub fn product(sizes: &[usize]) -> Vec<Vec<usize>> {
     sizes.iter().fold(vec![Vec::new()], |cases, size| {
         cases.iter().flat_map(|case| (0..*size).map(move |value| [&case[..], &[value]].concat())).collect()
     })
 }
 
-/// A set of combinations in which every pair of values of any two settings occurs. Greedy: always adds the
+/// Returns a set of combinations in which every pair of values of any two settings occurs. Greedy: always adds the
 /// first combination of those that contain the most new pairs.
 pub fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
     let all = product(sizes);
@@ -29,7 +29,7 @@ pub fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
     chosen
 }
 
-/// The pairs that a combination contains.
+/// Returns the pairs that a combination contains.
 pub fn pairs(case: &[usize]) -> Vec<Pair> {
     let settings = || case.iter().copied().enumerate();
     settings().flat_map(|a| settings().skip(a.0 + 1).map(move |b| (a, b))).collect()

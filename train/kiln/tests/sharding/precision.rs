@@ -40,7 +40,7 @@ fn bf16_losses_stay_close_to_f32() {
                     assert!(off <= LOSS_TOLERANCE, "{}: {loss} for {expected}", run.name());
                     assert!(off > 0.0, "{}: it did compute in bf16", run.name());
                 }
-                // Updates of 1e-3 are mostly smaller than half a unit of bf16: they need f32 masters.
+                // Most updates of 1e-3 are less than half a unit of bf16, so the f32 master weights are needed.
                 for (name, weights) in &trace.weights {
                     let off = distance(weights, &expected.weights[name]);
                     assert!(off < 3e-2, "{}: `{name}` is off by {off:.2e}", run.name());

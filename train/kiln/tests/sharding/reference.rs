@@ -1,5 +1,5 @@
-//! The same training on one device, without the engine: plain burn autodiff over the whole batch,
-//! clipping and AdamW from their formulas in f64.
+//! The same training on one device, without the engine: burn's autodiff over the whole batch, and clipping and
+//! AdamW computed from their formulas in f64.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use kiln_shard::Strategy;
 use crate::muon::step_muon;
 use crate::support::{LEARNING_RATE, Run, Trace, Values};
 
-/// The run of [`Run::new`] without the engine, for the untied and for the tied model.
+/// Returns the run of [`Run::new`] without the engine, for the untied and for the tied model.
 pub fn standard(tied: bool) -> &'static Trace {
     static TRACES: LazyLock<[Trace; 2]> =
         LazyLock::new(|| [false, true].map(|tied| train(&Run::new(Strategy::FullShard, 1).tied(tied))));
@@ -115,7 +115,7 @@ impl Parameter {
     }
 }
 
-/// Visits all parameters of a decoder under the names in its sharded counterpart: those of embedding and head
+/// Visits all parameters of a decoder under the names that the sharded decoder uses: those of embedding and head
 /// have no prefix.
 fn visit<R: Read>(decoder: &Decoder, visit: &mut Visit<'_, R>) {
     decoder.embed.visit(visit);
@@ -178,7 +178,7 @@ impl Read for Weights {
     }
 }
 
-/// Reads the gradient of every parameter; zeros for parameters that the loss does not depend on.
+/// Reads the gradient of every parameter; it is zero for a parameter that does not affect the loss.
 struct ReadGradients {
     gradients: Gradients,
     found: Vec<Vec<f32>>,

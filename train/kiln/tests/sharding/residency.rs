@@ -1,4 +1,4 @@
-//! The number of groups that are unsharded at the same time, and what keeps them unsharded.
+//! The number of groups that are unsharded at the same time, and the tensors that keep groups unsharded.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
@@ -11,15 +11,15 @@ use crate::support::{Rank, Run, assert_close};
 
 const RECOMPUTE: [Recompute; 2] = [Recompute::None, Recompute::Block];
 
-/// A run with enough blocks for "at most two" to be meaningful.
+/// Returns a run with enough blocks for "at most two" to be meaningful.
 fn deep(run: Run) -> Run {
     let mut run = Run { batch: 48, ..run };
     run.model.layers = 6;
     run
 }
 
-/// The largest number of streamed groups that were unsharded at the same time: in forward, and in the whole
-/// of later steps.
+/// Returns the largest number of streamed groups that were unsharded at the same time: during forward, and during
+/// whole later steps.
 fn peaks(run: &Run) -> (usize, usize) {
     let peaks = run.on_ranks(|world| {
         let rank = Rank::start(run, world)?;
@@ -103,7 +103,7 @@ fn a_block_that_keeps_a_view_is_reported_and_trains() {
             let (trace, pinned) = run.same_on_all(results);
             assert_close(&run.name(), &trace, &expected);
             // Recomputed blocks keep nothing from forward to backward; without resharding, the weights stay
-            // anyway.
+            // gathered in any case.
             let keeps = strategy == Strategy::FullShard && recompute == Recompute::None;
             let blocks = ["layers.0", "layers.1", "layers.2"];
             assert_eq!(pinned, if keeps { &blocks[..] } else { &[] }, "{}", run.name());
@@ -120,7 +120,7 @@ fn the_optimizer_refuses_weights_that_are_still_read() {
         rank.gradients(1)?;
         let plain = Device::flex();
         drop(rank.micro_batch(1, 0, &plain).loss(&rank.model.pass(&plain)));
-        // The evaluation has not ended.
+        // An evaluation is still in progress.
         let refused = rank.update();
         assert!(matches!(refused, Err(ShardError::Pinned { .. })), "{refused:?}");
         Ok(())

@@ -118,7 +118,7 @@ fn some_shards_hold_padding_only() {
     assert!(empty[7].contains(&"embed".to_owned()), "{empty:?}");
 }
 
-/// Row `row` of a `[rows, width]` parameter, or column `row` of a `[width, rows]` parameter.
+/// Returns row `row` of a `[rows, width]` parameter, or column `row` of a `[width, rows]` parameter.
 fn line(values: &Values, name: &str, row: usize) -> Vec<f32> {
     let values = &values[name];
     if name == "lm_head.weight" {

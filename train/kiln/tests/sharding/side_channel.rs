@@ -17,8 +17,8 @@ use crate::support::{Rank, Run, TOLERANCE, block};
 #[derive(Module, Debug)]
 struct Telling {
     block: AnyLayer,
-    /// Set if ranks record different values. A block does not know its rank, only that its first value is
-    /// small.
+    /// True if ranks record different values. A block does not know its rank, so it records `input` only if the
+    /// mean of its first sample is positive.
     #[module(skip)]
     is_partial: bool,
 }
@@ -31,7 +31,7 @@ impl Layer for Telling {
         let ffn = context.fork("ffn");
         ffn.add_loss("size", size.clone().mean().mul_scalar(0.1));
         context.add_loss("input", x.clone().powi_scalar(2).mean().mul_scalar(0.2));
-        // One value per token.
+        // The layer records one value per token.
         ffn.record("size", size);
         let says = !self.is_partial || x.clone().narrow(0, 0, 1).mean().into_scalar::<f32>() > 0.0;
         if context.is_recording() && says {
@@ -47,7 +47,7 @@ fn decoder(run: &Run, device: &Device, is_partial: bool) -> Decoder {
 
 type Logged = Vec<(String, f64)>;
 
-/// The logged values of two steps, and the norms of their gradients.
+/// Returns the logged values of two steps, and the norms of their gradients.
 fn train(run: &Run, is_partial: bool) -> Vec<Logged> {
     let results = run_ranks(run.ranks, 1, |world| {
         let rank = Rank::with_decoder(run, world, decoder(run, &(run.device)(), is_partial))?;
@@ -90,8 +90,8 @@ fn with(strategy: Strategy, ranks: usize) -> Run {
     run
 }
 
-/// Checks names, and values within [`TOLERANCE`] of the value, or of the largest of its kind where values are
-/// near 0.
+/// Checks the names, and that values differ by at most [`TOLERANCE`], relative to the expected value or, where
+/// values are near 0, to the largest value of the same kind.
 fn assert_same(what: &str, actual: &[Logged], expected: &[Logged]) {
     for (actual, expected) in actual.iter().zip(expected) {
         let names = |logged: &Logged| logged.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
@@ -141,7 +141,7 @@ fn what_layers_record_is_the_same_under_every_strategy() {
     }
 }
 
-/// The mean is taken over the passes that recorded the value.
+/// The mean is taken only over the passes that recorded the value.
 #[test]
 fn ranks_and_passes_may_record_different_values() {
     let run = with(Strategy::FullShard, 4).accumulation(4).steps(2);
@@ -154,7 +154,7 @@ fn ranks_and_passes_may_record_different_values() {
     }
 }
 
-/// Without a gradient, gradient norms are still recorded; norms of weights always are.
+/// Norms of gradients are recorded even if there is no gradient; norms of weights always are.
 #[test]
 fn norms_are_those_of_whole_parameters() {
     for (strategy, ranks) in [(Strategy::FullShard, 3), (Strategy::NoShard, 2), (Strategy::HybridShard, 4)] {
@@ -174,8 +174,8 @@ fn norms_are_those_of_whole_parameters() {
     }
 }
 
-/// Counts over the ranks' shards equal counts over the whole parameters, with each value counted once: also
-/// with replicas, and without the padding of flat buffers.
+/// The histogram over the ranks' shards equals that of the whole parameters. Each value is counted once, even with
+/// replicas, and the padding of flat buffers is not counted.
 #[test]
 fn histograms_are_those_of_whole_parameters() {
     let limits = ValueHistogram::limits();
@@ -201,7 +201,7 @@ fn histograms_are_those_of_whole_parameters() {
                     let values: Vec<f64> = values.into_iter().map(f64::from).collect();
                     let mut counts = vec![0.0; limits.len()];
                     for value in &values {
-                        // A limit belongs to the bucket farther from 0.
+                        // A value at the limit between two buckets belongs to the bucket farther from 0.
                         let is_below = |limit: &f64| *limit < *value || (*limit == *value && *value > 0.0);
                         counts[limits.partition_point(is_below)] += 1.0;
                     }

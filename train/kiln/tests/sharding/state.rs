@@ -34,7 +34,7 @@ fn values_survive_any_change_of_ranks_and_strategy() {
             rank.step(step)?;
         }
         let saved = save(&rank)?;
-        // The steps that an uninterrupted run takes next.
+        // The next steps of an uninterrupted run.
         let next = [rank.step(3)?, rank.step(4)?];
         Ok((saved, next, rank.values(StateKind::Weight)?))
     });
@@ -129,7 +129,8 @@ fn a_gradient_that_is_not_there_is_no_view_of_a_weight() {
     });
 }
 
-/// A save in the background reads the values of its moment, whatever is loaded meanwhile.
+/// A save in the background reads the values of the moment at which it began, even if other values are loaded
+/// before it ends.
 #[test]
 fn values_are_replaced_beside_a_snapshot() {
     let run = Run::new(Strategy::NoShard, 1);
@@ -155,7 +156,7 @@ fn values_are_replaced_beside_a_snapshot() {
     });
 }
 
-/// A norm that every rank computes from its own shards equals that of the whole, under every strategy.
+/// A norm that every rank computes from its own shards equals the norm of the whole parameter, under every strategy.
 #[test]
 fn sums_over_shards_count_every_element_once() {
     let mut norms = Vec::new();
@@ -211,7 +212,7 @@ fn unknown_names_and_wrong_lengths_are_refused() {
                 format!("`norm.weight` has 16 elements (shape [16]), but {len} were given")
             );
         }
-        // The engine still works.
+        // After the error, the engine still works.
         rank.step(1).map(drop)
     });
 }

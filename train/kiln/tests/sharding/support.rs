@@ -23,7 +23,7 @@ pub const TOLERANCE: f64 = 1e-5;
 
 pub const LEARNING_RATE: f64 = 1e-3;
 
-/// Values by parameter name.
+/// Values of parameters, by name.
 pub type Values = BTreeMap<String, Vec<f32>>;
 
 /// All settings of a run.
@@ -39,7 +39,7 @@ pub struct Run {
     /// Sequences per step over all ranks.
     pub batch: usize,
     pub seq: usize,
-    /// Token ids in the data are below this value.
+    /// Token ids in the data are less than this number.
     pub tokens: usize,
     pub adamw: AdamW,
     /// The optimizer of the matrices of blocks, if it is not AdamW.
@@ -66,8 +66,8 @@ pub struct Trace {
     pub weights: Values,
 }
 
-/// Three blocks of width 16. Weights are large for this width, so that attention is far from uniform and no
-/// gradient is small compared with the others.
+/// Returns the configuration of three blocks of width 16. Weights are large for this width, so that attention is
+/// far from uniform and no gradient is small compared with the others.
 pub fn small_model(tied: bool) -> ModelConfig {
     ModelConfig {
         vocab_size: 37,
@@ -106,7 +106,7 @@ impl Run {
         }
     }
 
-    /// The optimizer of the run.
+    /// Returns the optimizer of the run.
     pub fn optimizer(&self) -> Optimizer {
         match self.muon {
             None => self.adamw.into(),
@@ -171,7 +171,7 @@ impl Run {
         Decoder::new(&Layers::default(), &self.model, key, device).expect("built-in layers")
     }
 
-    /// A decoder with blocks from `make`.
+    /// Returns a decoder with blocks from `make`.
     pub fn with_blocks<L: Layer>(
         &self,
         device: &Device,
@@ -182,13 +182,13 @@ impl Run {
         Decoder::new(&layers, &model, self.key(), device).expect("a layer of the test")
     }
 
-    /// The text of the data: a token depends only on its position.
+    /// Returns the token at a position of a sample. It depends only on `sample` and `position`.
     pub fn token(&self, sample: usize, position: usize) -> i32 {
         let key = Key::new(2).fork_index(sample as u64);
         (key.at(position as u64) % self.tokens as u64) as i32
     }
 
-    /// Inputs and targets `[rows, seq]` of `rows` samples starting with `first`, and their context.
+    /// Returns the inputs and targets `[rows, seq]` of `rows` samples starting with `first`, and their context.
     pub fn samples(&self, first: usize, rows: usize, device: &Device) -> Batch {
         let ids = |shift: usize| {
             let ids: Vec<i32> = (first..first + rows)
@@ -227,7 +227,7 @@ impl Run {
         self.try_on_ranks(body).unwrap_or_else(|error| panic!("{}: {error}", self.name()))
     }
 
-    /// Trains sharded. Returns rank 0's results, which must be those of every rank.
+    /// Trains with shards. Returns the results of rank 0, which must equal those of every rank.
     pub fn train(&self) -> Trace {
         self.same_on_all(self.on_ranks(|world| {
             let rank = Rank::start(self, world)?;
@@ -237,7 +237,7 @@ impl Run {
         }))
     }
 
-    /// The result of all ranks, which must be equal.
+    /// Returns the result that all ranks have, which must be equal.
     pub fn same_on_all<T: PartialEq>(&self, results: Vec<T>) -> T {
         let mut results = results.into_iter();
         let first = results.next().expect("at least one rank");
@@ -257,7 +257,7 @@ impl Run {
     }
 }
 
-/// Some samples.
+/// A batch of samples.
 pub struct Batch {
     inputs: Tensor<2, Int>,
     targets: Tensor<2, Int>,
@@ -266,12 +266,12 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The same samples, outside training.
+    /// Returns the same samples, for an evaluation.
     pub fn for_evaluation(self) -> Self {
         Batch { context: Context::evaluation(), ..self }
     }
 
-    /// This batch's part of the mean loss of the step.
+    /// Returns this batch's part of the mean loss of the step.
     pub fn loss<P: decoder::Modules>(self, modules: &P) -> Tensor<1> {
         decoder::loss(modules, self.inputs, self.targets, self.scale, &self.context)
     }
@@ -321,7 +321,7 @@ impl<'a> Rank<'a> {
         self.model.engine()
     }
 
-    /// Micro-batch `index` of this rank in `step`, which counts from 1.
+    /// Returns micro-batch `index` of this rank in `step`, which counts from 1.
     pub fn micro_batch(&self, step: u64, index: usize, device: &Device) -> Batch {
         let run = self.run;
         let per_rank = run.batch / run.ranks;
@@ -332,7 +332,7 @@ impl<'a> Rank<'a> {
         run.samples(first, rows, device)
     }
 
-    /// Forward and backward of `step`.
+    /// Computes the gradients of `step`.
     pub fn gradients(&self, step: u64) -> Result<(), ShardError> {
         let engine = self.engine();
         engine.begin_step();
@@ -359,7 +359,7 @@ impl<'a> Rank<'a> {
         self.update()
     }
 
-    /// All values of this kind by parameter.
+    /// Returns all values of this kind by parameter.
     pub fn values(&self, kind: StateKind) -> Result<Values, ShardError> {
         let engine = self.engine();
         let mut values = Values::new();
@@ -391,7 +391,7 @@ pub fn distance(a: &[f32], b: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)));
     match norm(&mut b.iter().map(|b| f64::from(*b))) {
-        // If the expected norm is zero, the actual one must be zero.
+        // If the expected norm is zero, the distance is finite only if there is no difference.
         0.0 if difference == 0.0 => 0.0,
         0.0 => f64::INFINITY,
         size => difference / size,
@@ -447,7 +447,7 @@ pub fn assert_within(tolerance: f64, what: &str, actual: &Trace, expected: &Trac
     values("weights".to_owned(), &actual.weights, &expected.weights);
 }
 
-/// The built-in block.
+/// Returns the built-in block.
 pub fn block(init: LayerInit) -> AnyLayer {
     Layers::default()
         .make_block(LayerInit { model: &ModelConfig { block: None, ..init.model.clone() }, ..init })

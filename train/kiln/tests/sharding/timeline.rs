@@ -1,4 +1,4 @@
-//! The time of a step: every moment belongs to a span, and every wait names its collective.
+//! The timeline of a step: every moment belongs to a span, and every wait names its collective.
 
 use std::collections::BTreeSet;
 
@@ -53,7 +53,7 @@ fn every_moment_of_a_step_is_in_a_span_and_waits_name_their_collective() {
             let gathers = records.iter().filter(|record| record.operation == Operation::AllGather).count();
             assert_eq!(gathers > 0, strategy != Strategy::NoShard, "{strategy}");
         }
-        // The rank that is last at every collective of a step waits for no other.
+        // A rank that arrives last at every collective of a step does not wait.
         assert!(ranks_that_waited > 0, "{strategy}: four ranks wait for each other at the end of a step");
     }
 }

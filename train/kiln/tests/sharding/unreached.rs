@@ -1,5 +1,5 @@
-//! Parameters that a batch does not reach, such as those of sparse experts: different ones on every rank, in
-//! every step and micro-batch.
+//! Parameters that a batch does not use, such as those of sparse experts: they differ on every rank, in every step
+//! and micro-batch.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ fn train(run: &Run) -> Trace {
         for step in 1..=run.steps {
             rank.engine().begin_step();
             for index in 0..run.accumulation {
-                // The same number for the same samples, however they are split over the ranks.
+                // The same samples have the same number, however they are split over the ranks.
                 let micro_batch = number * run.accumulation + index;
                 MICRO_BATCH.set(step << 32 | micro_batch as u64);
                 let batch = rank.micro_batch(step, index, &rank.training);
@@ -85,11 +85,11 @@ fn train(run: &Run) -> Trace {
     }))
 }
 
-/// Runs over `ranks` ranks, with `accumulation` micro-batches each.
+/// Returns runs over `ranks` ranks, with `accumulation` micro-batches each.
 fn settings(ranks: usize, accumulation: usize, frozen: fn(&str) -> bool) -> Vec<Run> {
     let new = |strategy, ranks| {
         let mut run = Run::new(strategy, ranks).accumulation(accumulation).frozen(frozen).steps(6);
-        // A mismatch of calls between ranks must be noticed quickly.
+        // A mismatch of collectives between ranks must be noticed quickly.
         run.policy.timeout = Duration::from_secs(30);
         run
     };

@@ -1,9 +1,9 @@
-//! Signals of the programs that tests start.
+//! Signals in the programs that tests start.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-/// Starts `command` with the default actions of signals. The tests' own process may ignore some: a shell
+/// Starts `command` with the default actions of signals. The process of the tests may ignore some signals: a shell
 /// starts `cargo test &` with SIGINT ignored, and `nohup` ignores SIGHUP.
 pub fn with_defaults(command: &mut Command) -> &mut Command {
     let defaults = || {

@@ -12,19 +12,19 @@ use kiln_testkit::{PATIENCE, status_of};
 use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-/// A program that was started on a separate terminal.
+/// A program on a terminal of its own.
 pub struct Terminal {
     child: Child,
     keys: File,
     screen: Receiver<Vec<u8>>,
-    /// Received text that was not waited for yet.
+    /// Received text that no call of `expect` has consumed.
     unread: String,
     /// All received text.
     all: String,
 }
 
 impl Terminal {
-    /// Starts `command` as the leader of a session with this terminal.
+    /// Starts `command` on a new terminal, as the leader of a session.
     pub fn start(command: &mut Command) -> Terminal {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&master).expect("a terminal");
@@ -55,7 +55,7 @@ impl Terminal {
         Terminal { child, keys, screen, unread: String::new(), all: String::new() }
     }
 
-    /// Waits for `text`. Returns the text before it that was not waited for yet.
+    /// Waits for `text`. Returns the unconsumed text before it.
     pub fn expect(&mut self, text: &str) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -79,9 +79,9 @@ impl Terminal {
         self.keys.write_all(format!("{line}{end}").as_bytes()).expect("it is read");
     }
 
-    /// Waits for the end.
+    /// Waits for the end of the program. Returns how it ended, and all its output.
     pub fn end(mut self) -> (ExitStatus, String) {
-        // The output ends when no process has the terminal open.
+        // The output ends when no process keeps the terminal open.
         loop {
             match self.screen.recv_timeout(PATIENCE) {
                 Ok(bytes) => self.all.push_str(&String::from_utf8_lossy(&bytes)),

@@ -1,6 +1,6 @@
-//! Measurements: `kiln bench strategies`, `kiln bench network`, and `kiln tune`, which tries the ways of `ways.rs`.
-//! `rounds.rs` measures ways to train alternately. The steps here train on made-up tokens, and also serve other
-//! measurements, such as those of the program `kiln-bench`.
+//! Measurements: `kiln bench strategies`, `kiln bench network`, and `kiln tune`, which tries the ways that
+//! `ways.rs` lists. `rounds.rs` alternates between ways to train. The steps here train on made-up tokens; other
+//! measurements use them too, such as those of the program `kiln-bench`.
 
 mod network;
 mod rounds;
@@ -45,8 +45,8 @@ pub fn default_config() -> Config {
     config
 }
 
-/// Checks the kernels that steps of `config` use on `device`, and replaces faulty ones, as every run does before its
-/// first step.
+/// Checks the kernels that steps of `config` use on `device`, and replaces faulty ones, as every run does before
+/// the first step.
 ///
 /// # Errors
 ///
@@ -58,7 +58,7 @@ pub fn check_kernels(config: &Config, model: &ModelConfig, device: &ResolvedDevi
 /// Maximum number of measured steps or rounds.
 const MAX_COUNT: usize = 1_000_000;
 
-/// Checks numbers of steps or rounds, each given with its flag.
+/// Checks numbers of steps or rounds, each given with the name of its flag.
 ///
 /// # Errors
 ///
@@ -81,19 +81,19 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Times of a step on one rank.
+/// Times of one step on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTimes {
-    /// Time from the end of the last backward pass until the outcome of the step was known.
+    /// Time from the end of the last backward pass until the outcome of the step is known.
     pub update: Duration,
-    /// Time from the start until the host had queued all its work for the device. A GPU accepts some 1,000
-    /// launches in advance, so a host with more of them waits for the GPU, and this is an upper bound of what
-    /// the host needs.
+    /// Time from the start of the step until the host has queued all work for the device. A GPU accepts some 1,000
+    /// launches in advance. If a step has more, the host waits for the GPU, and this is an upper bound of the
+    /// host's own time.
     pub queued: Duration,
 }
 
-/// Trains `model` for one step of `config` on made-up tokens, and waits for its outcome. `loss` replaces the
-/// cross-entropy. Step `number` has the same tokens on every machine. Returns its times. Collective.
+/// Trains `model` for one step of `config` on made-up tokens, and waits for the outcome. `loss` replaces the
+/// cross-entropy. Step `number` has the same tokens on every machine. Returns the step's times. Collective.
 ///
 /// # Errors
 ///

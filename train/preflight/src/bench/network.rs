@@ -1,8 +1,7 @@
 //! `kiln bench network`: the time of the training collectives on the ranks' network, by bytes sent.
 //!
-//! Every collective is measured at a ladder of sizes. A line is fitted to its times, `time = latency +
-//! bytes_sent / bandwidth`, by the least squares of the relative errors, so that small sizes count as much as
-//! large ones.
+//! Every collective is measured at sizes that double. A line is fitted to the times, `time = latency + bytes_sent
+//! / bandwidth`, by the least squares of the relative errors, so that small sizes count as much as large ones.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -56,18 +55,18 @@ struct Point {
     bytes: usize,
     /// Bytes that a rank sends.
     sent: u64,
-    /// Median time of its calls, on the slowest rank.
+    /// Median time of the calls, on the slowest rank.
     seconds: f64,
 }
 
-/// A collective at all sizes.
+/// One collective, measured at all sizes, and the fitted link.
 struct Ladder {
     link: Link,
     points: Vec<Point>,
 }
 
 impl NetworkArgs {
-    /// Measures as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Measures as one rank, or launches the ranks of this node. Returns the exit code.
     pub fn run(self) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -91,7 +90,7 @@ impl NetworkArgs {
         config.shard.strategy = Strategy::default();
         config.data.path = "unused".into();
         if place.is_some() { config.validate() } else { config.validate_threads() }?;
-        // Read before anything is measured.
+        // Read first, so that an unreadable file fails before anything is measured.
         let mut links = match &self.out {
             Some(path) if path.exists() => Links::read(path)?,
             _ => Links::default(),
@@ -143,10 +142,10 @@ fn point(
     timeout: Duration,
 ) -> Result<Point> {
     let ranks = world.world_size();
-    // Number of elements of a rank's chunk.
+    // Number of elements in the chunk of one rank.
     let chunk = bytes.div_ceil(size_of::<f32>() * ranks);
     let zeros = |len| kiln_shard::zeros_on(device, DType::F32, len);
-    // As in training.
+    // Ranks share gathered buffers in the same cases as in training.
     let is_shared = operation == Operation::AllGather && world.shares_gathers() && zeros(1).is_on_host();
     let new = || match operation {
         Operation::AllGather if is_shared => Buffer::unallocated(DType::F32, chunk * ranks),
@@ -157,7 +156,7 @@ fn point(
     let (shard, whole) = (Arc::new(zeros(chunk)), Arc::new(zeros(chunk * ranks)));
     let (mut seconds, mut sent, mut kept) = (Vec::new(), 0, None);
     for call in 0..=CALLS {
-        // The memory has been written to before, as in training.
+        // Except in the first call, the memory has been written to before, as in training.
         let output = kept.take().unwrap_or_else(new);
         settle(device)?;
         world.barrier(label()).wait(timeout).map_err(ShardError::from)?;
@@ -182,8 +181,8 @@ fn point(
     Ok(Point { bytes: chunk * ranks * size_of::<f32>(), sent, seconds: seconds.fold(0.0, f64::max) })
 }
 
-/// Fits the line with the least squares of relative errors; returns its latency in seconds and its bandwidth in
-/// bytes per second. Neither is negative.
+/// Fits a line with the least squares of relative errors. Returns the line's latency in seconds and its bandwidth
+/// in bytes per second, neither of which is negative.
 fn fit(points: &[Point]) -> [f64; 2] {
     // Weighted by one over the time, the equation is a + b x = 1 for rows (1 / t, x / t).
     let rows: Vec<_> = points
@@ -201,7 +200,7 @@ fn fit(points: &[Point]) -> [f64; 2] {
     if !latency.is_finite() || latency < 0.0 {
         (latency, slope) = (0.0, b / bb);
     }
-    // The times do not grow with the size.
+    // The slope if the times do not grow with the size.
     let least = 1e-15;
     if slope.is_nan() || slope < least {
         (latency, slope) = (a / aa, least);

@@ -27,25 +27,25 @@ use kiln_train::world::{self, Ranks};
 /// Figures of one way to train. Counts and bytes are those of one rank and one step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct StrategyRow {
-    /// Its name.
+    /// Name of the strategy.
     pub strategy: String,
     /// Arrangement of the ranks.
     pub mesh: String,
-    /// Tokens per second of all ranks, median over rounds.
+    /// Tokens per second of all ranks together, median over rounds.
     pub tokens_per_s: f64,
     /// Tokens per second of the slowest and the fastest round.
     pub tokens_per_s_range: (f64, f64),
-    /// Ratio of `tokens_per_s` to that of the first strategy, median of the ratios within rounds.
+    /// Ratio of `tokens_per_s` to that of the first strategy; median of the rounds' ratios.
     pub relative_speed: f64,
     /// Peak memory of a rank in bytes.
     pub peak_bytes: u64,
-    /// Bytes that a rank sent.
+    /// Bytes that the rank sent.
     pub sent_bytes: u64,
     /// Number of gathers of weights.
     pub gathers: u64,
     /// Number of reductions of gradients.
     pub reductions: u64,
-    /// Share of a step in which a rank waited for communication, median over rounds.
+    /// Share of a step in which the rank waited for communication, median over rounds.
     pub wait_share: f64,
 }
 
@@ -53,7 +53,7 @@ pub struct StrategyRow {
 pub(super) struct Rounds<'a> {
     /// The model.
     pub(super) model: &'a ModelConfig,
-    /// The parts and optimizers to choose from.
+    /// The layers, losses and optimizers to choose from.
     pub(super) registry: &'a Registry,
     /// The device of this process.
     pub(super) selected: &'a ResolvedDevice,
@@ -64,7 +64,7 @@ pub(super) struct Rounds<'a> {
 }
 
 /// Settles `config` on the actual ranks, for a measurement on made-up tokens; returns it with its model and the
-/// device of this process. `ranks` as for [`world::ranks_of`].
+/// device of this process. `ranks` is as for [`world::ranks_of`].
 ///
 /// # Errors
 ///
@@ -155,7 +155,7 @@ impl Rounds<'_> {
             let (elapsed, waited) = (start.elapsed(), world.recorder().total_waited() - waited);
             Ok(sample(config, &world, &model, elapsed, waited, steps)?)
         })?;
-        // The next way must start with a GPU as empty as it was for this one.
+        // Frees unused memory, so that every way starts with an equally empty GPU.
         kiln_shard::release_unused(&device);
         Ok(measured)
     }
@@ -174,8 +174,7 @@ fn sample(
     let sent_bytes = recorder.bytes_sent() / steps as u64;
     let count = |operation, phase| recorder.count(operation, Some(phase)) / steps as u64;
     let gathers = count(Operation::AllGather, Phase::Forward) + count(Operation::AllGather, Phase::Backward);
-    // Under NO_SHARD the all-reduce is the reduction; under the hybrids it follows a reduce-scatter of the same
-    // module.
+    // Under NO_SHARD, all-reduces alone reduce; under the hybrids, each follows a reduce-scatter of the same module.
     let reductions =
         count(Operation::ReduceScatter, Phase::Backward).max(count(Operation::AllReduce, Phase::Backward));
     let tokens = (steps * config.train.global_batch * config.data.seq_len) as f64;

@@ -49,7 +49,7 @@ pub struct StrategiesArgs {
 }
 
 impl StrategiesArgs {
-    /// Measures as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Measures as one rank, or launches the ranks of this node. Returns the exit code.
     pub fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -89,7 +89,7 @@ pub struct StrategiesOptions {
     pub ranks: Option<usize>,
     /// The rank of this process, if ranks are processes.
     pub place: Option<RankEnv>,
-    /// The parts and optimizers to choose from.
+    /// The layers, losses and optimizers to choose from.
     pub registry: Registry,
     /// Steps measured per strategy and round, after one warm-up step.
     pub steps: usize,
@@ -97,7 +97,7 @@ pub struct StrategiesOptions {
     pub rounds: usize,
 }
 
-/// The rows of all strategies.
+/// The figures of all strategies, and what was measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StrategiesTable {
     /// The trained model.
@@ -109,7 +109,7 @@ pub struct StrategiesTable {
     /// The device that computed.
     #[serde(skip)]
     pub device: String,
-    /// Seed of the weights, and dtype of the passes.
+    /// Seed of the weights, and compute dtype.
     #[serde(skip)]
     pub settled: (u64, String),
     /// Sequences per step.
@@ -120,21 +120,21 @@ pub struct StrategiesTable {
     pub rows: Vec<StrategyRow>,
 }
 
-/// Measures all strategies. If ranks are processes, every rank calls this and gets its own figures; rank 0's
-/// are the ones to show.
+/// Measures all strategies. If ranks are processes, every rank calls this function and gets its own figures; show
+/// those of rank 0.
 pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let mut config = options.config.clone().unwrap_or_else(default_config);
     let place = options.place.as_ref();
     if place.is_none() && options.ranks.is_none() {
         return Err(unknown_ranks());
     }
-    // The table covers all strategies, so the file's settings for one of them do not apply.
+    // All strategies are measured, so the configuration must not be checked against the settings for one of them.
     let shard_size = config.shard.shard_size.take();
     config.shard.strategy = Strategy::default();
     check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
     let (config, model, selected) = prepare(config, options.ranks, &options.registry, place)?;
     let layers = options.registry.layers();
-    // The strategy that needs the most memory.
+    // The configuration is checked for the strategy that needs the most memory.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;
     let decoder = Decoder::new(layers, &model, Key::new(0), &device::plain())?;
@@ -151,7 +151,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let ranks = Ranks::meet(&config, place, &identity, &selected)?;
     let ways = Strategy::ALL.map(|strategy| {
         let mut way = config.clone();
-        // As in training, the configured size is that of the hybrids' groups.
+        // As in training, a configured group size applies to the hybrid strategies.
         way.shard.shard_size = shard_size.filter(|_| strategy.is_hybrid());
         way.shard.strategy = strategy;
         way

@@ -25,7 +25,7 @@ use kiln_train::registry::Registry;
 use kiln_train::run;
 use kiln_train::world::{self, Ranks};
 
-/// Beginning of the comment at the top of a tuned configuration. An empty line follows the comment.
+/// Start of the comment at the top of a tuned configuration. An empty line follows the comment.
 const WRITTEN: &str = "# Written by `kiln tune";
 
 /// Converts the `percent` of `--margin` to a share from 0 to 1.
@@ -83,9 +83,9 @@ struct TuneRow {
     peak_bytes: u64,
     /// Tokens per second of all ranks together, median over rounds.
     tokens_per_s: f64,
-    /// Ratio of `tokens_per_s` to that of the first row, median of the ratios within rounds.
+    /// Ratio of `tokens_per_s` to that of the first row; median of the rounds' ratios.
     relative_speed: f64,
-    /// True for the way that is written to the configuration.
+    /// True for the way that the written configuration uses.
     chosen: bool,
 }
 
@@ -99,14 +99,14 @@ struct TuneReport {
     rows: Vec<TuneRow>,
     /// The written configuration.
     out: PathBuf,
-    /// The changes in it, as `--set` takes them.
+    /// The changes in the written configuration, as `--set` takes them.
     changes: Vec<String>,
-    /// Keys that were removed from it.
+    /// Keys that were removed from the written configuration.
     removed: Vec<&'static str>,
 }
 
 impl TuneArgs {
-    /// Tunes the configuration as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Tunes the configuration as one rank, or launches the ranks of this node. Returns the exit code.
     pub fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -120,7 +120,7 @@ impl TuneArgs {
             ("--candidates", self.candidates),
         ])?;
         let out = self.out.clone().unwrap_or_else(|| self.config.with_extension("tuned.toml"));
-        // Rank 0 writes, and the machines of the others may lack the folder.
+        // Only rank 0 writes the file; the machines of other ranks may lack its folder.
         if place.is_none_or(|place| place.rank == 0) {
             self.check_out(&out)?;
         }
@@ -192,7 +192,7 @@ impl TuneArgs {
         }
     }
 
-    /// Returns the error if no way fits: the same as for a run of the configuration, if that fails too.
+    /// Returns the error if no way fits: the error of a run of this configuration, if that fails too.
     fn nothing_fits(&self, tried: &Tried<'_>) -> TrainError {
         let Tried { config, model, registry, selected, place, .. } = *tried;
         let refused = || -> Result<()> {
@@ -202,13 +202,13 @@ impl TuneArgs {
         };
         refused().err().unwrap_or_else(|| {
             TrainError::usage(format!(
-                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` shows the needs of each",
+                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` shows how much each needs",
                 self.config.display()
             ))
         })
     }
 
-    /// Writes the configuration with the changes of `report`, below `table`.
+    /// Writes the configuration with the changes of `report`. The comment at its top contains `table`.
     fn write(&self, report: &TuneReport, table: &str) -> Result<()> {
         let TuneReport { out, changes, removed, .. } = report;
         let is_kept = |setting: &&String| {
@@ -231,7 +231,7 @@ impl TuneArgs {
             return named::write(out, text.as_bytes(), "configuration", |_| true);
         }
         write_new_beside(out, text.as_bytes()).map_err(|error| match error.kind() {
-            // The file has appeared since the first check.
+            // The file did not exist when `check_out` looked.
             ErrorKind::AlreadyExists => TrainError::Exists(out.clone()),
             _ => TrainError::io("write", out)(error),
         })
@@ -246,7 +246,7 @@ fn without_comment(text: &str) -> &str {
     rest.strip_prefix('\n').unwrap_or(rest)
 }
 
-/// Returns the ways of `mine` that fit on every rank, in the order of rank 0. Collective.
+/// Returns the ways in `mine` that fit on every rank, in the order of rank 0. Collective.
 fn agreed(mine: Vec<Way>, config: &Config, ranks: &Ranks<'_>) -> Result<Vec<Way>> {
     let unreadable = |error: serde_json::Error| TrainError::usage(format!("the ways to try: {error}"));
     let told = serde_json::to_vec(&mine).map_err(unreadable)?;
@@ -260,7 +260,7 @@ fn agreed(mine: Vec<Way>, config: &Config, ranks: &Ranks<'_>) -> Result<Vec<Way>
     })
 }
 
-/// Combines planned and measured figures; chooses the fastest way, and the first among equals.
+/// Combines planned and measured figures, and chooses the fastest way; of equally fast ways, the first.
 fn chosen_of(ways: &[Way], measured: &[StrategyRow]) -> Vec<TuneRow> {
     let fastest = measured.iter().map(|row| row.relative_speed).fold(0.0, f64::max);
     let chosen = measured.iter().position(|row| row.relative_speed >= fastest);

@@ -20,11 +20,11 @@ use kiln_train::run;
 pub(super) struct Way {
     /// The sharding strategy.
     pub(super) strategy: Strategy,
-    /// Group size of a hybrid strategy, if it is set.
+    /// Group size of a hybrid strategy, if the configuration sets one.
     shard_size: Option<usize>,
     /// The parts that are recomputed in backward.
     pub(super) recompute: Recompute,
-    /// True if state is in the memory of the host.
+    /// True if state is in host memory.
     pub(super) offload: bool,
     /// Sequences per micro-batch.
     pub(super) micro_batch: usize,
@@ -32,7 +32,7 @@ pub(super) struct Way {
     pub(super) configured: bool,
     /// Planned peak memory of a rank in bytes.
     pub(super) planned_peak_bytes: u64,
-    /// Seconds per step, if the speed of the device is known.
+    /// Planned seconds per step, if the speed of the device is known.
     pub(super) planned_step_s: Option<f64>,
 }
 
@@ -60,7 +60,7 @@ impl Way {
         config
     }
 
-    /// Returns whether both ways are the same, apart from their figures.
+    /// Returns whether both ways are the same, whatever their planned figures.
     pub(super) fn is_same(&self, other: &Way) -> bool {
         let what = |way: &Way| (way.strategy, way.shard_size, way.recompute, way.offload, way.micro_batch);
         what(self) == what(other)
@@ -98,7 +98,7 @@ impl Tried<'_> {
         let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain())?;
         let optimizer = registry.optimizers().make(&config.optim)?;
         let target = self.target();
-        // Groups are those of a machine unless their size is set.
+        // Without a configured size, a group is the ranks of one machine.
         let mut planned_config = config.clone();
         let of_machine = (target.nodes > 1).then(|| target.ranks_per_node());
         planned_config.shard.shard_size = config.shard.shard_size.or(of_machine);
@@ -130,7 +130,7 @@ impl Tried<'_> {
         }
         let mut fitting: Vec<_> =
             ways.into_iter().filter_map(|way| self.planned(way, &planned, &decoder, &optimizer)).collect();
-        // A stable sort: strategies keep their order.
+        // A stable sort, so that equal ways stay in the order of strategies.
         fitting.sort_by(Way::compare);
         Ok(fitting)
     }
@@ -144,11 +144,11 @@ impl Tried<'_> {
         optimizer: &Optimizer,
     ) -> Option<Way> {
         if way.offload && self.config.precision.compute() == Precision::F16 {
-            // The loss scale adapts on the GPU.
+            // f16 excludes offload: the loss scale adapts on the GPU.
             return None;
         }
         let mut config = way.apply(self.config);
-        // The same check as before a run.
+        // The check that every run makes before it starts.
         run::memory_warnings(&config, self.model, decoder, optimizer, self.selected, self.place).ok()?;
         if way.strategy.is_hybrid() {
             let of_machine = planned.target.ranks_per_node();
@@ -168,7 +168,7 @@ impl Tried<'_> {
         } else {
             (Hardware::Cpu(None), Memory::for_machine())
         };
-        // As before a run.
+        // The memory that a run may use, as the check before a run computes it.
         let fraction = config.device.memory_fraction.unwrap_or(1.0);
         let share = |memory: Memory| memory.free.min((memory.total as f64 * fraction) as u64);
         Target {

@@ -31,18 +31,18 @@ const ROUNDS: usize = 8;
 /// but comparing logs of two machines does.
 const CLOCK: [f64; 2] = [1.0, 30.0];
 
-/// Maximum time until a new file must be visible on another machine. Its name was never looked up before, so
-/// no cache holds its absence.
+/// Maximum time until a new file must be visible on another machine. No machine has looked up the file's name
+/// before, so none has cached its absence.
 const SEEN: Duration = Duration::from_secs(2);
 
-/// Interval between attempts to see the file.
+/// Interval between attempts to see the new file.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Number of bytes read at each of three places of a token file to distinguish copies.
+/// Number of bytes read at each of three places of a token file, to detect copies that differ.
 const SAMPLE: usize = 1 << 16;
 
-/// Compares this rank with the others. `ahead` is an error in seconds to add to its clock, for a drill.
-/// Collective: every rank calls it, whatever its earlier checks found.
+/// Compares this rank with rank 0. For a drill, `ahead` is added to this rank's clock, in seconds. Collective:
+/// every rank calls this, whatever its earlier checks have found.
 pub(super) fn examine(
     setup: &Setup,
     world: &dyn Communicator,
@@ -68,11 +68,11 @@ pub(super) fn examine(
     )?;
     for (subject, folder) in [
         ("checkpoint", setup.resume.clone()),
-        // A resumed run does not read it.
+        // A resumed run does not read `init.from`.
         ("init.from", config.init_from().filter(|_| setup.resume.is_none()).map(Path::to_owned)),
     ] {
         let print = folder.as_deref().map_or_else(String::new, checkpoint_print);
-        // Reported only if at least one rank has such a value.
+        // Reported only if at least one rank has such a checkpoint.
         if comparison.any(subject, !print.is_empty())? {
             comparison.same(
                 subject,
@@ -128,12 +128,12 @@ fn arguments(config: &Config, options: &RunOptions) -> String {
     )
 }
 
-/// Returns whether `here` is set on any rank. Collective.
+/// Returns whether the flag `here` is set on any rank. Collective.
 fn any(world: &dyn Communicator, label: &'static str, here: bool, timeout: Duration) -> Result<bool> {
     Ok(world::gather(world, label, &[u8::from(here)], timeout)?.iter().any(|flag| *flag == [1]))
 }
 
-/// A comparison of this rank with the others. Every method is collective.
+/// A comparison of all ranks. Every method is collective.
 struct Comparison<'a> {
     world: &'a dyn Communicator,
     timeout: Duration,
@@ -165,11 +165,11 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Compares this rank's clock with rank 0's.
+    /// Compares this rank's clock with that of rank 0.
     ///
-    /// A rank reads its clock between a barrier and a gather. Rank 0 reads its own before the barrier and after
-    /// the gather, so the other reading lies between the two: at their midpoint, plus or minus half their
-    /// distance.
+    /// Every rank reads its clock between a barrier and a gather. Rank 0 also reads its clock before the barrier
+    /// and after the gather, so the other rank's reading lies between these two: at their midpoint, plus or minus
+    /// half their distance.
     fn clocks(&mut self, ahead: f64) -> Result<()> {
         let now = || {
             let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -204,7 +204,7 @@ impl Comparison<'_> {
 
     /// Checks that a file that rank 0 has just written to `folder` is visible to this rank.
     fn shared(&mut self, subject: &'static str, folder: Option<PathBuf>, fix: &str) -> Result<()> {
-        // Dropping this deletes the file.
+        // Dropping `written` deletes the file.
         let (mut written, mut reason) = (None, String::new());
         if let Some(folder) = folder.filter(|_| self.world.rank() == 0) {
             match write(&folder) {
@@ -244,7 +244,7 @@ impl Comparison<'_> {
     }
 }
 
-/// Fingerprint of a folder of data that does not read all of it.
+/// Returns a fingerprint of a data folder, without reading all of it.
 fn fingerprint(folder: &Path) -> String {
     let mut print = String::new();
     for name in ["data.json", "tokenizer.json"] {
@@ -265,7 +265,7 @@ fn fingerprint(folder: &Path) -> String {
     print
 }
 
-/// Fingerprint of a checkpoint: the hashes of its list of contents.
+/// Returns a fingerprint of a checkpoint: the hashes of the files that list its contents.
 fn checkpoint_print(folder: &Path) -> String {
     let found = kiln_checkpoint::Checkpoint::find(folder).unwrap_or_else(|_| folder.to_owned());
     let list = ["manifest.json", "config.json", "model.safetensors.index.json"];
@@ -284,14 +284,14 @@ fn write(folder: &Path) -> std::io::Result<(tempfile::NamedTempFile, String)> {
     Ok((file, nonce))
 }
 
-/// Waits for the file to become visible. Returns `false` if it does not.
+/// Waits for the file at `path` to become visible. Returns whether it did.
 fn sees(path: &Path, nonce: &str) -> bool {
     let until = Instant::now() + SEEN;
     loop {
         if fs::read(path).is_ok_and(|content| content == nonce.as_bytes()) {
             return true;
         }
-        // If the folder does not exist, waiting for caches does not help.
+        // If even the folder is missing, no cache is the cause, and waiting does not help.
         if Instant::now() >= until || !path.parent().is_some_and(Path::is_dir) {
             return false;
         }

@@ -21,24 +21,24 @@ const READ: u64 = 2048;
 /// Number of tokens shown as text.
 const SHOWN: usize = 24;
 
-/// The data that was found.
+/// The data that the check found.
 pub(super) enum Found {
     /// Prepared data, and the content of its tokenizer file.
     Prepared(Box<DataInfo>, Vec<u8>),
-    /// No data yet; the run prepares it first.
+    /// No data yet; the run prepares it before it starts.
     Later,
-    /// No usable data. Holds the size of the vocabulary if that is known nevertheless.
+    /// No usable data. Holds the vocabulary size if it is known nevertheless.
     Unusable(Option<usize>),
 }
 
-/// Checks the data of `config`. A resumed run continues on the data of the checkpoint `resume`.
+/// Checks the data of `config`. A resumed run continues with the data of the checkpoint `resume`.
 pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, findings: &mut Findings) -> Found {
     let section = &config.data;
     if !section.text.is_empty() && !section.path.join("data.json").exists() {
         return inputs(config, findings);
     }
     let trained_on = resume.and_then(|from| from.state().data_sha256.as_deref());
-    // Prepared data exists, so this does not prepare any.
+    // The data is prepared already, so this call does not prepare any.
     let open = || prepared::open(section, config.train.seed, trained_on, &AtomicBool::new(false));
     let opened = process::in_pool(open).map_err(TrainError::threads("threads that check the data"));
     let opened = opened.and_then(|opened| Ok(opened?));
@@ -83,12 +83,12 @@ fn inputs(config: &Config, findings: &mut Findings) -> Found {
     Found::Later
 }
 
-/// Reads the pairs of `eval.prompts`. Their tokens need a tokenizer, which may not exist yet.
+/// Reads the pairs of `eval.prompts`, without tokenizing them, because the tokenizer may not exist yet.
 fn pairs(config: &Config, findings: &mut Findings) -> Option<Vec<(usize, Pair)>> {
     findings.take(DATA, "eval.prompts", prompts::read(config))
 }
 
-/// Number of tokens of the longest prompt of `[sample]`, as far as known before the weights are opened.
+/// Returns how many tokens a prompt of `[sample]` may have, as far as that is known before the weights are opened.
 fn context(config: &Config, resume: Option<&Checkpoint>) -> usize {
     let seq_len = config.data.seq_len;
     match (config.model.context_length, resume) {
@@ -99,7 +99,7 @@ fn context(config: &Config, resume: Option<&Checkpoint>) -> usize {
     }
 }
 
-/// The data's tokenizer, and the content of its file.
+/// Returns the content of the data's tokenizer file, and the tokenizer.
 fn tokenizer(config: &Config, info: &DataInfo, findings: &mut Findings) -> Option<(Vec<u8>, Tokenizer)> {
     let folder = &config.data.path;
     let load = || {
@@ -144,7 +144,7 @@ fn check_split(
     let read = samples.min(READ);
     let known = tokenizer.map_or(usize::MAX, Tokenizer::vocab_size);
     for index in 0..read {
-        // Spread over the file, including the last sample.
+        // The sequences to read are spread over the file, and include the last one.
         let sample = ((index + 1) as u128 * u128::from(samples) / u128::from(read)) as u64 - 1;
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         source.file().read_sample(sample, &mut inputs, &mut targets)?;

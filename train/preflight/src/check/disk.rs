@@ -59,7 +59,7 @@ pub(super) fn examine(out: &Path, parts: &Trained, done: u64, findings: &mut Fin
     }
 }
 
-/// Bytes of one checkpoint: all weights, and the optimizer slots of the trained ones.
+/// Returns the bytes of one checkpoint: all weights, and the optimizer slots of the trained ones.
 fn bytes_of(config: &Config, optimizer: &Optimizer, shapes: &Shapes) -> u64 {
     let is_frozen = config.frozen();
     let bytes = |(name, shape): &(String, Vec<usize>)| {
@@ -70,8 +70,8 @@ fn bytes_of(config: &Config, optimizer: &Optimizer, shapes: &Shapes) -> u64 {
     shapes.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-/// Largest number of checkpoints that a run adds at the same time. It continues after `done` of `steps`
-/// steps; `there` existing checkpoints are its to remove. Old ones are removed once a new one is complete.
+/// Returns how many checkpoints at most a run adds at a time. The run continues after `done` of `steps` steps, and
+/// may remove `there` of the existing checkpoints, each once a new one is complete.
 fn most_at_a_time(section: &CheckpointSection, steps: u64, done: u64, there: u64) -> u64 {
     let CheckpointSection { every, keep, keep_every, .. } = section;
     let up_to = |step: u64, of: u64| step.checked_div(of).unwrap_or(0);
@@ -106,7 +106,7 @@ mod tests {
         };
         let most =
             |every, keep, keep_every, steps, done| with_existing(every, keep, keep_every, steps, done, 0);
-        // One at the end; two of ten and one being written; all ten; all that are left.
+        // The checkpoints: one at the end; two of ten and one being written; all ten; all that are left.
         assert_eq!(most(0, 2, 0, 100, 0), 1);
         assert_eq!(most(10, 2, 0, 100, 0), 3);
         assert_eq!(most(10, 0, 0, 100, 0), 10);

@@ -22,11 +22,11 @@ pub(super) struct Setup {
     pub(super) config: Config,
     pub(super) options: RunOptions,
     pub(super) device: Option<ResolvedDevice>,
-    /// The run folder: its configured path and the path it resolves to.
+    /// The run folder: as configured, and as an absolute path.
     pub(super) out: Option<(PathBuf, PathBuf)>,
     /// The checkpoint to resume from.
     pub(super) resume: Option<PathBuf>,
-    /// Set if the ranks could connect, as far as this process can determine.
+    /// True if the ranks could connect, as far as this process can determine.
     pub(super) meets: bool,
 }
 
@@ -62,7 +62,7 @@ pub(super) fn examine(
         let text = device.describe();
         findings.ok(ENV, "device", text.strip_prefix("device: ").unwrap_or(&text));
     }
-    // Facts about a machine are reported once.
+    // Only the first rank on each machine reports facts about the machine.
     if place.is_none_or(|place| place.local_rank == 0) {
         let processes = place.map_or(1, |place| place.local_world_size);
         machine::examine(place.map_or(config.train.ranks, |_| processes), processes, findings);
@@ -103,7 +103,7 @@ fn meeting_point(config: &Config, options: &RunOptions, findings: &mut Findings)
         findings.failed(ENV, "secret", JoinError::OpenSecret { rank: *rank, host: master.host.clone() });
         meets = false;
     }
-    // On other machines than rank 0's, ranks may already use their ports.
+    // Only the ports of rank 0's machine are checked: on other machines, ranks may be using their ports already.
     if *rank == 0 {
         let mut results = Vec::new();
         if master.port != 0 {
@@ -123,7 +123,7 @@ fn meeting_point(config: &Config, options: &RunOptions, findings: &mut Findings)
     meets
 }
 
-/// The nearest existing folder: the run folder `out` itself, or one of its ancestors.
+/// Returns the nearest existing folder: the run folder `out`, or one of its ancestors.
 pub(super) fn nearest(out: &Path) -> &Path {
     let is_there = |path: &&Path| path.as_os_str().is_empty() || path.is_dir();
     match out.ancestors().find(is_there) {
@@ -132,7 +132,7 @@ pub(super) fn nearest(out: &Path) -> &Path {
     }
 }
 
-/// Prefix of the names of temporary files and folders of a check.
+/// Prefix for the names of the temporary files and folders of a check.
 pub(super) const PREFIX: &str = ".kiln-check-";
 
 /// Checks that the run folder, or the place where it will be, is writable.

@@ -34,7 +34,7 @@ use kiln_train::world::{self, Ranks};
 use model::{Sources, Trained};
 use step::Shrunk;
 
-/// Checks that a step depends on, on all ranks.
+/// Checks that must have succeeded on all ranks before a step.
 const STEP_NEEDS: [(Stage, &str); 10] = [
     (Stage::Env, "device"),
     (Stage::Model, "model"),
@@ -48,12 +48,12 @@ const STEP_NEEDS: [(Stage, &str); 10] = [
     (Stage::Comm, "devices"),
 ];
 
-/// Additional checks that a save depends on.
+/// Additional checks that must have succeeded before a save.
 const SAVE_NEEDS: [(Stage, &str); 3] =
     [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
 
 impl CheckArgs {
-    /// Runs the checks as a rank, or starts the ranks of a node. Returns the exit code.
+    /// Runs the checks as one rank, or launches the ranks of this node. Returns the exit code.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl CheckArgs {
         };
         let rank = place.as_ref().map_or(0, |place| place.rank);
         let mut report = self.check(path, registry, place);
-        // Only rank 0 reports successes.
+        // Only rank 0 reports successes; other ranks report failures.
         report.keep(|stage| rank == 0 && (self.stage.is_empty() || self.stage.contains(&stage)));
         let text = report.to_text(start.elapsed().as_secs_f64());
         let failures = report.failures();
@@ -120,10 +120,10 @@ impl CheckArgs {
         let mut report = Report { ranks: all, processes };
         let findings = self.try_out(trained.as_ref(), setup, &ranks, &report);
         if rank != 0 {
-            // Rank 0 has gathered the other findings.
+            // Rank 0 already has the findings of the earlier checks.
             return own(findings);
         }
-        // A success is the same on all ranks. Each rank reports its own failures.
+        // Successes are the same on all ranks, so rank 0's are copied. Each rank reports its own failures.
         for (other, found) in &mut report.ranks {
             let is_theirs = |finding: &&Finding| *other == 0 || finding.level != Level::Fail;
             found.0.extend(findings.0.iter().filter(is_theirs).cloned());
@@ -149,7 +149,7 @@ impl CheckArgs {
         if !needs_model {
             return (Some(setup), None);
         }
-        // Creates layers, optimizers and losses of the program, whose code may panic.
+        // Creates the layers, optimizers and losses of the program, whose custom code may panic.
         let examined =
             panic::catch_unwind(AssertUnwindSafe(|| model::examine(&setup, &sources, &data, findings)));
         let trained = examined.unwrap_or_else(|panic| {
@@ -166,8 +166,8 @@ impl CheckArgs {
         (Some(setup), trained)
     }
 
-    /// Compares this process with the others, and returns the findings of all ranks. Returns `None` if the connection
-    /// between the ranks is lost.
+    /// Compares the processes, and returns the findings of all ranks. Returns `None` if the connection between the
+    /// ranks is lost.
     fn compare(
         &self,
         setup: &Setup,
@@ -193,8 +193,8 @@ impl CheckArgs {
         compared.map_err(|error| findings.failed(Stage::Comm, "meeting", error)).ok()
     }
 
-    /// Takes a step and saves it on all ranks, unless a check they depend on has failed on any of them.
-    /// Returns the results of this rank: a failure may concern one rank only, so each rank reports its own.
+    /// Takes a step and saves it on all ranks, unless an earlier check that these depend on has failed on any
+    /// rank. Returns the results of this rank: a failure may concern one rank only, so each rank reports its own.
     fn try_out(
         &self,
         trained: Option<&Trained>,
@@ -206,7 +206,7 @@ impl CheckArgs {
             let failed = needs.iter().find(|(stage, what)| report.has_failed(*stage, Some(what)));
             failed.map(|(stage, what)| format!("{}: {what}", stage.name()))
         };
-        // Each process has read its own data, which determines the vocabulary.
+        // Each process has read its own data, which determines the vocabulary size.
         let other_data = report.processes && report.has_failed(Stage::Data, None);
         let needed = match other_data {
             true => Some(Stage::Data.name().to_owned()),

@@ -28,14 +28,14 @@ pub(super) struct Trained {
     pub(super) shapes: Shapes,
 }
 
-/// The checkpoint that a run resumes from, and the source of its model and weights.
+/// The checkpoint that a run resumes from, and the source of the run's model and weights.
 pub(super) struct Sources {
     pub(super) resume: Option<Checkpoint>,
     pub(super) weights: Option<ModelSource>,
 }
 
 impl Sources {
-    /// Opens the checkpoint and the model named in `setup`, as far as they can be opened.
+    /// Opens the checkpoint and the model named in `setup`, and records a failure for each that cannot be opened.
     pub(super) fn open(setup: &Setup, findings: &mut Findings) -> Self {
         let Some(folder) = setup.resume.as_deref() else {
             let opened = run::open_source(None, &setup.config);
@@ -66,7 +66,7 @@ pub(super) fn examine(
         Found::Prepared(info, tokenizer) => {
             run::resolve_model(&config, info, weights, tokenizer, registry.layers())
         }
-        // With a vocabulary other than the data's, the checks would concern a different model.
+        // With a vocabulary size other than that of the data, the checks would concern a different model.
         Found::Unusable(None) if weights.is_none() && config.model.vocab_size.is_none() => {
             findings.skip(MODEL, "data, which determine the vocabulary");
             return None;
@@ -80,7 +80,7 @@ pub(super) fn examine(
     };
     let model = findings.take(MODEL, "model", model)?;
     findings.take(MODEL, "loss", registry.losses().make(&config.loss, model.vocab_size))?;
-    // For names and shapes only: weights are not initialised.
+    // Used for names and shapes only, so the weights are not initialised.
     let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain());
     let decoder = findings.take(MODEL, "model", decoder)?;
     let shapes = parameter_shapes(&decoder);
@@ -107,12 +107,13 @@ pub(super) fn examine(
     named.map(|()| Trained { config, model, optimizer, shapes })
 }
 
-/// Total number of elements of all parameters.
+/// Returns the total number of elements of all parameters.
 pub(super) fn elements(shapes: &Shapes) -> u64 {
     shapes.iter().map(|(_, shape)| shape.iter().map(|size| *size as u64).product::<u64>()).sum()
 }
 
-/// The model before its data exists, with the largest vocabulary that the data can have: `vocab_size` tokens.
+/// Returns the model of a run whose data is not prepared yet, with the largest vocabulary that the data can have:
+/// `vocab_size` tokens.
 fn model_before_data(
     config: &Config,
     source: Option<&ModelSource>,
@@ -150,14 +151,21 @@ fn check_initial_weights(
             match findings.take(MODEL, "position", position) {
                 None => return,
                 Some(changed) if !changed.is_empty() => {
-                    let detail = format!("another position in the data, as allowed: {}", changed.join(", "));
+                    let detail = format!(
+                        "resumes at another position in the data, as allowed: {}",
+                        changed.join(", ")
+                    );
                     findings.warned(MODEL, "position", detail);
                 }
                 Some(_) => {}
             }
         }
         let (folder, step) = (checkpoint.folder().display(), checkpoint.state().step);
-        findings.ok(MODEL, what, format!("{folder}, step {step}: it fits, and its files exist"));
+        findings.ok(
+            MODEL,
+            what,
+            format!("{folder}, step {step}: the checkpoint fits the run, and its files exist"),
+        );
     } else {
         let whole = source.check_weights_are_there(setup.options.registry.layers());
         if findings.take(MODEL, "init.from", whole).is_none() {

@@ -17,10 +17,10 @@ const COMM: Stage = Stage::Comm;
 /// Bytes that a rank sends to measure a bandwidth.
 const BYTES: usize = 4 << 20;
 
-/// Numbers of exchanges of a few bytes and of [`BYTES`]. The quickest of each counts.
+/// Numbers of exchanges of a few bytes and of [`BYTES`]. The quickest exchange of each kind counts.
 const EXCHANGES: [usize; 2] = [30, 4];
 
-/// A link is slow if others of its kind are faster by this factor.
+/// A link is slow if the usual link of its kind is faster by this factor.
 const SLOW: f64 = 4.0;
 
 /// Maximum number of links listed individually.
@@ -36,7 +36,7 @@ struct Measured {
     bytes_per_s: f64,
 }
 
-/// The pair of ranks that includes `rank` in this turn. In a turn, every rank is in at most one pair.
+/// Returns the pair of neighbours that includes `rank` in round `turn`; in a round, every rank is in at most one pair.
 fn pair_of(rank: usize, ranks: usize, turn: usize) -> Option<[usize; 2]> {
     let pairs = if ranks == 2 { 1 } else { ranks };
     let turn_of = |pair: usize| if pair + 1 == ranks && ranks % 2 == 1 { 2 } else { pair % 2 };
@@ -51,7 +51,7 @@ pub(super) fn examine(world: &dyn Communicator, timeout: Duration, findings: &mu
     for turn in 0..ranks.clamp(1, 3) {
         let pair = if ranks > 1 { pair_of(rank, ranks, turn) } else { None };
         let color = pair.and_then(|[first, _]| u32::try_from(first).ok());
-        // Ranks without a pair in this turn only take part in the split.
+        // A rank without a pair in this turn still takes part in the split, which is collective.
         let key = i64::from(pair.is_some_and(|[first, _]| first != rank));
         let group = world.split_within("link", color, key, timeout).map_err(ShardError::from)?;
         if let (Some(group), Some(ranks)) = (group, pair) {
@@ -73,7 +73,7 @@ pub(super) fn examine(world: &dyn Communicator, timeout: Duration, findings: &mu
     Ok(())
 }
 
-/// Seconds that two ranks take to send each other `bytes` bytes.
+/// Returns how many seconds two ranks take to send each other `bytes` bytes.
 fn exchange(pair: &dyn Communicator, bytes: usize, timeout: Duration) -> Result<f64, ShardError> {
     let input = Arc::new(Buffer::zeros(DType::U8, bytes));
     let mut quickest = f64::INFINITY;
@@ -87,7 +87,7 @@ fn exchange(pair: &dyn Communicator, bytes: usize, timeout: Duration) -> Result<
     Ok(quickest)
 }
 
-/// Reports the links, with a warning for those much slower than others of their kind.
+/// Reports the links, and warns about those that are much slower than usual for their kind.
 fn report(links: &[Measured], findings: &mut Findings) {
     let usual = |is_local: bool| {
         median(links.iter().filter(|link| link.is_local == is_local).map(|link| link.bytes_per_s).collect())

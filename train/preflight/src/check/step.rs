@@ -1,5 +1,4 @@
-//! The stages `step` and `save`: a reduced step of the model, a checkpoint of it, and a load of that
-//! checkpoint.
+//! The stages `step` and `save`: take a reduced step of the model, and save and load a checkpoint of it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -30,12 +29,12 @@ use kiln_train::world;
 /// stays quick.
 const WHOLE: u64 = 16_000_000;
 
-/// Maximum relative difference on a GPU between a step and the same step after a load: its kernels sum in any
-/// order. On the CPU, the bits must be equal.
+/// Maximum relative difference on a GPU between a step and the same step after loading a checkpoint: GPU kernels
+/// sum in any order. On the CPU, the bits must be equal.
 const TOLERANCE: f64 = 1e-3;
 
-/// Steps to compare. The first one after a load depends on the weights alone; the optimizer's state shows in
-/// the second.
+/// Steps to compare. The first one after loading depends on the weights alone; the second one also depends on the
+/// state of the optimizer.
 const COMPARED: [u64; 2] = [2, 3];
 
 /// A reduced version of the run.
@@ -46,15 +45,14 @@ pub(super) struct Shrunk {
     loss: Option<TokenLoss>,
     registry: Registry,
     device: Device,
-    /// Set if the model is narrower than the run's.
+    /// True if the model is narrower than the run's.
     narrow: bool,
-    /// Maximum relative difference between a step and the same step after a load.
+    /// Maximum relative difference between a step and the same step after loading a checkpoint.
     tolerance: f64,
 }
 
 impl Shrunk {
-    /// Reduces the run to a step of little data; a large model also to two narrow blocks with the same
-    /// layers.
+    /// Reduces the run to a step on little data, and a large model also to two narrow blocks with the same layers.
     pub(super) fn new(parts: &Trained, registry: &Registry, device: &ResolvedDevice) -> Result<Self> {
         let mut config = parts.config.clone();
         config.model = ModelSection::from_model(&parts.model);
@@ -73,7 +71,7 @@ impl Shrunk {
         Ok(Shrunk { config, model, optimizer, loss, registry, device, narrow, tolerance })
     }
 
-    /// Builds the model on this rank, before its first step or before loading its state. Collective.
+    /// Builds the model on this rank, to train it or to load a checkpoint into it. Collective.
     fn build(&self, world: Arc<dyn Communicator>, is_loaded: bool) -> Result<ShardedDecoder> {
         let Shrunk { config, model, optimizer, registry, device, .. } = self;
         let shard = &config.shard;
@@ -92,7 +90,7 @@ impl Shrunk {
         let Shrunk { config, device, loss, .. } = self;
         let (_, outcome) = bench::step_with_outcome(config, model, device, loss.as_ref(), number)?;
         let problem = |what| TrainError::Crash(format!("the shrunk step {what}"));
-        // Loss scaling for f16 may start with a scale that overflows.
+        // Loss scaling for f16 may start with a scale at which gradients overflow.
         match outcome.applied || outcome.overflowed {
             true => Ok(outcome),
             false => Err(problem(format!(
@@ -104,7 +102,7 @@ impl Shrunk {
         }
     }
 
-    /// Takes one step. Returns the text to report. Collective.
+    /// Takes one step. Returns text for the table. Collective.
     pub(super) fn step(&self, world: Arc<dyn Communicator>) -> Result<String> {
         let model = self.build(world, false)?;
         let start = Instant::now();
@@ -118,13 +116,12 @@ impl Shrunk {
         ))
     }
 
-    /// Takes a step, saves a checkpoint and loads it; the next step must be the same as without loading.
-    /// Returns the text to report. The checkpoint exists temporarily in the folder nearest to `out`.
-    /// Collective.
+    /// Takes a step, saves a checkpoint and loads it; the next step must be the same as without loading. Returns
+    /// text for the table. Until then, the checkpoint is in the existing folder nearest to `out`. Collective.
     pub(super) fn save(&self, world: Arc<dyn Communicator>, out: &Path) -> Result<String> {
         let (rank, timeout) = (world.rank(), self.config.comm.timeout());
         let place = nearest(out);
-        // Exists until all ranks are done with it.
+        // All ranks use the folder, so rank 0 keeps it until they are done.
         let folder =
             (rank == 0).then(|| tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)).transpose();
         let folder = folder.map_err(TrainError::io("create a folder in", place))?;
@@ -170,7 +167,7 @@ impl Shrunk {
         let mut is_compared = true;
         for (number, after) in COMPARED.into_iter().zip(["step", "second step"]) {
             let (here, there) = (self.step_of(&model, number)?, self.step_of(&again, number)?);
-            // The gradient of an overflow is not finite.
+            // A gradient that overflows has no finite norm to compare.
             is_compared &= !(here.overflowed && there.overflowed);
             let [here, there] = [here, there].map(|outcome| [outcome.loss, outcome.grad_norm]);
             if is_compared && !here.iter().zip(&there).all(|(a, b)| is_near(*a, *b, self.tolerance)) {
@@ -191,8 +188,7 @@ impl Shrunk {
     }
 }
 
-/// Returns `true` if the values of a step with and without a load agree. A value that is not finite never
-/// does.
+/// Returns whether the values of a step with and without loading agree. A value that is not finite never agrees.
 fn is_near(here: f64, there: f64, tolerance: f64) -> bool {
     here == there || (here - there).abs() < tolerance * here.abs()
 }

@@ -10,7 +10,7 @@ use kiln_data::{
 };
 use kiln_sys::words::number_of;
 
-/// Number of tokens of the training split in which the lengths of documents are measured.
+/// Maximum number of tokens of the training split that are read to measure the lengths of documents.
 const LOOKED_AT: u64 = 1 << 22;
 
 /// Separator between two tokens.
@@ -74,7 +74,7 @@ impl ShowArgs {
 fn summary(folder: &Path, info: &DataInfo, tokenizer: &Tokenizer) -> Result<String, DataError> {
     let end = tokenizer.decode(&[info.end_of_text])?;
     let documents = match info.documents {
-        // Data from another program, which did not count documents.
+        // Data that another program has written does not count documents.
         0 => String::new(),
         documents => format!("{}, ", number_of(documents, "document")),
     };
@@ -104,7 +104,7 @@ fn split_row(name: &str, file: &TokenFile, split: Split) -> String {
     row(name, [&info.tokens.to_string(), &bytes, &ratio, &file.num_samples().to_string()])
 }
 
-/// Describes the lengths of documents at the beginning of the training split.
+/// Describes the lengths of the documents at the start of the training split.
 fn lengths(file: &TokenFile) -> Result<String, DataError> {
     let end = file.info().end_of_text as i32;
     let samples = file.num_samples().min(LOOKED_AT / file.seq_len() as u64).max(1);

@@ -43,7 +43,7 @@ impl Outcome {
             Outcome::Answers(answers) => {
                 ("the loss of an answer", answers.iter().map(|answer| answer.sum).collect())
             }
-            // Logits are written whatever their values are.
+            // Logits are written even if they are not finite.
             Outcome::Logits { .. } => return Ok(()),
         };
         match losses.into_iter().find(|loss| !loss.is_finite()) {
@@ -53,13 +53,13 @@ impl Outcome {
     }
 }
 
-/// The totals over all answers of a file.
+/// Totals over the answers of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Total {
-    /// Mean over all tokens of all answers.
+    /// Mean loss per token, over all answers.
     loss: f64,
     tokens: usize,
-    /// Mean over the answers of their summed losses.
+    /// Mean over the answers of each answer's summed loss.
     mean_sum: f64,
 }
 
@@ -126,7 +126,7 @@ impl Report {
     }
 }
 
-/// A result, and the ranks that computed it.
+/// The JSON of a result, with the ranks that computed it.
 #[derive(Serialize)]
 struct WithRanks {
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! `kiln explain`: the catalogue of errors. Its pages are `docs/errors.md`, which is part of the program.
+//! `kiln explain`: the catalogue of errors. The program contains `docs/errors.md`, which has the pages.
 
 mod page;
 
@@ -13,7 +13,7 @@ const DOCUMENT: &str = include_str!("errors.md");
 /// First words of the parts of a page.
 const PARTS: [&str; 3] = ["Cause", "Check", "Fix"];
 
-/// Columns of a terminal that text is wrapped to.
+/// Width in columns to which text for a terminal is wrapped.
 const WIDTH: usize = 80;
 
 /// Arguments of `kiln explain`.
@@ -25,7 +25,7 @@ pub(crate) struct ExplainArgs {
 }
 
 impl ExplainArgs {
-    /// The page of the name, or the list of all.
+    /// Returns the page with the given name, or the list of all pages.
     pub(crate) fn run(self) -> String {
         let Some(page) = self.name else { return list() };
         let name = page.name();
@@ -33,7 +33,7 @@ impl ExplainArgs {
     }
 }
 
-/// The line to print below the message of `error`, if there is a page about it.
+/// Returns the line to print below the message of `error`, if there is a page about it.
 pub(crate) fn more(error: &CommandError) -> Option<String> {
     page_of(error).map(|page| format!("more: kiln explain {}", page.name()))
 }
@@ -46,7 +46,7 @@ struct Section {
     body: &'static str,
 }
 
-/// The pages, in the order of the document.
+/// Returns the pages, in the order of the document.
 fn sections() -> impl Iterator<Item = Section> {
     DOCUMENT.split("\n## ").skip(1).map(|section| {
         let (name, rest) = section.split_once("\n\n").unwrap_or((section, ""));
@@ -55,7 +55,7 @@ fn sections() -> impl Iterator<Item = Section> {
     })
 }
 
-/// All names with their summaries.
+/// Returns a list of all names with their summaries.
 fn list() -> String {
     let width = sections().map(|section| section.name.len()).max().unwrap_or_default();
     let rows: Vec<_> =
@@ -64,18 +64,18 @@ fn list() -> String {
 }
 
 impl Section {
-    /// The page for a terminal.
+    /// Returns the page for a terminal.
     fn show(&self) -> String {
         let mut paragraphs = vec![wrapped(&format!("{}: {}", self.name, self.summary))];
         paragraphs.extend(self.body.trim_end().split("\n\n").map(|paragraph| {
-            // Commands stay as they are.
+            // Commands are shown unchanged.
             if paragraph.starts_with("    ") { paragraph.to_owned() } else { wrapped(&plain(paragraph)) }
         }));
         paragraphs.join("\n\n")
     }
 }
 
-/// A paragraph without Markdown markup. A link becomes its label.
+/// Returns a paragraph without Markdown markup. A link becomes its label.
 fn plain(paragraph: &str) -> String {
     let mut text = paragraph.replace('\n', " ");
     for part in PARTS {
@@ -91,7 +91,7 @@ fn plain(paragraph: &str) -> String {
     text
 }
 
-/// A paragraph in lines of at most [`WIDTH`] columns; longer words are not broken.
+/// Wraps a paragraph to lines of at most [`WIDTH`] columns; longer words are not broken.
 fn wrapped(paragraph: &str) -> String {
     let mut lines = vec![String::new()];
     for word in paragraph.split_whitespace() {
@@ -113,7 +113,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The `kiln` commands in the document: `true` if the command has a separate line, and its words.
+    /// Returns the `kiln` commands in the document: whether the command has a line of its own, and its words.
     pub(crate) fn commands() -> Vec<(bool, Vec<&'static str>)> {
         let of_kiln = |is_line| {
             move |text: &'static str| {
@@ -133,7 +133,7 @@ pub(crate) mod tests {
         let classes: Vec<_> = Page::value_variants().iter().map(|page| page.name()).collect();
         let pages: Vec<_> = sections().map(|section| section.name).collect();
         assert_eq!(classes, pages);
-        // A page that no error leads to is useless.
+        // A page that belongs to no error is useless.
         let source = include_str!("page.rs");
         let is_used = |page: &&Page| {
             let name = format!("Page::{page:?}");

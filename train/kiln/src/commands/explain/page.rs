@@ -1,7 +1,8 @@
-//! The names of the pages, and the page of every error. No match has a catch-all arm, so a new variant must choose a page.
+//! The names of the pages, and the page of every error. No `match` has a catch-all arm, so that every new variant
+//! of an error must get a page, or `None`.
 //!
-//! `None` means that there is no page: the variant is not a failure, or it only reports that another rank has failed
-//! (whose own error has a page), or it wraps an error of custom code.
+//! `None` means that the error has no page: it is not a failure, or only reports that another rank has failed
+//! (whose own error has a page), or wraps an error of custom code.
 
 use std::error::Error;
 use std::io::ErrorKind;
@@ -29,8 +30,7 @@ use kiln_train::launch::{LaunchArgsError, LaunchError};
 use kiln_train::logged::MetricError;
 use kiln_train::run::FolderError;
 
-/// A class of failures, which has a page: the section of `docs/errors.md` whose name is the variant's in
-/// lower case, with hyphens.
+/// A class of failures. Its page is the section of `docs/errors.md` with this name in lower case and hyphens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Page {
     Configuration,
@@ -93,9 +93,9 @@ pub(crate) enum Page {
 }
 
 impl Page {
-    /// The name for `kiln explain`.
+    /// Returns the page's name for `kiln explain`.
     pub(crate) fn name(self) -> String {
-        // No variant is hidden.
+        // Only a hidden variant has no value, and none is hidden.
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
@@ -149,7 +149,7 @@ fn train(error: &TrainError) -> Option<Page> {
     }
 }
 
-/// The page of the first Kiln error among the causes of an error of custom code.
+/// Returns the page of the first Kiln error among the causes of an error of custom code.
 fn first_of_causes(error: &(dyn Error + 'static)) -> Option<Page> {
     causes(error).find_map(|error| {
         None.or_else(|| train(error.downcast_ref()?))
@@ -242,7 +242,7 @@ fn data(error: &DataError) -> Option<Page> {
     })
 }
 
-/// The page about a file that cannot be read or written.
+/// Returns the page about a file that cannot be read or written.
 fn io(error: &std::io::Error) -> Page {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Page::DiskFull,
@@ -444,7 +444,7 @@ fn nccl(error: &kiln_collectives::nccl::NcclError) -> Option<Page> {
         NcclError::NoLibrary { .. } | NcclError::NoSymbol { .. } => Page::NcclMissing,
         NcclError::Driver { .. } => Page::GpuFailed,
         NcclError::Call { .. } | NcclError::TimedOut { .. } => Page::NcclFailed,
-        // The other ranks report the reason.
+        // The error of another rank gives the reason.
         NcclError::Peers { .. } => return None,
         NcclError::SharedDevice { .. } => Page::GpuShared,
         NcclError::Attached => Page::OwnCode,

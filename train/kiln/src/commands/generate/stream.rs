@@ -1,15 +1,15 @@
-//! The text of a growing list of token ids, piece by piece.
+//! Turns a growing list of token ids into text, piece by piece.
 
-/// The character that tokenizers decode incomplete characters to.
+/// The character that tokenizers return for an incomplete character.
 const INCOMPLETE: char = '\u{FFFD}';
 
-/// Maximum number of ids that wait for others to complete a character. A character has up to four bytes, and a
-/// tokenizer may have a token for each of them.
+/// Maximum number of ids that are held back because later ids may complete a character. A character has up to four
+/// bytes, and a tokenizer may have a token for each byte.
 const PENDING: usize = 16;
 
-/// The position up to which a text has been shown. The text of a token may depend on the tokens right before
-/// it, so each piece is decoded together with the previous piece, and never with the whole text: the work per
-/// token does not grow with the text.
+/// Records how much of a text has been shown. The text of a token may depend on the tokens right before it, so
+/// each piece is decoded together with the previous piece. The whole text is never decoded again, so the work per
+/// token stays constant.
 #[derive(Debug, Default)]
 pub(super) struct TextStream {
     /// Position of the first id of the last shown piece.
@@ -19,9 +19,8 @@ pub(super) struct TextStream {
 }
 
 impl TextStream {
-    /// Returns the text of `ids` after the part already shown, without characters at its end that the next ids
-    /// may complete. `ids` are those of the last call followed by new ones; `decode` returns the text of some
-    /// ids.
+    /// Returns the text of `ids` after the part already shown, without characters at the end that the next ids may
+    /// complete. `ids` starts with the ids of the last call; `decode` returns the text of some ids.
     ///
     /// # Errors
     ///
@@ -40,7 +39,7 @@ impl TextStream {
         Ok(piece)
     }
 
-    /// Returns the remaining text of `ids` at the end of the text.
+    /// Returns the text of `ids` that was not shown yet, when no more ids follow.
     ///
     /// # Errors
     ///
@@ -53,8 +52,8 @@ impl TextStream {
         self.piece(ids, true, decode)
     }
 
-    /// Returns the text of the ids that were not shown. Bytes of an incomplete character may change the text of
-    /// the bytes before them: then nothing is returned, unless it `has_to_be` shown.
+    /// Returns the text of the ids that were not shown. Bytes that complete a character may change the text of the
+    /// bytes before: then this returns an empty string, unless the text `has_to_be` shown.
     fn piece<E>(
         &self,
         ids: &[u32],
@@ -82,7 +81,7 @@ mod tests {
     use super::*;
     use kiln_data::Tokenizer;
 
-    /// A tokenizer with a token for every byte, and no merges.
+    /// Returns a tokenizer with a token for every byte, and no merges.
     fn byte_level() -> Tokenizer {
         Tokenizer::train(["ab".to_owned()].into_iter().map(Ok), 257).expect("a tokenizer")
     }
@@ -92,7 +91,7 @@ mod tests {
             .expect("a tokenizer")
     }
 
-    /// A tokenizer like that of Llama 2: a space before the text, and bytes for characters without a token.
+    /// Returns a tokenizer like that of Llama 2: a space before the text, and bytes for characters without a token.
     fn byte_fallback() -> Tokenizer {
         let bytes = (0..=255u32).map(|byte| format!("<0x{byte:02X}>"));
         let tokens = ["<unk>", "</s>"].map(str::to_owned).into_iter().chain(bytes);
@@ -120,7 +119,7 @@ mod tests {
         }))
     }
 
-    /// A tokenizer like BERT's: spaces between words are not tokens.
+    /// Returns a tokenizer like BERT's: spaces between words are not tokens.
     fn word_piece() -> Tokenizer {
         let tokens = ["[UNK]", "a", "b", "##a", "##b", ".", "</s>"];
         let vocab: serde_json::Map<_, _> =

@@ -14,7 +14,7 @@ use kiln_train::named;
 /// Maximum number of ranks of a plan.
 const MOST: usize = 4096;
 
-/// Numbers of ranks: the first, doubled each time up to the last.
+/// A range of numbers of ranks: the first, then twice as many each time, up to the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     first: usize,
@@ -39,7 +39,7 @@ pub(super) fn parse(text: &str) -> std::result::Result<Range, String> {
     Ok(Range { first, last })
 }
 
-/// The best way on a number of ranks.
+/// The best way to train on a number of ranks.
 #[derive(Debug, Serialize)]
 struct Point {
     ranks: usize,
@@ -48,7 +48,7 @@ struct Point {
     best: Option<PlanRow>,
 }
 
-/// Returns the sweep as text or JSON, on machines of `per_node` ranks; draws it to `svg`.
+/// Returns the sweep as text or JSON, on machines of `per_node` ranks each; draws it to the file `svg`, if given.
 pub(super) fn run(
     planned: &Planned<'_>,
     range: Range,
@@ -122,7 +122,7 @@ fn to_text(points: &[Point], sequences: usize) -> String {
     text
 }
 
-/// Draws the plots one below the other, over a common axis.
+/// Returns an SVG drawing of the plots, one below the other, over a common axis.
 fn drawing(points: &[Point]) -> String {
     let plot = |title: &str, unit: &str, value: &dyn Fn(&PlanRow) -> Option<f64>| {
         let values =

@@ -1,4 +1,4 @@
-//! Runs without a process that answers: finished, failed, killed, or about to start.
+//! The status of runs without a process that answers: finished, failed, killed, or about to start.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use kiln_train::flight;
 use kiln_train::process::{self, ProcessId, quoted};
 use kiln_train::run::{FAILURE, Progress, Standing, last_event, progress, standing};
 
-/// The status of the run in `out` according to its files.
+/// Returns the status of the run in `out`, judged by its files.
 ///
 /// # Errors
 ///
@@ -48,20 +48,20 @@ pub(crate) fn look(out: &Path, stacks: bool) -> Result<Look> {
     })
 }
 
-/// The verdict on a failed run, from the flight recorders of its last start.
+/// Returns the verdict on a failed run, from the flight recorders of its last start.
 pub(super) fn verdict(out: &Path) -> Option<String> {
     let is_there = !flight::files_in(&flight::flight_folder(out)).is_empty();
     let text = is_there.then(|| inspect::flight(out).ok())?;
     let verdict = text.as_ref().and_then(|text| text.lines().next());
     let verdict = verdict.unwrap_or("verdict: unknown; see the run's folder flight");
-    // Flight recorders only show which rank waits for which.
+    // A verdict that no rank waits is dropped: it does not say why the run failed.
     (!verdict.ends_with(NOTHING)).then(|| verdict.to_owned())
 }
 
-/// End of the verdict if the ranks failed without waiting, as for a NaN loss.
+/// End of the verdict if the ranks failed without waiting for each other, as for a NaN loss.
 const NOTHING: &str = "no rank waits for another";
 
-/// The reason why the last start of the run in `out` failed, according to its events.
+/// Returns the reason why the last start of the run in `out` failed, according to the run's events.
 fn failure(out: &Path) -> Option<String> {
     let event = last_event(out)?;
     (event.kind == FAILURE).then(|| format!("the run failed after step {}: {}", event.step, event.text))

@@ -1,4 +1,4 @@
-//! A run whose ranks have not all arrived: which are present, and which are missing.
+//! The status of a run whose ranks have not all arrived: which are present, and which are missing.
 
 use std::path::Path;
 
@@ -6,13 +6,13 @@ use kiln_observe::status::{Look, ProcessLook, RankLook, State, ranks_of};
 use kiln_train::metrics::unix_time;
 use kiln_train::run::{Waiting, waiting};
 
-/// Length of a wait that is suspicious, in seconds; the same as for a wait outside of steps.
+/// Seconds after which waiting for ranks is suspicious; the same as for a wait outside of steps.
 const SUSPECT: f64 = 30.0;
 
 /// Largest number of ranks shown individually.
 const SHOWN: usize = 256;
 
-/// The status of the run in `out`, if some of its ranks are waiting for others to arrive.
+/// Returns the status of the run in `out`, if some of its ranks are waiting for others to arrive.
 pub(super) fn look(out: &Path) -> Option<Look> {
     let waiting = waiting(out);
     let world_size = waiting.first()?.world_size;
