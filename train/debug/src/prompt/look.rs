@@ -32,7 +32,7 @@ impl Shown {
         }
     }
 
-    /// The output of `p NAME[SLICE]`.
+    /// Returns the output of `p NAME[SLICE]`.
     pub(super) fn part(&self, slice: &Slice) -> String {
         match slice.of(&self.shape, &self.values) {
             Ok((shape, values)) => {

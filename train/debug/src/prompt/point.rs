@@ -18,11 +18,11 @@ const IN_CODE: &str = "breakpoint: ";
 pub(super) struct Point {
     /// The optimizer step.
     pub(super) step: u64,
-    /// The part or tensor that the rank has reached.
+    /// The part of the step, or the tensor, at which the rank is.
     pub(super) what: What,
 }
 
-/// The part or tensor that a rank has reached.
+/// The part of a step, or the tensor, at which a rank is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// A part of a step.
@@ -78,7 +78,7 @@ impl Point {
         }
     }
 
-    /// Its name without step and micro-batch, such as `backward layers.3 output`.
+    /// Returns the point's name without step and micro-batch, such as `backward layers.3 output`.
     pub(super) fn name(&self) -> String {
         match &self.what {
             What::Part(part) => written(part),

@@ -23,7 +23,7 @@ use kiln_train::process::terminal;
 /// Number of points listed before and after the current one.
 const AROUND: usize = 6;
 
-/// Interval at which a rank that waits for a line checks that the others are still there.
+/// Interval at which a rank that waits for a line checks that the other ranks are still alive.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Interval at which ranks in different processes agree on whether the run should stop.

@@ -19,7 +19,7 @@ const MOST_CONFIG: u64 = 1 << 20;
 /// Text that a run has generated: a line of `samples.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Optimizer step after which it was generated.
+    /// Optimizer step after which the text was generated.
     pub step: u64,
     /// The prompt.
     pub prompt: String,
@@ -40,7 +40,7 @@ pub struct Event {
     pub text: String,
 }
 
-/// A run, by what is in its folder.
+/// A run, as read from its folder.
 #[derive(Clone, Debug)]
 pub struct Run {
     folder: PathBuf,
@@ -151,17 +151,17 @@ impl Run {
         self.config.get("train.steps")?.parse().ok()
     }
 
-    /// The numbers in its metrics.
+    /// The numbers in the metrics of the run.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Texts that it has generated, in order.
+    /// Samples that the run has generated, in order.
     pub fn samples(&self) -> &[Sample] {
         &self.samples
     }
 
-    /// Its events, in order.
+    /// The events of the run, in order.
     pub fn events(&self) -> &[Event] {
         &self.events
     }

@@ -123,7 +123,7 @@ impl Series {
         &self.steps
     }
 
-    /// The value of each of [`Series::steps`].
+    /// The values, one for each of [`Series::steps`].
     pub fn values(&self) -> &[f64] {
         &self.values
     }
