@@ -37,13 +37,13 @@ pub struct Memory<'a> {
     pub shared: Vec<u8>,
     /// Books for the checks; `None` if checks are switched off.
     pub books: Option<Books>,
-    /// The same for instructions that the warps of a warpgroup execute together.
+    /// Checks for instructions that the warps of a warpgroup execute together; `None` if switched off.
     pub alike: Option<Alike>,
     /// Position in `view` of the last access.
     pub hint: usize,
     /// Launch, block and barriers, for accesses to device memory.
     pub party: Party,
-    /// The device memory that is used, if someone requests it.
+    /// The device memory that the block uses, if that is recorded.
     pub footprint: Option<Box<Footprint>>,
 }
 

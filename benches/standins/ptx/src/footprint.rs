@@ -23,7 +23,7 @@ pub struct Footprint {
     pages: Vec<Page>,
     /// Indices in `pages` by page.
     places: HashMap<u64, u32>,
-    /// The same for the most recently used pages.
+    /// Pages used most recently, and their indices in `pages`.
     recent: [(u64, u32); RECENT],
 }
 

@@ -26,7 +26,7 @@ pub enum Effect {
 pub struct KeyDifference {
     /// The key, such as `train.seed`.
     pub key: String,
-    /// Its values as TOML; `None` if not set.
+    /// The two values of the key as TOML; `None` if not set.
     pub values: [Option<String>; 2],
     pub effect: Effect,
 }

@@ -17,7 +17,7 @@ pub struct Report {
     pub verdict: Verdict,
     /// The first place with a difference larger than rounding.
     pub parted: Option<Difference>,
-    /// The first place with different bits, if it is another place.
+    /// The first place with different bits, if not the same place as `parted`.
     pub first: Option<Difference>,
     /// The likely cause, if one is known.
     pub likely_cause: Option<String>,

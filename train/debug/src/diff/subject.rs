@@ -100,7 +100,7 @@ impl Subject {
     }
 }
 
-/// The models to compare. If one is a run, its checkpoint is that of the other model's step, if it has one.
+/// Returns the models to compare. For a run, prefers the checkpoint of the other model's step.
 pub fn models_of(a: &Subject, b: &Subject) -> Option<(PathBuf, PathBuf)> {
     let (newest_a, newest_b) = (a.model()?, b.model()?);
     let of_step = |subject: &Subject, other: &Path| {

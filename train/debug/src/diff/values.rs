@@ -274,7 +274,7 @@ fn other_tokenizers(a: &Path, b: &Path) -> Result<(String, String)> {
     })
 }
 
-/// Position of the first token that differs, and its id in each file; `None` if the file ends before.
+/// Position of the first token that differs, and the token id in each file; `None` if the file is shorter.
 type OtherToken = (u64, Option<u32>, Option<u32>);
 
 fn first_other(a: &Path, b: &Path, width: usize) -> Result<Option<OtherToken>, DiffError> {
