@@ -284,7 +284,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The fault if some threads do not reach the barrier at which the warp `first` waits.
+    /// Returns the fault if some threads do not reach the barrier at which the warp `first` waits.
     fn missing(&self, block: u32, first: usize, states: &[State]) -> Option<Fault> {
         let ended = self.warps.iter().enumerate().find(|(_, warp)| warp.live != warp.all);
         if let Some((number, warp)) = ended {

@@ -127,7 +127,7 @@ impl BisectArgs {
     }
 }
 
-/// The step in which two runs diverge, or the default if unknown.
+/// Returns the step in which two runs diverge, or the default if unknown.
 fn steps_of(a: &Subject, b: &Subject) -> u64 {
     if a.kind != SubjectKind::Run || b.kind != SubjectKind::Run {
         return STEPS;

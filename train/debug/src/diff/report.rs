@@ -67,7 +67,7 @@ impl Report {
         }
     }
 
-    /// The exit code. Differences up to `tolerance` do not count.
+    /// Returns the exit code. Differences up to `tolerance` do not count.
     pub fn exit_code(&self, tolerance: Option<f64>) -> u8 {
         let is_within =
             !self.is_of_another_kind && tolerance.is_some_and(|tolerance| self.largest <= tolerance);

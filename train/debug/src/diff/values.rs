@@ -33,7 +33,7 @@ fn place(step: Option<u64>, phase: &str, module: &str, tensor: &str) -> TensorPl
     TensorPlace { step, phase: phase.to_owned(), module: module.to_owned(), tensor: tensor.to_owned() }
 }
 
-/// The place of a parameter, named as in hashes.
+/// Creates the place of a parameter, named as in hashes.
 fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> TensorPlace {
     match split(name) {
         (module, inner) if module.starts_with("layers.") => {

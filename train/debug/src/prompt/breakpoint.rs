@@ -87,7 +87,7 @@ pub struct BreakpointError {
     problem: String,
 }
 
-/// The command-line spelling of a value.
+/// Returns the command-line spelling of a value.
 pub(super) fn written(value: &impl ValueEnum) -> String {
     // No variant is hidden.
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())

@@ -40,7 +40,7 @@ pub(super) enum What {
 }
 
 impl Point {
-    /// The point at which the pass shows `seen`.
+    /// Creates the point at which the pass shows `seen`.
     pub(super) fn of(at: Moment, seen: &Seen<'_>) -> Self {
         let Moment { step, micro_batch, pass, .. } = at;
         let (place, name) = (seen.place.to_owned(), seen.name.to_owned());
@@ -58,7 +58,7 @@ impl Point {
         }
     }
 
-    /// The name of a breakpoint in the code of a layer, if this point is one.
+    /// Returns the name of a breakpoint in the code of a layer, if this point is one.
     pub(super) fn in_code(&self) -> Option<&str> {
         match &self.what {
             What::Tensor { pass: Pass::Forward | Pass::Recompute, name, .. } => name.strip_prefix(IN_CODE),

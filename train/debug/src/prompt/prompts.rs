@@ -42,7 +42,7 @@ struct Held {
 }
 
 impl State {
-    /// The rank that a prompt talks to: the requested one, or else the first held one, or else rank 0.
+    /// Returns the rank that a prompt talks to: the requested one, or else the first held one, or else rank 0.
     fn rank_of(&self, prompt: &Prompt) -> usize {
         prompt.rank.or_else(|| self.held.keys().next().copied()).unwrap_or(0)
     }

@@ -152,7 +152,7 @@ impl Debugger {
         }
     }
 
-    /// The rank that reads the lines.
+    /// Returns the rank that reads the lines.
     fn reader(&self, alone: bool) -> usize {
         if alone { self.rank } else { 0 }
     }

@@ -131,27 +131,27 @@ impl Run {
         }
     }
 
-    /// The folder, as the caller named it.
+    /// Returns the folder, as the caller named it.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The name of the folder.
+    /// Returns the name of the folder.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The resolved configuration: keys such as `optim.lr`, with their values as in TOML.
+    /// Returns the resolved configuration: keys such as `optim.lr`, with their values as in TOML.
     pub fn config(&self) -> &BTreeMap<String, String> {
         &self.config
     }
 
-    /// Number of optimizer steps of the run, from its configuration.
+    /// Returns the number of optimizer steps of the run, from its configuration.
     pub fn steps(&self) -> Option<u64> {
         self.config.get("train.steps")?.parse().ok()
     }
 
-    /// The numbers in the metrics of the run.
+    /// Returns the numbers in the metrics of the run.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
@@ -161,7 +161,7 @@ impl Run {
         &self.samples
     }
 
-    /// The events of the run, in order.
+    /// Returns the events of the run, in order.
     pub fn events(&self) -> &[Event] {
         &self.events
     }

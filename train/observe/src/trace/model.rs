@@ -106,7 +106,7 @@ pub struct CollectiveTrace {
     pub enqueued: u64,
     /// The time at which the collective reached the head of its group's queue.
     pub started: u64,
-    /// The end of the collective; the end of the step if the collective was then still running.
+    /// The end of the collective; the end of the step if the collective had not ended by then.
     pub finished: u64,
     /// True if the collective had ended when the trace was taken.
     pub is_finished: bool,

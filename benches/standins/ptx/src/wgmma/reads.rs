@@ -118,7 +118,7 @@ impl Reads {
         });
     }
 
-    /// The read that conflicts with a write by a thread of `warp`, and its address.
+    /// Returns the read that conflicts with a write by a thread of `warp`, and its address.
     pub fn meets(&self, [address, bytes]: [u32; 2], warp: u32, barrier: u32) -> Option<(u32, Reader)> {
         let numbers = address / CHUNK..(address + bytes).div_ceil(CHUNK);
         let (number, chunk) =
