@@ -22,7 +22,7 @@ pub struct MemoryProfiler {
     profile: Option<Profile>,
     /// A description of the memory peak, once known; on rank 0 only.
     words: Option<String>,
-    /// Set once the step has begun, or once a warning reported that the run will not take it.
+    /// Set once the profiled step has begun, or once a warning reported that the run does not include that step.
     is_told: bool,
 }
 

@@ -195,7 +195,7 @@ impl Debugger {
     /// Releases this rank, with all others or `alone`. Returns `text`.
     fn let_go(&mut self, alone: bool, text: &str) -> String {
         match alone {
-            // The others keep their breakpoints; this rank mutes those that it shares with them.
+            // The others keep their breakpoints; this rank mutes the breakpoints that it shares with them.
             true => self.muted.extend(self.breakpoints.keys()),
             false => self.breakpoints.clear(),
         }

@@ -1,4 +1,4 @@
-//! Output of ranks, events of the run, and texts that it has generated.
+//! Output of ranks, events of the run, and generated samples.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;

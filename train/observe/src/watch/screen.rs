@@ -179,7 +179,7 @@ fn hold() -> MutexGuard<'static, ()> {
     DRAWING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Restores the terminal, if it is taken. Ignores errors, which mean that the terminal is gone.
+/// Restores the terminal, if it is taken. Ignores errors: the terminal is then gone.
 fn restore() {
     if IS_TAKEN.swap(false, Ordering::AcqRel) {
         let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);

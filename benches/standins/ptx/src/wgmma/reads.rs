@@ -21,7 +21,7 @@ struct Chunk {
     line: u32,
 }
 
-/// A product of a warp that has not been waited for.
+/// A product that its warp has not waited for.
 #[derive(Debug)]
 struct Flight {
     warp: u32,
