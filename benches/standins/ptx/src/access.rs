@@ -37,7 +37,7 @@ pub struct Memory<'a> {
     pub shared: Vec<u8>,
     /// Books for the checks; `None` if checks are switched off.
     pub books: Option<Books>,
-    /// Checks for instructions that the warps of a warpgroup execute together; `None` if there are none.
+    /// Checks for instructions that the warps of a warpgroup execute together; `None` if unused or off.
     pub alike: Option<Alike>,
     /// Position in `view` of the last access.
     pub hint: usize,
