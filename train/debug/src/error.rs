@@ -68,10 +68,10 @@ pub enum DiffError {
         .path.display()
     )]
     Unknown { path: PathBuf },
-    /// The two have nothing in common. `what`: a description of each.
+    /// The two sides have nothing in common. `what`: a description of each side.
     #[error("{what}: they have nothing in common to compare")]
     Nothing { what: String },
-    /// Both are of the same kind, but have no part in common.
+    /// The two sides are of the same kind, but have no part in common.
     #[error("{what} cannot be compared: {reason}")]
     Apart { what: String, reason: String },
     /// A file of a run cannot be read or is damaged.

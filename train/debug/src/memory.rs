@@ -20,9 +20,9 @@ pub struct MemoryProfiler {
     under_way: Option<Profiler>,
     /// The recorded profile, until the ranks' profiles have been collected.
     profile: Option<Profile>,
-    /// A description of the peak once it is known; on rank 0 only.
+    /// A description of the memory peak, once known; on rank 0 only.
     words: Option<String>,
-    /// Set once the step has begun, or once a warning reported that the run will not take it.
+    /// Set once the profiled step has begun, or once a warning reported that the run does not include that step.
     is_told: bool,
 }
 
@@ -40,7 +40,7 @@ impl MemoryProfiler {
         }
     }
 
-    /// The recorded profile on the clock of the step.
+    /// Converts a profile to the clock of the step.
     fn recorded(&self, of: memory::Profile, timeline: Option<StepTimeline>) -> Recorded {
         let memory::Profile { holders, held, changes, held_at_end, missing } = of;
         let holder =

@@ -14,7 +14,7 @@ const ON_GPU: &str = "--memory-profile: GPU memory cannot be profiled; see `kiln
 const UNCOUNTED: &str =
     "--memory-profile: this program does not count its memory; add `kiln::allocator!();` to its main file";
 
-/// Largest number of steps in a trace: they stay in memory until the last one ends.
+/// Largest number of steps in a trace: all traced steps stay in memory until the last one ends.
 const MOST_TRACED: u64 = 200;
 
 /// Debugging options that are set when a run starts.

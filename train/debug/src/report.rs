@@ -50,7 +50,7 @@ impl About {
         }
     }
 
-    /// The timeline of the last completed step of each of `ranks`.
+    /// Returns the timeline of the last completed step of each of `ranks`.
     pub(crate) fn timelines(&self, ranks: &[usize]) -> Vec<StepTimeline> {
         let here = position::all().into_iter().filter(|whereabouts| ranks.contains(&whereabouts.rank));
         here.filter_map(|whereabouts| whereabouts.view.timeline(None)).collect()

@@ -21,7 +21,7 @@ pub(super) fn parse(part: &str) -> Result<RangeInclusive<u64>, String> {
     }
 }
 
-/// The range as part of a file name: `10-12`, or `5` for a single step.
+/// Formats the range as part of a file name: `10-12`, or `5` for a single step.
 pub(super) fn name(steps: &RangeInclusive<u64>) -> String {
     match steps.start() == steps.end() {
         true => steps.start().to_string(),

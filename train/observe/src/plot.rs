@@ -33,7 +33,7 @@ const FARTHEST: f64 = 1e30;
 /// Maximum characters of a curve's name in the legend.
 const NAME: usize = 40;
 
-/// Room below the baseline of the lowest text, in pixels.
+/// Space below the baseline of the lowest text, in pixels.
 const BELOW_TEXT: f64 = 10.0;
 
 /// The spacing of an axis.
@@ -52,7 +52,7 @@ pub enum Scale {
 /// An axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Axis {
-    /// Its quantity, with the unit.
+    /// The axis's quantity, with the unit.
     pub label: String,
     /// Its spacing.
     pub scale: Scale,

@@ -108,7 +108,7 @@ impl Exercise {
         }
     }
 
-    /// Runs once.
+    /// Runs the operation once.
     pub fn run(&mut self, group: &dyn Communicator) -> Result<(), Failure> {
         let mut output = self.output.take().ok_or("an earlier run failed")?;
         let (label, input) = (self.label.clone(), Arc::clone(&self.input));

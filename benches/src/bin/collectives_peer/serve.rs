@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum wait for the next command: the driver may be timing another system meanwhile.
+/// Maximum wait for the next command: the driver may be timing another system in between.
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// Length of a broadcast command in bytes; unused bytes are spaces.

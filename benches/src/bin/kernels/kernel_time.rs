@@ -68,7 +68,7 @@ pub struct KernelTime {
     pub least: f64,
     /// Expected seconds.
     pub expected: f64,
-    /// A row about the loop, for kernels that are bound by it.
+    /// A table row about the hot loop, for kernels whose time the loop determines.
     pub row: Option<String>,
 }
 

@@ -20,14 +20,14 @@ pub struct Limits {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    /// Its name; `*` stands for any text. The first matching entry applies.
+    /// The kernel's name; `*` stands for any text. The first matching entry applies.
     name: String,
     /// Maximum number of registers per thread.
     registers: u32,
     /// Maximum number of spilled bytes per thread.
     #[serde(default)]
     spills: u32,
-    /// True if it must use tensor cores.
+    /// True if the kernel must use tensor cores.
     #[serde(default)]
     tensor_cores: bool,
 }

@@ -19,23 +19,23 @@ pub struct Tools {
 /// A kernel as compiled for one architecture.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kernel {
-    /// Its name in the PTX, without the hash of its settings that CubeCL appends.
+    /// The kernel's name in the PTX, without the hash of its settings that CubeCL appends.
     pub name: String,
-    /// Its name in the PTX.
+    /// The kernel's full name in the PTX.
     pub entry: String,
     /// The architecture it was compiled for, such as `sm_90a`.
     pub architecture: String,
     /// Registers per thread.
     pub registers: u32,
-    /// Bytes per thread that did not fit into registers: stores and loads.
+    /// Spilled bytes per thread: stores and loads.
     pub spills: u32,
     /// Bytes per block, fixed by the kernel or at its launch.
     pub shared: u32,
     /// Fixed bytes per block.
     pub shared_fixed: u32,
-    /// True if it has an instruction for tensor cores.
+    /// True if the kernel has an instruction for tensor cores.
     pub tensor_cores: bool,
-    /// Its machine code, if there is a disassembler.
+    /// The kernel's machine code, if there is a disassembler.
     pub code: Code,
 }
 

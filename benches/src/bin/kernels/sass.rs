@@ -28,9 +28,9 @@ pub struct Mix {
     pub all: u32,
     /// Products on tensor cores, of fragments or of a warpgroup.
     pub tensor: u32,
-    /// FLOPs of products of fragments (`HMMA`), and a warp's share of those of its warpgroup (`HGMMA`).
+    /// FLOPs of products of fragments (`HMMA`).
     pub fragment_flops: u32,
-    /// See `fragment_flops`.
+    /// The warp's share of the FLOPs of its warpgroup's products (`HGMMA`).
     pub warpgroup_flops: u32,
     /// Exponentials, reciprocals and conversions between integers and floats.
     pub special: u32,
@@ -43,9 +43,9 @@ pub struct Mix {
     /// Bytes that a warp moves to or from L1 and shared memory, and its share of the bytes that products of
     /// its warpgroup read.
     pub l1_bytes: u32,
-    /// Bytes that a thread reads from and writes to device memory.
+    /// Bytes that a thread reads from device memory.
     pub read: u32,
-    /// See `read`.
+    /// Bytes that a thread writes to device memory.
     pub written: u32,
 }
 

@@ -13,7 +13,7 @@ const UPDATES: &str = "adamw";
 pub struct Call<'a>(&'a str);
 
 impl<'a> Call<'a> {
-    /// The name of the call.
+    /// Returns the name of the call.
     pub fn name(self) -> &'a str {
         self.0.split(' ').next().unwrap_or_default()
     }

@@ -37,13 +37,13 @@ pub struct Memory<'a> {
     pub shared: Vec<u8>,
     /// Books for the checks; `None` if checks are switched off.
     pub books: Option<Books>,
-    /// The same for instructions that the warps of a warpgroup execute together.
+    /// Checks for instructions that the warps of a warpgroup execute together; `None` if unused or off.
     pub alike: Option<Alike>,
     /// Position in `view` of the last access.
     pub hint: usize,
     /// Launch, block and barriers, for accesses to device memory.
     pub party: Party,
-    /// The device memory that is used, if someone requests it.
+    /// The device memory that the block uses, if that is recorded.
     pub footprint: Option<Box<Footprint>>,
 }
 
@@ -87,7 +87,7 @@ pub fn inside(space: Space, len: usize, address: u64, bytes: u32) -> Result<usiz
     Ok(address as usize)
 }
 
-/// The value of 1, 2, 4, 8 or 16 bytes, lowest first, read by a single access of the host.
+/// Returns the value of 1, 2, 4, 8 or 16 bytes, lowest first, read by a single access of the host.
 #[inline(always)]
 fn value_of(from: &[u8], bytes: u32) -> u128 {
     match (bytes, from) {
@@ -193,7 +193,7 @@ impl Memory<'_> {
     }
 }
 
-/// The address that a lane accesses.
+/// Returns the address that a lane accesses.
 #[inline(always)]
 pub fn address(r: &Registers, base: u16, offset: i32, wide: bool, lane: usize) -> u64 {
     if wide {
@@ -343,7 +343,7 @@ fn changed(op: Atomic, ty: Type, value: u64, a: u64, b: u64) -> u64 {
     }
 }
 
-/// The thread of a lane, for a message.
+/// Returns the thread of a lane, for a message.
 pub fn other(block: u32, warp: usize, lane: usize, line: u32) -> Other {
     Other { block, thread: (warp * LANES + lane) as u32, line }
 }

@@ -105,7 +105,7 @@ impl<'a> Builder<'a> {
         Err(ParseError::new(self.line, reason))
     }
 
-    /// The target architecture of the module.
+    /// Returns the target architecture of the module.
     pub fn target(&self) -> &'a str {
         &self.source.target
     }
@@ -268,7 +268,7 @@ fn special(name: &str) -> Option<Special> {
     })
 }
 
-/// The width of registers for values of a type.
+/// Returns the width of registers for values of a type.
 pub fn width_of(ty: Type) -> Width {
     match ty.bits {
         64 => Width::Bits64,

@@ -20,7 +20,7 @@ const SUCCESS: c_int = 0;
 const INVALID_VALUE: c_int = 1;
 const LAUNCH_FAILED: c_int = 719;
 
-/// The device memory of this process.
+/// Returns the device memory of this process.
 fn memory() -> &'static DeviceMemory {
     static MEMORY: OnceLock<DeviceMemory> = OnceLock::new();
     MEMORY.get_or_init(DeviceMemory::default)
@@ -46,7 +46,7 @@ fn options() -> Options {
     })
 }
 
-/// The text of a module with the bug of `FAKE_CUDA_PLANT`, which is also reported.
+/// Returns the text of a module with the bug of `FAKE_CUDA_PLANT`, which is also reported.
 fn planted(text: &str) -> Option<String> {
     static PLANT: OnceLock<Option<Plant>> = OnceLock::new();
     let plant = PLANT.get_or_init(|| {
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn kiln_ptx_unload(module: *mut Module) {
     drop(unsafe { Box::from_raw(module) });
 }
 
-/// A function of a module, or null. It lives as long as the process.
+/// Returns a function of a module, or null. The function lives as long as the process.
 ///
 /// # Safety
 /// `module` must come from `kiln_ptx_module`, and `name` must be a C string.
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn kiln_ptx_launch(
     })
 }
 
-/// A launch in the form that a stream queues.
+/// Converts a launch to the form that a stream queues.
 fn queued(launch: Launch, sizes: String) -> Submitted {
     Submitted::kernel(format!("launch of {}", launch.kernel.name), move || {
         let footprint = Mutex::new(Footprint::default());

@@ -127,7 +127,7 @@ pub enum Fault {
         descriptor: u64,
         reason: &'static str,
     },
-    /// A warpgroup of which the block has only a part.
+    /// A warpgroup that is only partly inside the block.
     Warpgroup {
         threads: u32,
     },
@@ -145,7 +145,7 @@ pub enum Fault {
     InFlight {
         line: u32,
     },
-    /// A wait for all products while one is not committed.
+    /// A wait for all products while a product is not committed.
     Uncommitted {
         line: u32,
     },

@@ -43,7 +43,7 @@ pub fn rounded(value: f64, rest: f64, round: Round) -> f32 {
     }
 }
 
-/// The nearest f32 to a `value` that may have been rounded; `rest` decides ties.
+/// Returns the nearest f32 to a `value` that may have been rounded; `rest` decides ties.
 fn nearest(value: f64, rest: f64) -> f32 {
     odd(value, rest) as f32
 }
@@ -64,7 +64,7 @@ fn sum(a: f64, b: f64) -> (f64, f64) {
     (sum, (a - (sum - part)) + (b - part))
 }
 
-/// The number 1 as a half.
+/// Returns the number 1 as a half.
 pub fn one(kind: Kind) -> u32 {
     if kind == Kind::F16 { 0x3c00 } else { 0x3f80 }
 }
@@ -111,14 +111,14 @@ pub fn multiply(a: f32, b: f32, round: Round) -> f32 {
     if round == Round::Nearest { a * b } else { rounded(f64::from(a) * f64::from(b), 0.0, round) }
 }
 
-/// The smaller number, or the one that is not NaN.
+/// Returns the smaller number, or the one that is not NaN.
 #[inline(always)]
 pub fn minimum(a: f32, b: f32) -> f32 {
     let smaller = if a < b || (a == b && a.is_sign_negative()) { a } else { b };
     canonical(if b.is_nan() { a } else { smaller })
 }
 
-/// The larger number, or the one that is not NaN.
+/// Returns the larger number, or the one that is not NaN.
 #[inline(always)]
 pub fn maximum(a: f32, b: f32) -> f32 {
     let larger = if a > b || (a == b && a.is_sign_positive()) { a } else { b };
@@ -145,7 +145,7 @@ pub fn exp2(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(NAN) } else { result }
 }
 
-/// The bits of the nearest bf16.
+/// Returns the bits of the bf16 nearest to `value`.
 #[inline(always)]
 pub fn to_bf16(value: f32) -> u32 {
     let bits = value.to_bits();
@@ -158,7 +158,7 @@ pub fn from_bf16(bits: u32) -> f32 {
     f32::from_bits(bits << 16)
 }
 
-/// The bits of the nearest f16.
+/// Returns the bits of the f16 nearest to `value`.
 #[inline(always)]
 pub fn to_f16(value: f32) -> u32 {
     let bits = value.to_bits();
@@ -212,7 +212,7 @@ pub fn to_tf32(value: f32) -> f32 {
     if value.is_finite() { f32::from_bits(bits) } else { canonical(value) }
 }
 
-/// An operation with optional flushing of operands and result, and optional saturation.
+/// Applies an operation, with optional flushing of operands and result, and optional saturation.
 #[inline(always)]
 pub fn with_mode<const N: usize>(values: [f32; N], mode: Mode, operation: impl Fn([f32; N]) -> f32) -> f32 {
     let values = if mode.flush { values.map(flushed) } else { values };

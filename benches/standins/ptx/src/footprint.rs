@@ -23,7 +23,7 @@ pub struct Footprint {
     pages: Vec<Page>,
     /// Indices in `pages` by page.
     places: HashMap<u64, u32>,
-    /// The same for the most recently used pages.
+    /// Pages used most recently, and their indices in `pages`.
     recent: [(u64, u32); RECENT],
 }
 
@@ -70,7 +70,7 @@ impl Footprint {
         }
     }
 
-    /// All bytes as ranges of maximal length. Bytes that are both read and written are reported as written.
+    /// Returns all bytes as ranges of maximal length. Bytes that are both read and written are reported as written.
     pub fn accesses(&self) -> Vec<Access> {
         let mut pages: Vec<&Page> = self.pages.iter().collect();
         pages.sort_unstable_by_key(|page| page.number);

@@ -53,7 +53,7 @@ pub struct Launch {
     pub block: [u32; 3],
     /// Bytes of shared memory in addition to those in the text.
     pub dynamic_shared: u32,
-    /// Maximum that the kernel's function is allowed to request.
+    /// Maximum bytes that the kernel's function may request as `dynamic_shared`.
     pub dynamic_shared_limit: u32,
     /// The values of the parameters, each at its position in the kernel.
     pub parameters: Vec<u8>,
@@ -284,7 +284,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The fault if some threads do not reach the barrier at which the warp `first` waits.
+    /// Returns the fault if some threads do not reach the barrier at which the warp `first` waits.
     fn missing(&self, block: u32, first: usize, states: &[State]) -> Option<Fault> {
         let ended = self.warps.iter().enumerate().find(|(_, warp)| warp.live != warp.all);
         if let Some((number, warp)) = ended {

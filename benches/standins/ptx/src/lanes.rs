@@ -121,7 +121,7 @@ pub fn map2_wide(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u64, u64) -
     r.set_wide(o[0], &lanes(|i| f(a[i], b[i])), mask);
 }
 
-/// The lanes of a mask, lowest first.
+/// Returns the lanes of a mask, lowest first.
 pub fn each(mask: u32) -> impl Iterator<Item = usize> {
     let mut left = mask;
     std::iter::from_fn(move || {

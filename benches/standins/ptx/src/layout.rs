@@ -103,7 +103,7 @@ fn writes(kernel: &Virtual, at: usize) -> &[u32] {
     &kernel.operands[instr.first as usize..][..usize::from(instr.results)]
 }
 
-/// The registers that are live at the start of each block.
+/// Returns the registers that are live at the start of each block.
 fn needed(kernel: &Virtual, blocks: &[Block]) -> Vec<Set> {
     let len = kernel.registers.len();
     let mut live_in = vec![Set::new(len); blocks.len()];
@@ -124,14 +124,14 @@ fn needed(kernel: &Virtual, blocks: &[Block]) -> Vec<Set> {
     }
 }
 
-/// The registers that are live at the end of a block.
+/// Returns the registers that are live at the end of a block.
 fn needed_behind(kernel: &Virtual, live_in: &[Set], block: &Block) -> Set {
     let mut set = Set::new(kernel.registers.len());
     block.next.iter().for_each(|&next| set.add(&live_in[next]));
     set
 }
 
-/// The registers that may be read before an instruction writes them.
+/// Returns the registers that may be read before an instruction writes them.
 pub fn unwritten(kernel: &Virtual) -> Vec<u32> {
     let blocks = blocks(&kernel.code);
     let mut found = Vec::new();
@@ -143,7 +143,7 @@ pub fn unwritten(kernel: &Virtual) -> Vec<u32> {
     found
 }
 
-/// The first and the last instruction at which each register is live.
+/// Returns the first and the last instruction at which each register is live.
 fn intervals(kernel: &Virtual) -> Vec<Option<(usize, usize)>> {
     let blocks = blocks(&kernel.code);
     let len = kernel.registers.len();

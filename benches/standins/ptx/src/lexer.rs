@@ -13,7 +13,7 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.')
 }
 
-/// The tokens of `text` without comments. Two colons are part of a word, as in `shared::cta`; a single one is
+/// Returns the tokens of `text` without comments. Two colons are part of a word, as in `shared::cta`; a single one is
 /// a sign.
 pub fn tokens(text: &str) -> Result<Vec<Lexeme<'_>>, ParseError> {
     let bytes = text.as_bytes();

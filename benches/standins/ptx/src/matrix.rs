@@ -29,7 +29,7 @@ pub fn element(matrix: Matrix, halves: usize, lane: usize, register: usize, half
     }
 }
 
-/// The numbers represented by the bits of a register.
+/// Returns the numbers represented by the bits of a register.
 #[inline(always)]
 fn numbers(values: &Lanes<u32>, half: usize, kind: Kind) -> Lanes<f32> {
     let shift = 16 * half as u32;
@@ -62,7 +62,7 @@ fn sums<const K: usize>(
     }
 }
 
-/// The 16 rows of A that the lanes hold.
+/// Returns the 16 rows of A that the lanes hold.
 #[inline(always)]
 pub fn left(r: &Registers, kind: Kind, a: &[u16]) -> [[f32; 16]; ROWS] {
     let halves = halves(kind);

@@ -97,7 +97,7 @@ impl DeviceMemory {
         }
     }
 
-    /// The current allocations.
+    /// Returns the current allocations.
     pub fn view(&self) -> View {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         View { allocations: table.values().cloned().collect() }
@@ -121,7 +121,7 @@ pub struct View {
 }
 
 impl View {
-    /// The allocation that contains all of these bytes, and their position in it.
+    /// Returns the allocation that contains all of these bytes, and their position in it.
     fn find(&self, start: u64, bytes: u64) -> Option<(&Allocation, u64)> {
         let at = self.allocations.partition_point(|allocation| allocation.start <= start);
         let allocation = &**self.allocations.get(at.checked_sub(1)?)?;
@@ -129,7 +129,7 @@ impl View {
         (offset < allocation.bytes && bytes <= allocation.bytes - offset).then_some((allocation, offset))
     }
 
-    /// The limits of the nearest allocation, for a message.
+    /// Returns the limits of the nearest allocation, for a message.
     fn limits(&self, address: u64) -> Option<(u64, u64)> {
         let distance = |a: &Allocation| match address {
             _ if address < a.start => a.start - address,
@@ -176,7 +176,7 @@ impl Region<'_> {
         self.allocation.start + self.offset
     }
 
-    /// The words that contain the bytes, with their addresses and the bytes in them.
+    /// Returns the words that contain the bytes, with their addresses and the bytes in them.
     fn words(&self) -> impl Iterator<Item = (&Word, u64, u64)> {
         let bytes = if self.bytes >= 4 { 0xf } else { ((1 << self.bytes) - 1) << (self.offset % 4) };
         let first = self.offset / 4;
@@ -202,7 +202,7 @@ impl Region<'_> {
         }
     }
 
-    /// The unwritten bytes, one bit for each.
+    /// Returns the unwritten bytes, one bit for each.
     pub fn unwritten(&self) -> u16 {
         let written = self.allocation.written.get(self.offset as usize..).unwrap_or_default();
         let bytes = written.iter().take(self.bytes as usize).enumerate();

@@ -29,7 +29,7 @@ impl Undefined {
         found.map_or(0, |loaded| loaded.missing[lane])
     }
 
-    /// The address of a lane's value if the value is unwritten.
+    /// Returns the address of a lane's value if the value is unwritten.
     fn address(&self, register: u16, lane: usize) -> Option<u64> {
         let loaded = self.0.iter().find(|loaded| loaded.register == register)?;
         (loaded.missing[lane] != 0).then(|| loaded.addresses[lane])

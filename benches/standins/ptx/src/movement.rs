@@ -73,7 +73,7 @@ fn moved(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand])
     Ok(flags.done())
 }
 
-/// The space in the name, or the generic space.
+/// Returns the space in the name, or the generic space.
 fn space(flags: &mut Flags<'_>) -> Space {
     let known = |flag: &str| {
         Some(match flag {
@@ -227,7 +227,7 @@ fn load_matrix(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Ope
         && matches!(space, Space::Shared | Space::Generic))
 }
 
-/// The kind of products with f32 sums; `types` are those of D, A, B, C.
+/// Returns the kind of products with f32 sums; `types` are those of D, A, B, C.
 fn kind_of_product(types: &[Type]) -> Option<Kind> {
     match types {
         [Type::F32, a, b, Type::F32] if a == b && matches!(a.kind, Kind::F16 | Kind::BF16 | Kind::TF32) => {

@@ -405,7 +405,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// The value of a number, or the bits of a float (`0f…`, `0d…`).
+/// Returns the value of a number, or the bits of a float (`0f…`, `0d…`).
 fn integer(text: &str) -> Option<u64> {
     let radix = |digits: &str, radix| u64::from_str_radix(digits, radix).ok();
     match text.as_bytes() {
@@ -416,7 +416,7 @@ fn integer(text: &str) -> Option<u64> {
     }
 }
 
-/// Number of bytes of a type such as `f32`.
+/// Returns the number of bytes of a type such as `f32`.
 pub fn bytes_of(kind: &str) -> Option<u32> {
     Some(match kind {
         "b8" | "u8" | "s8" => 1,

@@ -47,7 +47,7 @@ impl Plant {
         Ok(Plant { kernel, which, find, put: lines.next().unwrap_or_default() })
     }
 
-    /// Returns the text of a module with the bug, with the same number of lines, and the places of the bug.
+    /// Returns the text of a module with the bug applied, with the same number of lines, and the places of the bug.
     pub fn apply(&self, text: &str) -> (String, Vec<Planted>) {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         let mut planted = Vec::new();
@@ -75,7 +75,7 @@ impl Plant {
         Some(format!("{before}{}{after}", self.put.replacen('*', any, 1)))
     }
 
-    /// The lines that contain the text, in each matching kernel.
+    /// Returns the lines that contain the text, in each matching kernel.
     fn places(&self, text: &str) -> Vec<(String, Vec<usize>)> {
         let mut kernels: Vec<(String, Vec<usize>)> = Vec::new();
         for (at, line) in text.lines().enumerate() {

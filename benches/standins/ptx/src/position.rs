@@ -12,7 +12,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// The value of a special register in a lane of the warp whose first thread is `first`.
+    /// Returns the value of a special register in a lane of the warp whose first thread is `first`.
     pub fn special(&self, special: Special, first: u32, lane: u32) -> u32 {
         match special {
             Special::Thread(axis) => unfolded(first + lane, self.block_size)[usize::from(axis)],
@@ -31,7 +31,7 @@ impl Position {
     }
 }
 
-/// The position of a thread counted along x, then y, then z.
+/// Returns the position of a thread counted along x, then y, then z.
 pub fn unfolded(number: u32, size: [u32; 3]) -> [u32; 3] {
     [number % size[0], number / size[0] % size[1], number / size[0] / size[1]]
 }

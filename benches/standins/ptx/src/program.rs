@@ -78,9 +78,9 @@ pub enum Compare {
     LessEqualOrNan,
     GreaterOrNan,
     GreaterEqualOrNan,
-    /// Both are not NaN.
+    /// Neither operand is NaN.
     Numbers,
-    /// At least one is NaN.
+    /// At least one operand is NaN.
     Nan,
 }
 
@@ -148,7 +148,7 @@ pub struct Fragment {
     pub row_major: bool,
 }
 
-/// An operation. Comments list results, then operands.
+/// An operation. Docs name the registers of results first, then those of operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
     /// A target of branches, where paths may meet.
@@ -156,9 +156,9 @@ pub enum Op {
     Branch(u32),
     Return,
     Trap,
-    /// number
+    /// Operand: number of the barrier.
     Barrier,
-    /// mask
+    /// Operand: mask of lanes.
     WarpBarrier,
     Move32,
     Move64,
@@ -176,14 +176,14 @@ pub enum Op {
     },
     /// a · b + c
     MulAdd(Type),
-    /// bits to insert, target, place, length
+    /// Operands: bits to insert, value to insert them into, position, length.
     Insert32,
     Float1(Float1, Mode),
     Float2(Float2, Mode),
     MulAddFloat(Mode),
     Half2(Float2, Kind),
     HalfMulAdd(Kind),
-    /// predicate, optionally its opposite; a, b, optionally another predicate
+    /// Results: predicate, optionally its opposite. Operands: a, b, optionally a second predicate.
     Compare {
         compare: Compare,
         ty: Type,
@@ -191,7 +191,7 @@ pub enum Op {
         with: Option<Logic>,
         opposite: bool,
     },
-    /// 1.0, or all bits of an integer, if the comparison holds; a, b
+    /// Result: 1.0, or all bits of an integer, if the comparison holds. Operands: a, b.
     Set {
         compare: Compare,
         ty: Type,
@@ -228,7 +228,7 @@ pub enum Op {
     StoreMoved(Access),
     /// [`Op::Select32`] where at least one of the two values comes from [`Op::LoadMoved`].
     SelectMoved([bool; 2]),
-    /// target, source, bytes of the source
+    /// Operands: target address, source address, number of bytes to read from the source.
     CopyAsync {
         bytes: u8,
         target: i32,
@@ -245,7 +245,7 @@ pub enum Op {
         transposed: bool,
         access: Access,
     },
-    /// d; a, b, c
+    /// Result: d. Operands: a, b, c.
     Mma {
         k: u8,
         kind: Kind,
@@ -259,11 +259,11 @@ pub enum Op {
     Warpgroup(WarpgroupOp),
     /// Orders writes to shared memory before later reads of `wgmma`.
     ProxyFence,
-    /// d, optionally a predicate; a, b, limits, mask
+    /// Results: d, optionally a predicate. Operands: a, b, limits, mask.
     Shuffle(Shuffle),
     Vote(Vote),
     ActiveMask,
-    /// optionally the previous value; address, a, optionally b
+    /// Result: optionally the previous value. Operands: address, a, optionally b.
     Atomic {
         op: Atomic,
         access: Access,
@@ -337,7 +337,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// A line of the text.
+    /// Returns a line of the text.
     pub fn line(&self, number: u32) -> &str {
         self.text.lines().nth(number.saturating_sub(1) as usize).unwrap_or_default().trim()
     }

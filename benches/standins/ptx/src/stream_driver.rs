@@ -15,7 +15,7 @@ const LAUNCH_FAILED: c_int = 719;
 /// Number of operations that a stream accepts before the host waits; about as many as a real driver.
 const QUEUE: usize = 1024;
 
-/// The streams of this process, if they are asynchronous.
+/// Returns the streams of this process, if they are asynchronous.
 pub fn device() -> Option<&'static Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
@@ -33,12 +33,12 @@ fn events() -> MutexGuard<'static, HashMap<c_ulong, Event>> {
     EVENTS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The event with this number; an event that was never recorded is empty.
+/// Returns the event with this number; an event that was never recorded is empty.
 fn event(number: c_ulong) -> Event {
     events().get(&number).cloned().unwrap_or_default()
 }
 
-/// The CUDA error code of a result.
+/// Returns the CUDA error code of a result.
 pub fn code(result: Result<(), Failed>) -> c_int {
     if result.is_ok() { SUCCESS } else { LAUNCH_FAILED }
 }
@@ -201,7 +201,7 @@ pub extern "C" fn kiln_ptx_host_function(
     on_device(|device| device.submit(stream as usize, Submitted::host_function(call)))
 }
 
-/// The stream on which memory is allocated or freed; `None` for the host.
+/// Returns the stream on which memory is allocated or freed; `None` for the host.
 fn stream_of(number: i64) -> Option<usize> {
     usize::try_from(number).ok()
 }

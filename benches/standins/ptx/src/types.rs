@@ -23,7 +23,7 @@ pub struct Type {
 impl Type {
     pub const F32: Type = Type { kind: Kind::F32, bits: 32 };
 
-    /// The type with this name, without a dot.
+    /// Returns the type with this name, without a dot.
     pub fn named(name: &str) -> Option<Type> {
         let (kind, bits) = match name {
             "f16" => (Kind::F16, 16),

@@ -23,7 +23,7 @@ use kiln_sys::words::number_of;
 use kiln_train::process::output::{eprint_line, print_line};
 use kiln_train::registry::Registry;
 
-/// Number of steps to train where it is not known when the two runs diverge.
+/// Number of steps to train if the step at which the two runs diverge is unknown.
 const STEPS: u64 = 3;
 
 /// Arguments of `kiln bisect`.
@@ -53,9 +53,9 @@ pub struct BisectArgs {
 enum Outcome {
     /// No significant difference.
     Same,
-    /// Diverges from the good configuration at this place.
+    /// The trial diverges from the good configuration at this place.
     PartsAt(Option<Difference>),
-    /// Fails while training.
+    /// The trial fails while training.
     Fails(String),
     /// The combination of values is invalid.
     Impossible(String),
@@ -127,7 +127,7 @@ impl BisectArgs {
     }
 }
 
-/// The step in which two runs diverge, or the default if unknown.
+/// Returns the step in which two runs diverge, or the default if unknown.
 fn steps_of(a: &Subject, b: &Subject) -> u64 {
     if a.kind != SubjectKind::Run || b.kind != SubjectKind::Run {
         return STEPS;
@@ -162,7 +162,7 @@ impl Bisection<'_> {
         Ok(culprits)
     }
 
-    /// Reduces `keys`, which together make a difference, to a smallest subset that still does.
+    /// Reduces `keys`, which together make a difference, to a smallest subset that still makes one.
     fn smallest<'k>(
         &mut self,
         mut keys: Vec<&'k KeyDifference>,

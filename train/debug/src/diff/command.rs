@@ -96,7 +96,7 @@ fn ranks(config: &Config) -> String {
     kiln_sys::words::number_of(config.train.ranks as u64, "rank")
 }
 
-/// The configuration of `subject`, changed, for ranks that are threads.
+/// Returns the configuration of `subject`, changed, for ranks that are threads.
 pub fn config_of(subject: &Subject, overrides: &[String], ranks: Option<usize>) -> Result<Config> {
     let path = subject.config().ok_or_else(|| {
         DebugError::usage(format!("{}, which has no configuration to train", subject.describe()))

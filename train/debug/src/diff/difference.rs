@@ -16,7 +16,7 @@ const GROWTH: f64 = 100.0;
 /// The distance between 1 and the next number in bf16.
 const HALF_UNIT: f64 = 1.0 / 128.0;
 
-/// Number of elements of one tensor that may round the other way in bf16 by chance.
+/// Number of elements of one tensor that two runs may round in opposite directions in bf16 by chance.
 const FLIPS: f64 = 4.0;
 
 /// The kind of difference to expect between two runs, from their recorded facts.
@@ -24,7 +24,7 @@ const FLIPS: f64 = 4.0;
 pub struct Expected {
     /// Set if nothing explains a rounding difference, so that every bit counts.
     pub is_strict: bool,
-    /// Set if both compute or reduce in bf16 or f16, whose rounding is coarse.
+    /// Set if both runs compute or reduce in bf16 or f16, whose rounding is coarse.
     pub is_half: bool,
 }
 
@@ -92,7 +92,7 @@ pub struct Size {
     /// The difference relative to the tensor, or relative to all tensors of its kind in its module, since a
     /// single one may consist of rounding noise only. Infinity and NaN never count as rounding.
     pub relative: f64,
-    /// Number of elements in bf16 or f16, each of which may round the other way; `u64::MAX` for an f32 tensor.
+    /// Number of elements in bf16 or f16, which two runs may round in opposite directions; `u64::MAX` for f32.
     pub count: u64,
     /// Set if an earlier step compared places of this kind, so that the noise of these runs is known.
     pub is_known: bool,
@@ -101,7 +101,7 @@ pub struct Size {
 /// Compares two things in chronological order and finds where they diverge.
 #[derive(Clone, Debug)]
 pub struct Judge {
-    /// Set if both compute in bf16 or f16.
+    /// Set if both runs compute in bf16 or f16.
     is_half: bool,
     /// Set if any difference in bits counts.
     is_strict: bool,

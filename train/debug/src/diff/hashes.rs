@@ -10,11 +10,11 @@ pub struct Compared {
     pub judge: Judge,
     /// The steps that both runs have.
     pub steps: Vec<u64>,
-    /// The phase in which they diverge or, if they do not, first have different bits.
+    /// The phase in which the runs diverge or, if they do not, first have different bits.
     pub phase: Option<StepPhase>,
-    /// Tensors that only one run has, of kinds that both have.
+    /// Tensors that only one run has, although both runs have tensors of that kind.
     pub unpaired: Vec<String>,
-    /// The dtypes of the tensor at which they diverge.
+    /// The dtypes, in the two runs, of the tensor at which the runs diverge.
     pub dtypes: Option<[String; 2]>,
     /// Phases seen in earlier steps, for which the usual distance of the runs is known.
     known: HashSet<StepPhase>,

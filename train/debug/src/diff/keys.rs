@@ -26,13 +26,13 @@ pub enum Effect {
 pub struct KeyDifference {
     /// The key, such as `train.seed`.
     pub key: String,
-    /// Its values as TOML; `None` if not set.
+    /// The two values of the key as TOML; `None` if not set.
     pub values: [Option<String>; 2],
     pub effect: Effect,
 }
 
 impl KeyDifference {
-    /// The difference as text: `train.seed (0 in the first, 1 in the second)`.
+    /// Returns the difference as text: `train.seed (0 in the first, 1 in the second)`.
     pub fn describe(&self) -> String {
         let [a, b] = self.values.each_ref().map(|value| value.as_deref().unwrap_or("not set"));
         format!("{} ({a} in the first, {b} in the second)", self.key)
@@ -90,7 +90,7 @@ fn effect_of(key: &str) -> Effect {
     found.map_or(Effect::Numbers(StepPhase::Start), |(_, effect)| *effect)
 }
 
-/// The differences to expect between runs with the configurations `a` and `b`, which differ in `keys`.
+/// Returns the differences to expect between runs with the configurations `a` and `b`, which differ in `keys`.
 pub fn expected(a: &Config, b: &Config, keys: &[KeyDifference]) -> Expected {
     let is_half = |config: &Config| {
         [config.precision.compute(), config.precision.reduce]
@@ -103,7 +103,7 @@ pub fn expected(a: &Config, b: &Config, keys: &[KeyDifference]) -> Expected {
     }
 }
 
-/// The differing keys of `a` and `b`, in the order of the sections. Presets are expanded, with the vocabulary
+/// Returns the differing keys of `a` and `b`, in the order of the sections. Presets are expanded, with the vocabulary
 /// that either configuration sets.
 pub fn differences(a: &Config, b: &Config) -> Vec<KeyDifference> {
     let vocab_size = a.model.vocab_size.or(b.model.vocab_size);

@@ -17,7 +17,7 @@ pub struct Report {
     pub verdict: Verdict,
     /// The first place with a difference larger than rounding.
     pub parted: Option<Difference>,
-    /// The first place with different bits, if it is another place.
+    /// The first place with different bits, if not the same place as `parted`.
     pub first: Option<Difference>,
     /// The likely cause, if one is known.
     pub likely_cause: Option<String>,
@@ -67,7 +67,7 @@ impl Report {
         }
     }
 
-    /// The exit code. Differences up to `tolerance` do not count.
+    /// Returns the exit code. Differences up to `tolerance` do not count.
     pub fn exit_code(&self, tolerance: Option<f64>) -> u8 {
         let is_within =
             !self.is_of_another_kind && tolerance.is_some_and(|tolerance| self.largest <= tolerance);

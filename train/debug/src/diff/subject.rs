@@ -62,12 +62,12 @@ impl Subject {
         format!("{} is {}", self.path.display(), self.kind.name())
     }
 
-    /// The file of hashes, if there is one.
+    /// Returns the file of hashes, if there is one.
     pub fn hashes(&self) -> Option<PathBuf> {
         self.file(HASHES_FILE, SubjectKind::Hashes)
     }
 
-    /// The file of metrics, if there is one.
+    /// Returns the file of metrics, if there is one.
     pub fn metrics(&self) -> Option<PathBuf> {
         self.file("metrics.jsonl", SubjectKind::Metrics)
     }
@@ -79,7 +79,7 @@ impl Subject {
         }
     }
 
-    /// The configuration, if there is one.
+    /// Returns the configuration, if there is one.
     pub fn config(&self) -> Option<PathBuf> {
         match self.kind {
             SubjectKind::Config => Some(self.path.clone()),
@@ -90,7 +90,7 @@ impl Subject {
         }
     }
 
-    /// The path of the model: for a run, its newest checkpoint.
+    /// Returns the path of the model: for a run, its newest checkpoint.
     pub fn model(&self) -> Option<PathBuf> {
         match self.kind {
             SubjectKind::Checkpoint | SubjectKind::HuggingFace => Some(self.path.clone()),
@@ -100,7 +100,8 @@ impl Subject {
     }
 }
 
-/// The models to compare. If one is a run, its checkpoint is that of the other model's step, if it has one.
+/// Returns the models to compare: for a run, preferably the checkpoint of the other model's step. `None` if two runs
+/// have no step in common, or a subject has no model.
 pub fn models_of(a: &Subject, b: &Subject) -> Option<(PathBuf, PathBuf)> {
     let (newest_a, newest_b) = (a.model()?, b.model()?);
     let of_step = |subject: &Subject, other: &Path| {

@@ -33,7 +33,7 @@ fn place(step: Option<u64>, phase: &str, module: &str, tensor: &str) -> TensorPl
     TensorPlace { step, phase: phase.to_owned(), module: module.to_owned(), tensor: tensor.to_owned() }
 }
 
-/// The place of a parameter, named as in hashes.
+/// Creates the place of a parameter, named as in hashes.
 fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> TensorPlace {
     match split(name) {
         (module, inner) if module.starts_with("layers.") => {
@@ -274,7 +274,7 @@ fn other_tokenizers(a: &Path, b: &Path) -> Result<(String, String)> {
     })
 }
 
-/// Position of the first token that differs, and its id in each file; `None` if the file ends before.
+/// Position of the first token that differs, and the token id in each file; `None` if the file is shorter.
 type OtherToken = (u64, Option<u32>, Option<u32>);
 
 fn first_other(a: &Path, b: &Path, width: usize) -> Result<Option<OtherToken>, DiffError> {

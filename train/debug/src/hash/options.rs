@@ -16,9 +16,9 @@ pub enum HashedKind {
     Activations,
     /// The gradients of activations in backward, and the reduced gradients of parameters.
     Gradients,
-    /// The weights before the first of the steps, and after the update of each.
+    /// The weights before the first selected step, and after the update of each selected step.
     Weights,
-    /// The state of the optimizer, at the same times.
+    /// The state of the optimizer, at the same times as the weights.
     Moments,
 }
 
@@ -53,7 +53,7 @@ impl HashOptions {
     }
 }
 
-/// The error for a text that does not select anything to hash.
+/// The error for an invalid selection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{problem}; write steps=1-20, or steps=5,activations,gradients,weights,moments, or steps=1-20,modules"

@@ -57,14 +57,14 @@ pub struct Entry {
     pub module: String,
     /// The tensor in the module, such as `ffn.output` or `attention.q_proj.weight`.
     pub tensor: String,
-    /// The type in which its elements are stored.
+    /// The dtype of the tensor.
     pub dtype: String,
     /// Number of elements over all samples of the step.
     pub count: u64,
-    /// A hash of the bits, independent of how they are spread over ranks and micro-batches.
+    /// A hash of the elements' bits, independent of how the elements are spread over ranks and micro-batches.
     #[serde(serialize_with = "to_hex", deserialize_with = "from_hex")]
     pub hash: u64,
-    /// 2-norm of its finite elements.
+    /// 2-norm of the finite elements.
     pub norm: f64,
     /// Sums of the values with pseudo-random signs, for estimating the distance between two tensors.
     pub sketch: [f64; TensorSums::SKETCHES],
@@ -97,12 +97,12 @@ impl Entry {
         Entry { phase, module, tensor, dtype, count, hash, norm: squares.sqrt(), sketch, non_finite, by_rank }
     }
 
-    /// Its identity: everything but the values.
+    /// Returns the identity of the tensor: phase, module and tensor name.
     pub fn name(&self) -> (StepPhase, &str, &str) {
         (self.phase, &self.module, &self.tensor)
     }
 
-    /// The ranks whose samples have different values; empty if unknown, or if all ranks differ.
+    /// Returns the ranks whose samples differ from `other`; empty if unknown, or if all ranks differ.
     pub fn ranks_apart(&self, other: &Entry) -> Vec<usize> {
         let (a, b) = (&self.by_rank, &other.by_rank);
         if a.len() != b.len() {
@@ -112,7 +112,7 @@ impl Entry {
         if apart.len() == a.len() { Vec::new() } else { apart }
     }
 
-    /// An estimate of the norm of the difference of two tensors; infinite if only one of them is finite.
+    /// Estimates the norm of the difference of two tensors; infinite if only one of the tensors is finite.
     pub fn distance(&self, other: &Entry) -> f64 {
         if self.non_finite != other.non_finite {
             return f64::INFINITY;

@@ -16,17 +16,17 @@ pub struct Breakpoint {
     pub step: Option<u64>,
     /// The rank to stop; all ranks if `None`.
     pub rank: Option<usize>,
-    /// The behaviour of the other ranks meanwhile.
+    /// The behaviour of the other ranks while this breakpoint holds a rank.
     pub others: Others,
 }
 
 /// Behaviour of the other ranks when one stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Others {
-    /// They are held at the same point, so that sharded tensors can be gathered.
+    /// The other ranks are held at the same point, so that sharded tensors can be gathered.
     #[default]
     Hold,
-    /// They continue until they need data from the held rank.
+    /// The other ranks continue until they need data from the held rank.
     Run,
 }
 
@@ -77,7 +77,7 @@ pub enum Number {
     GradNorm,
 }
 
-/// The error for a text that is not a breakpoint.
+/// The error for an invalid breakpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{problem}; write forward:layers.3@12, backward:layers.3.ffn, optimizer@5, step, nan, or \"grad_norm > 10\", \
@@ -87,7 +87,7 @@ pub struct BreakpointError {
     problem: String,
 }
 
-/// The command-line spelling of a value.
+/// Returns the command-line spelling of a value.
 pub(super) fn written(value: &impl ValueEnum) -> String {
     // No variant is hidden.
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())

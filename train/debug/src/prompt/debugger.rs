@@ -59,13 +59,13 @@ pub struct Debugger {
     pub(super) breakpoints: BTreeMap<usize, Breakpoint>,
     /// Breakpoints that no longer hold this rank, but still hold the other ranks.
     pub(super) muted: BTreeSet<usize>,
-    /// Breakpoints that were hit.
+    /// Numbers of the breakpoints that were hit.
     reached: BTreeSet<usize>,
     /// The number of the next breakpoint.
     pub(super) next_number: usize,
-    /// The next place at which all ranks are held, apart from breakpoints.
+    /// Where all ranks are held next, apart from breakpoints.
     pub(super) going: Going,
-    /// The next place at which this rank alone is held.
+    /// Where this rank alone is held next.
     pub(super) alone: Going,
     /// The rank whose state is shown.
     pub(super) focus: usize,
@@ -75,13 +75,13 @@ pub struct Debugger {
     pub(super) points: [Vec<Point>; 2],
     /// The metrics of the last step.
     pub(super) metrics: Option<StepMetrics>,
-    /// The step whose gradient was found to have values that are not finite.
+    /// The step whose gradient was found to have non-finite values.
     spoilt: Option<u64>,
     /// The last line typed, which an empty line repeats.
     pub(super) last_line: String,
 }
 
-/// The next place at which a rank is held, apart from breakpoints.
+/// Where a rank is held next, apart from breakpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Going {
     /// Nowhere.
@@ -257,7 +257,7 @@ impl Debugger {
     }
 }
 
-/// Returns `true` if the tensor has a value that is not finite.
+/// Returns `true` if the tensor has a non-finite value.
 fn is_spoilt(seen: &Seen<'_>) -> bool {
     !seen.values.clone().is_finite().all().into_data().iter::<bool>().all(|all| all)
 }

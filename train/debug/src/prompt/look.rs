@@ -20,7 +20,7 @@ use kiln_train::error::Result;
 const LONGEST_TEXT: usize = 400;
 
 impl Shown {
-    /// The tensor shown by a pass.
+    /// Copies the tensor shown by a pass.
     pub(super) fn of(seen: &Seen<'_>) -> Self {
         let of = if seen.is_gradient { "gradient of " } else { "" };
         let data = seen.values.clone().into_data();
@@ -32,7 +32,7 @@ impl Shown {
         }
     }
 
-    /// The output of `p NAME[SLICE]`.
+    /// Returns the output of `p NAME[SLICE]`.
     pub(super) fn part(&self, slice: &Slice) -> String {
         match slice.of(&self.shape, &self.values) {
             Ok((shape, values)) => {
@@ -155,7 +155,7 @@ impl Debugger {
         })
     }
 
-    /// The tokens of the current micro-batch as text.
+    /// Returns the tokens of the current micro-batch as text.
     pub(super) fn show_batch(&self) -> String {
         let Some((at, batch)) = &self.batch else { return "no batch is being processed".to_owned() };
         let tokenizer = match Tokenizer::from_file(self.tokenizer.to_vec(), Path::new("tokenizer.json")) {

@@ -18,11 +18,11 @@ const IN_CODE: &str = "breakpoint: ";
 pub(super) struct Point {
     /// The optimizer step.
     pub(super) step: u64,
-    /// The part or tensor that the rank has reached.
+    /// The part of the step, or the tensor, at which the rank is.
     pub(super) what: What,
 }
 
-/// The part or tensor that a rank has reached.
+/// The part of a step, or the tensor, at which a rank is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// A part of a step.
@@ -40,7 +40,7 @@ pub(super) enum What {
 }
 
 impl Point {
-    /// The point at which the pass shows `seen`.
+    /// Creates the point at which the pass shows `seen`.
     pub(super) fn of(at: Moment, seen: &Seen<'_>) -> Self {
         let Moment { step, micro_batch, pass, .. } = at;
         let (place, name) = (seen.place.to_owned(), seen.name.to_owned());
@@ -58,7 +58,7 @@ impl Point {
         }
     }
 
-    /// The name of a breakpoint in the code of a layer, if this point is one.
+    /// Returns the name of a breakpoint in the code of a layer, if this point is one.
     pub(super) fn in_code(&self) -> Option<&str> {
         match &self.what {
             What::Tensor { pass: Pass::Forward | Pass::Recompute, name, .. } => name.strip_prefix(IN_CODE),
@@ -78,7 +78,7 @@ impl Point {
         }
     }
 
-    /// Its name without step and micro-batch, such as `backward layers.3 output`.
+    /// Returns the point's name without step and micro-batch, such as `backward layers.3 output`.
     pub(super) fn name(&self) -> String {
         match &self.what {
             What::Part(part) => written(part),

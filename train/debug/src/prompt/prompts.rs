@@ -42,12 +42,12 @@ struct Held {
 }
 
 impl State {
-    /// The rank that a prompt talks to: the requested one, or else the first held one, or else rank 0.
+    /// Returns the rank that a prompt talks to: the requested one, or else the first held one, or else rank 0.
     fn rank_of(&self, prompt: &Prompt) -> usize {
         prompt.rank.or_else(|| self.held.keys().next().copied()).unwrap_or(0)
     }
 
-    /// Sends `message` to the prompts of `rank` and forgets prompts that are gone.
+    /// Sends `message` to the prompts of `rank` and removes disconnected prompts.
     fn send(&mut self, rank: usize, message: &ToPrompt) {
         let mine: Vec<_> = self
             .prompts
@@ -174,7 +174,7 @@ impl Prompts {
         }
     }
 
-    /// Returns the next line for `rank` if one comes within `patience`.
+    /// Returns the next line for `rank` if one arrives within `patience`.
     pub(super) fn next(&self, rank: usize, patience: Duration) -> Option<String> {
         let is_empty = |state: &mut State| state.lines.get(&rank).is_none_or(VecDeque::is_empty);
         let waited = self.changed.wait_timeout_while(self.lock(), patience, is_empty);

@@ -23,7 +23,7 @@ use kiln_train::process::terminal;
 /// Number of points listed before and after the current one.
 const AROUND: usize = 6;
 
-/// Interval at which a rank that waits for a line checks that the others are still there.
+/// Interval at which a rank that waits for a line checks that the other ranks are still alive.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Interval at which ranks in different processes agree on whether the run should stop.
@@ -152,7 +152,7 @@ impl Debugger {
         }
     }
 
-    /// The rank that reads the lines.
+    /// Returns the rank that reads the lines.
     fn reader(&self, alone: bool) -> usize {
         if alone { self.rank } else { 0 }
     }
@@ -195,7 +195,7 @@ impl Debugger {
     /// Releases this rank, with all others or `alone`. Returns `text`.
     fn let_go(&mut self, alone: bool, text: &str) -> String {
         match alone {
-            // The others keep their breakpoints; this rank mutes those that it shares with them.
+            // The others keep their breakpoints; this rank mutes the breakpoints that it shares with them.
             true => self.muted.extend(self.breakpoints.keys()),
             false => self.breakpoints.clear(),
         }

@@ -18,9 +18,9 @@ const LONGEST: usize = 40;
 /// A tensor, or a part of one.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shown {
-    /// Its name, such as `layers.0.ffn output`.
+    /// The tensor's name, such as `layers.0.ffn output`.
     pub(super) title: String,
-    /// The dtype it has in the run.
+    /// The tensor's dtype in the run.
     pub(super) dtype: String,
     /// Its shape.
     pub(super) shape: Vec<usize>,
@@ -29,13 +29,13 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// The output of `p`: shape, statistics and the first values.
+    /// Returns the output of `p`: shape, statistics and the first values.
     pub(super) fn summary(&self) -> String {
         let statistics = TensorStatistics::of(&self.values);
         format!("{} {} {:?}\n{statistics}\n{}", self.title, self.dtype, self.shape, self.first_values())
     }
 
-    /// All values, row by row.
+    /// Formats the values row by row, up to `MOST_ROWS` rows.
     pub(super) fn all_values(&self) -> String {
         let width = self.shape.last().copied().unwrap_or(1).max(1);
         let row = |row: &[f32]| row.iter().map(|value| format!("{value:.6}")).collect::<Vec<_>>().join(", ");
@@ -54,7 +54,7 @@ impl Shown {
         format!("[{}{more}]", first.join(", "))
     }
 
-    /// The output of `hist`.
+    /// Returns the output of `hist`.
     pub(super) fn histogram(&self) -> String {
         let TensorStatistics { min, max, nan, infinite, .. } = TensorStatistics::of(&self.values);
         let width = (f64::from(max) - f64::from(min)) / BARS as f64;
@@ -76,7 +76,7 @@ impl Shown {
         text
     }
 
-    /// The output of `hash`: SHA-256 of the values as f32, little-endian, in row-major order.
+    /// Returns the output of `hash`: SHA-256 of the values as f32, little-endian, in row-major order.
     pub(super) fn hash(&self) -> String {
         let mut hash = Sha256::new();
         self.values.iter().for_each(|value| hash.update(value.to_le_bytes()));
@@ -84,7 +84,7 @@ impl Shown {
         format!("{} {} {:?}  sha256 {digest}…", self.title, self.dtype, self.shape)
     }
 
-    /// The output of `diff`: how far `other`, a tensor from a file, is from this one.
+    /// Returns the output of `diff`: the difference between this tensor and `other`, read from a file.
     pub(super) fn difference(&self, shape: &[usize], other: &[f32]) -> String {
         if shape != self.shape {
             return format!("{}: shape {:?} here, and {shape:?} in the file", self.title, self.shape);

@@ -17,14 +17,14 @@ pub struct TraceOptions {
 }
 
 impl TraceOptions {
-    /// The output file for a run in the folder `out`.
+    /// Returns the output file for a run in the folder `out`.
     pub(super) fn path(&self, out: &Path) -> PathBuf {
         let name = || format!("steps-{}.pftrace", steps::name(&self.steps));
         self.file.clone().unwrap_or_else(|| out.join("traces").join(name()))
     }
 }
 
-/// The error for a text that does not name steps to trace.
+/// The error for an invalid selection of steps to trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; write steps=10-12, or steps=10-12,FILE")]
 pub struct TraceOptionsError {

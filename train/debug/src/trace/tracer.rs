@@ -153,7 +153,7 @@ impl Drop for Tracer {
     }
 }
 
-/// The recorder's sums by name. Times are in nanoseconds.
+/// Returns the recorder's sums by name. Times are in nanoseconds.
 fn sums(recorder: &Recorder) -> BTreeMap<String, u64> {
     let mut sums = BTreeMap::new();
     let mut add = |name: String, sum: u64| *sums.entry(name).or_insert(0) += sum;

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(800);
 /// Maximum time for rank 0 to ask all others.
 const PATIENCE_FOR_ALL: Duration = Duration::from_millis(950);
 
-/// Maximum time for a process to ask its threads.
+/// Maximum time for a process to collect the call stacks of its threads.
 const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(2);
 
 /// Maximum time for a run to respond to a line: it reads lines at the end of a step.
@@ -30,11 +30,11 @@ const PATIENCE_FOR_LINES: Duration = Duration::from_secs(5);
 /// Maximum size of a reply in bytes: a rank takes about 64 KiB.
 const MOST_REPLY: usize = 32 << 20;
 
-/// Maximum number of threads of a process, and of functions of each.
+/// Maximum number of threads per process, and of functions per thread.
 const MOST_THREADS: usize = 4096;
 const MOST_CALLS: usize = 256;
 
-/// Bytes read at a time: usually the status of a rank.
+/// Bytes per read; usually enough for the status of a rank.
 const BUFFER: usize = 1 << 16;
 
 /// A connection to a process of a run.
@@ -122,7 +122,7 @@ pub enum Answer {
     Stopped,
     /// The process has ended and left its socket behind.
     Gone,
-    /// The process exists and does not answer, for this reason.
+    /// The process exists but does not answer, for this reason.
     Silent(String),
     /// The process is on another machine.
     Elsewhere,
@@ -133,7 +133,7 @@ pub enum Answer {
 pub struct Process {
     pub owner: Owner,
     pub answer: Answer,
-    /// Its threads as known to the kernel, if requested and if the process did not answer.
+    /// The process's threads as known to the kernel, if requested and if the process did not answer.
     pub threads: Option<Vec<Thread>>,
 }
 
@@ -260,10 +260,10 @@ fn answer(folder: &Folder, owner: &Owner, stacks: bool) -> Answer {
     }
 }
 
-/// The function below which the outer calls are the same in all threads.
+/// The function whose callers are the same in all threads.
 const BEGIN: &str = "__rust_begin_short_backtrace";
 
-/// Looks up the names of the functions that the threads of process `pid` are in.
+/// Looks up the names of the functions on the call stacks of process `pid`.
 fn name_calls(threads: &mut Vec<Thread>, pid: i32) {
     let mut symbols = Symbols::of(pid);
     threads.truncate(MOST_THREADS);

@@ -15,7 +15,7 @@ pub enum Request {
     Status {
         /// Includes the threads of the process.
         stacks: bool,
-        /// Includes the ranks of other processes, as far as this process can ask them.
+        /// Includes the ranks of other processes, if this process can ask those.
         all: bool,
     },
     /// Asks for the last complete step of the process's ranks.
@@ -71,7 +71,7 @@ impl Typed {
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     Status(Box<ProcessStatus>),
-    /// The last complete step of each of its ranks that has completed one.
+    /// The last complete step of each rank of the process that has completed a step.
     Timeline(Vec<StepTimeline>),
     /// A message to the prompt.
     Prompt(ToPrompt),
@@ -111,7 +111,7 @@ pub struct ProcessStatus {
     /// Seconds that a rank may wait for the others in one collective; `None` if there is no limit.
     pub deadline_s: Option<f64>,
     pub ranks: Vec<RankStatus>,
-    /// Ranks of the run that someone holds.
+    /// Ranks of the run that are held at a prompt or breakpoint.
     #[serde(default)]
     pub held: Vec<usize>,
     /// The places where ranks are held, as text, for ranks whose prompt this process serves.
@@ -119,7 +119,7 @@ pub struct ProcessStatus {
     pub held_at: Vec<String>,
     /// Information about all ranks, if requested and if this process can ask them.
     pub all: Option<Vec<Known>>,
-    /// The call stacks of its threads, if requested.
+    /// The call stacks of the process's threads, if requested.
     pub threads: Option<Vec<Thread>>,
 }
 
@@ -133,7 +133,7 @@ pub struct RankStatus {
     pub saved: u64,
     /// Loss of the last step whose outcome is known; `None` if there is none, or if it is NaN.
     pub loss: Option<f64>,
-    /// Tokens of all ranks per second in that step.
+    /// Tokens of all ranks per second in the step of `loss`.
     pub tokens_per_s: Option<f64>,
     /// Seconds taken by the longest recent step.
     pub longest_step_s: Option<f64>,
@@ -149,7 +149,7 @@ pub struct RankStatus {
 #[serde(rename_all = "snake_case")]
 pub enum Known {
     Answered(Box<Flight>),
-    /// Seconds since its last message.
+    /// Seconds since the rank's last message.
     Silent(f64),
     Halted,
     /// The rank is gone, for this reason.
@@ -188,6 +188,6 @@ pub struct Thread {
     pub calls: Vec<String>,
     /// Addresses in the functions.
     pub addresses: Vec<u64>,
-    /// The reason why no functions are known, if so.
+    /// The reason why no functions are known, if none are.
     pub problem: Option<String>,
 }

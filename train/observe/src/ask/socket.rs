@@ -31,7 +31,7 @@ const MAX_BYTES: u64 = 64 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     pub process: ProcessId,
-    /// Its ranks, ascending.
+    /// The process's ranks, ascending.
     pub ranks: Vec<usize>,
 }
 
@@ -67,7 +67,7 @@ impl Folder {
         Path::new("/proc/self/fd").join(self.0.as_raw_fd().to_string()).join(name)
     }
 
-    /// Listens at the socket of `owner`, replacing one that an earlier process left behind.
+    /// Listens at the socket of `owner`, replacing a socket that an earlier process left behind.
     pub fn listen(&self, owner: &Owner) -> io::Result<UnixListener> {
         let name = owner.name();
         let _ = self.remove(&format!("{name}.sock"));

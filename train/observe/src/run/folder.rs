@@ -19,7 +19,7 @@ const MOST_CONFIG: u64 = 1 << 20;
 /// Text that a run has generated: a line of `samples.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Optimizer step after which it was generated.
+    /// Optimizer step after which the text was generated.
     pub step: u64,
     /// The prompt.
     pub prompt: String,
@@ -40,7 +40,7 @@ pub struct Event {
     pub text: String,
 }
 
-/// A run, by what is in its folder.
+/// A run, as read from its folder.
 #[derive(Clone, Debug)]
 pub struct Run {
     folder: PathBuf,
@@ -131,37 +131,37 @@ impl Run {
         }
     }
 
-    /// The folder, as the caller named it.
+    /// Returns the folder, as the caller named it.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The name of the folder.
+    /// Returns the name of the folder.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The resolved configuration: keys such as `optim.lr`, with their values as in TOML.
+    /// Returns the resolved configuration: keys such as `optim.lr`, with their values as in TOML.
     pub fn config(&self) -> &BTreeMap<String, String> {
         &self.config
     }
 
-    /// Number of optimizer steps of the run, from its configuration.
+    /// Returns the number of optimizer steps of the run, from its configuration.
     pub fn steps(&self) -> Option<u64> {
         self.config.get("train.steps")?.parse().ok()
     }
 
-    /// The numbers in its metrics.
+    /// Returns the numbers in the metrics of the run.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Texts that it has generated, in order.
+    /// Samples that the run has generated, in order.
     pub fn samples(&self) -> &[Sample] {
         &self.samples
     }
 
-    /// Its events, in order.
+    /// Returns the events of the run, in order.
     pub fn events(&self) -> &[Event] {
         &self.events
     }

@@ -16,7 +16,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// The series of `key`, if any line has it.
+    /// Returns the series of `key`, if any line has it.
     pub fn get(&self, key: &str) -> Option<&Series> {
         self.places.get(key).map(|place| &self.series[*place].1)
     }
@@ -118,17 +118,17 @@ impl Series {
         self.values.push(value);
     }
 
-    /// The steps, ascending.
+    /// Returns the steps, ascending.
     pub fn steps(&self) -> &[u64] {
         &self.steps
     }
 
-    /// The value of each of [`Series::steps`].
+    /// Returns the values, one for each of [`Series::steps`].
     pub fn values(&self) -> &[f64] {
         &self.values
     }
 
-    /// The last step and its value.
+    /// Returns the last step and its value.
     pub fn last(&self) -> Option<(u64, f64)> {
         self.steps.last().copied().zip(self.values.last().copied())
     }
@@ -158,7 +158,7 @@ impl Series {
         Series { steps, values }
     }
 
-    /// The value at `step`.
+    /// Returns the value at `step`.
     pub fn at(&self, step: u64) -> Option<f64> {
         self.steps.binary_search(&step).ok().map(|index| self.values[index])
     }

@@ -10,7 +10,7 @@ use kiln_sys::{LineReader, files};
 #[derive(Clone, Debug)]
 pub(super) struct Tail {
     path: PathBuf,
-    /// Inode of the file that was read: another file may have replaced it.
+    /// Inode of the file that was read, to notice if another file replaces it.
     inode: Option<u64>,
     /// Number of bytes of complete lines read.
     read: u64,

@@ -31,11 +31,11 @@ const IN_A_STEP: [&str; 4] = ["data loading", "forward", "backward", "optimizer"
 pub enum State {
     /// The run is progressing.
     Healthy,
-    /// Someone holds ranks of the run, to debug them.
+    /// Ranks of the run are held for debugging.
     Held,
     /// The run is progressing, but waits for one rank most of the time.
     Slow,
-    /// A rank has been awaited for longer than usual.
+    /// The other ranks have waited for one rank for longer than usual.
     Suspicion,
     /// A process is stopped, gone or does not answer.
     Trouble,

@@ -41,7 +41,7 @@ pub struct RankLook {
     pub activity: Option<Activity>,
     /// The pending collective that was called first.
     pub pending: Option<Call>,
-    /// The collective that it called last.
+    /// The collective that the rank called last.
     pub last: Option<Call>,
     pub waits_for: Vec<usize>,
     pub bytes: Option<u64>,
@@ -56,7 +56,7 @@ pub struct Call {
     pub operation: Operation,
     pub module: String,
     pub phase: Phase,
-    /// Seconds since it was called.
+    /// Seconds since the call.
     pub seconds: f64,
 }
 

@@ -47,7 +47,7 @@ pub struct Histogram {
     pub max: f64,
     /// The sum of all values.
     pub sum: f64,
-    /// The sum of their squares.
+    /// The sum of the squares of all values.
     pub sum_squares: f64,
     /// Upper limits of the buckets, ascending.
     pub limits: Vec<f64>,
@@ -55,7 +55,7 @@ pub struct Histogram {
     pub counts: Vec<f64>,
 }
 
-/// The tag of texts that a run generates from the prompt at `index`.
+/// Returns the tag of texts that a run generates from the prompt at `index`.
 pub fn sample_tag(index: usize) -> String {
     format!("samples/{index}")
 }

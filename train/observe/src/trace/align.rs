@@ -33,7 +33,7 @@ pub(super) type CallKey = (Vec<usize>, String, u64);
 pub(super) struct CallTimes {
     pub(super) started: f64,
     pub(super) finished: f64,
-    /// True if it ends on all ranks at about the same time.
+    /// True if the collective ends on all ranks at about the same time.
     pub(super) ends_together: bool,
 }
 

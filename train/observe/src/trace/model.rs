@@ -22,7 +22,7 @@ pub struct RankTrace {
     pub groups: BTreeMap<String, Vec<usize>>,
     /// The steps, in ascending order.
     pub steps: Vec<StepTrace>,
-    /// The activities of its GPU, ordered by start. They may lag behind the steps.
+    /// The activities of the rank's GPU, ordered by start. They may lag behind the steps.
     pub gpu: Vec<GpuTrace>,
 }
 
@@ -31,9 +31,9 @@ pub struct RankTrace {
 pub struct StepTrace {
     /// The optimizer step.
     pub step: u64,
-    /// Its beginning.
+    /// The start of the step.
     pub start: u64,
-    /// Its end.
+    /// The end of the step.
     pub end: u64,
     /// The activities of the rank's thread, in order.
     pub spans: Vec<SpanTrace>,
@@ -88,7 +88,7 @@ pub struct GpuTrace {
 pub struct CollectiveTrace {
     /// The kind of operation, such as `all_gather`.
     pub operation: String,
-    /// The part of the model that it is for, such as `layers.3`.
+    /// The part of the model whose data it moves, such as `layers.3`.
     pub scope: String,
     /// The part of the step that it belongs to, such as `forward`.
     pub phase: String,
@@ -102,13 +102,13 @@ pub struct CollectiveTrace {
     pub bytes: u64,
     /// Bytes that the rank would send on a ring.
     pub bytes_sent: u64,
-    /// The time at which the rank's thread issued it.
+    /// The time at which the rank's thread issued the collective.
     pub enqueued: u64,
-    /// The time at which it reached the head of its group's queue.
+    /// The time at which the collective reached the head of its group's queue.
     pub started: u64,
-    /// The end; that of the step if it had not ended when the trace was taken.
+    /// The end of the collective; the end of the step if the collective had not ended by then.
     pub finished: u64,
-    /// True if it had ended when the trace was taken.
+    /// True if the collective had ended when the trace was taken.
     pub is_finished: bool,
 }
 

@@ -111,7 +111,7 @@ struct Reader {
     /// The names of each writer.
     names: HashMap<u32, Names>,
     tracks: HashMap<u64, TrackDescriptor>,
-    /// Slices that have begun on a track and not ended.
+    /// Slices that have begun but not ended, by track.
     open: HashMap<u64, Vec<Slice>>,
     slices: Vec<Slice>,
     /// Tracks of counters, each with a time and a value.
@@ -211,7 +211,7 @@ fn slice(names: &Names, track: u64, time: u64, event: &TrackEvent) -> Slice {
 struct RankTracks {
     node: String,
     slices: Vec<Slice>,
-    /// Bytes that it held, by time.
+    /// Bytes that the rank held, by time.
     memory: BTreeMap<u64, u64>,
 }
 

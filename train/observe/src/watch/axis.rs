@@ -2,7 +2,7 @@
 
 use super::format::short;
 
-/// Values beyond are drawn as this one, so that differences of values are finite.
+/// Larger values are drawn as this value, so that differences of values are finite.
 const LARGEST: f64 = f64::MAX / 4.0;
 
 /// Smallest range of a logarithmic axis, in powers of ten.
@@ -17,7 +17,7 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// The scale for the steps `from` to `to`, and labels for its start, middle and end.
+    /// Returns the scale for the steps `from` to `to`, and labels for its start, middle and end.
     pub(super) fn for_steps(from: u64, to: u64, is_log: bool) -> (Scale, [String; 3]) {
         let from = if is_log { from.max(1) } else { from };
         let (from, to) = (from as f64, to.max(from + 1) as f64);
@@ -50,7 +50,7 @@ impl Scale {
         (Scale { from: first * step, to: last * step, is_log }, labels)
     }
 
-    /// The place of `value`: 0 at the start of the axis and 1 at its end. `None` if it has no place.
+    /// Returns the place of `value`: 0 at the start of the axis and 1 at its end. `None` if it has no place.
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         let value = match self.is_log {
             true if value <= 0.0 => return None,
@@ -63,14 +63,14 @@ impl Scale {
     }
 }
 
-/// The next 1, 2 or 5 times a power of ten, from `least` up.
+/// Returns the next 1, 2 or 5 times a power of ten, from `least` up.
 fn round_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor()).max(f64::MIN_POSITIVE);
     let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * power >= least * (1.0 - 1e-9));
     factor.unwrap_or(10.0) * power
 }
 
-/// The label of ten to the power of `power`, where labels are `step` powers apart.
+/// Returns the label of ten to the power of `power`, where labels are `step` powers apart.
 fn power(power: f64, step: f64) -> String {
     let is_whole = (power - power.round()).abs() < 1e-9;
     let (power, digits) =
@@ -82,7 +82,7 @@ fn power(power: f64, step: f64) -> String {
     }
 }
 
-/// Labels that distinguish ticks `step` apart.
+/// Returns the labels that distinguish ticks `step` apart.
 fn labels(ticks: &[f64], step: f64) -> Vec<String> {
     let largest = ticks.iter().fold(0.0f64, |most, tick| most.max(tick.abs()));
     // The decimal place of a value; 0 for units.

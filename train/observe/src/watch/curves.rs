@@ -50,7 +50,7 @@ struct Curve {
 }
 
 impl Curve {
-    /// The part of `series` that a chart with this number of columns shows.
+    /// Creates a curve of the part of `series` that a chart with this number of columns shows.
     fn new(run: usize, series: &Series, settings: &CurveSettings, range: (u64, u64), columns: u16) -> Curve {
         let (from, to) = range;
         let visible = series.steps().iter().zip(series.values());
@@ -251,7 +251,7 @@ fn title(watch: &Watch, key: &str, curves: &[Curve], evaluations: &[Curve]) -> L
     line
 }
 
-/// Names of runs with their last values, in rows.
+/// Returns the names of runs with their last values, in rows.
 fn legend(watch: &Watch, key: &str, curves: &[Curve], area: Rect) -> Vec<Line<'static>> {
     let mut rows = vec![Line::from(" ")];
     for Curve { run, last_shown, .. } in curves {

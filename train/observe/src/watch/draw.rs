@@ -88,7 +88,7 @@ fn head(watch: &Watch, area: Rect, screen: &mut Buffer) {
     tabs.divider("").padding("", "").render(Rect { x: third.x + 1, width: third.width - 1, ..third }, screen);
 }
 
-/// The progress of a run: a bar and its last numbers, as many as fit.
+/// Formats the progress of a run: a bar and its last numbers, as many as fit.
 fn progress(run: &Progress, columns: u16) -> Line<'static> {
     let Some(step) = run.step else {
         return Line::styled(" no step has been logged yet", Theme::QUIET);
@@ -121,7 +121,7 @@ fn progress(run: &Progress, columns: u16) -> Line<'static> {
     line
 }
 
-/// The verdict on the current run and its missing files, in lines.
+/// Returns the verdict on the current run and its missing files, in lines.
 fn verdict(watch: &Watch, columns: u16) -> Vec<Line<'static>> {
     let Some(run) = watch.front() else { return Vec::new() };
     let mut parts: Vec<(String, Style)> = Vec::new();
@@ -145,7 +145,7 @@ fn verdict(watch: &Watch, columns: u16) -> Vec<Line<'static>> {
     parts.into_iter().flat_map(wrapped).collect()
 }
 
-/// The most important keys of the view, as many as fit.
+/// Returns the most important keys of the view, as many as fit.
 fn hints(watch: &Watch, columns: u16) -> Line<'static> {
     let mut line = String::new();
     let list = "type to filter  up/down select  Enter take  Esc close";

@@ -21,7 +21,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Time between two searches of the named folders.
 const FIND_EVERY: Duration = Duration::from_secs(3);
 
-/// A run that is over is asked in one round out of this many: it may be resumed.
+/// A finished run is asked in one round out of this many, since it may be resumed.
 const OVER: u64 = 5;
 
 /// A message of a background thread.
@@ -43,25 +43,25 @@ pub(super) struct Snapshot {
     /// Missing or unreadable files.
     pub problems: Vec<String>,
     pub progress: Progress,
-    /// The last answer of its processes.
+    /// The last answer of the run's processes.
     pub look: Option<Arc<Look>>,
-    /// The error of the last attempt to ask its processes.
+    /// The error of the last attempt to ask the run's processes.
     pub look_error: Option<String>,
     /// The time of `look`.
     pub looked: Option<Instant>,
-    /// Output of its ranks, oldest first.
+    /// Output of the run's ranks, oldest first.
     pub log: Arc<Vec<LogLine>>,
     /// Load of the processes on this machine, by rank.
     pub gauges: Arc<BTreeMap<usize, Gauges>>,
 }
 
 impl Snapshot {
-    /// A run whose folder has not been read.
+    /// Creates the snapshot of a run whose folder has not been read.
     pub(super) fn new(folder: PathBuf) -> Snapshot {
         Snapshot { folder, ..Snapshot::default() }
     }
 
-    /// The state of the run, if its processes or its lock have been asked.
+    /// Returns the state of the run, if its processes or its lock have been asked.
     pub(super) fn state(&self) -> Option<State> {
         self.look.as_ref().map(|look| look.state)
     }
@@ -117,7 +117,7 @@ fn spawn(
     thread::Builder::new().name("kiln-watch".to_owned()).spawn(body).map(drop)
 }
 
-/// Finds runs, again and again, and starts a thread for each.
+/// Searches for runs periodically, and starts a thread for each.
 fn find(paths: &[PathBuf], look_at: &LookAt, updates: &Sender<Update>) -> Result<(), SendError<Update>> {
     let gpus = Arc::new(GpuMeter::new());
     let mut known: Vec<PathBuf> = Vec::new();
@@ -144,7 +144,7 @@ fn find(paths: &[PathBuf], look_at: &LookAt, updates: &Sender<Update>) -> Result
     }
 }
 
-/// Reads a run and asks its processes, again and again.
+/// Reads a run and asks its processes, periodically.
 fn follow(
     number: usize,
     folder: &Path,

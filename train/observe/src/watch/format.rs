@@ -12,12 +12,12 @@ use ratatui::widgets::{Block, Borders, Paragraph, Widget};
 
 use super::theme::Theme;
 
-/// Text of a file for the screen: control characters are escaped, and tabs are blanks.
+/// Prepares text of a file for the screen: control characters are escaped, and tabs are blanks.
 pub(super) fn clean(text: &str) -> String {
     printable(text).replace('\t', " ")
 }
 
-/// Number of columns of `text`.
+/// Returns the number of columns of `text`.
 pub(super) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
@@ -68,7 +68,7 @@ pub(super) fn titled<'a>(title: impl Into<Line<'a>>, area: Rect, screen: &mut Bu
     block.inner(area)
 }
 
-/// A title without details.
+/// Returns a title without details.
 pub(super) fn plain_title(text: impl Into<String>) -> Span<'static> {
     Span::styled(text.into(), Theme::TITLE)
 }
@@ -84,12 +84,12 @@ pub(super) fn paragraph(text: &str, columns: u16) -> Paragraph<'static> {
     Paragraph::new(lines.map(|line| Line::raw(format!(" {line}"))).collect::<Vec<_>>())
 }
 
-/// The name of a run, without the folders above it.
+/// Returns the name of a run, without the folders above it.
 pub(super) fn name_of(folder: &Path) -> String {
     clean(&folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy())
 }
 
-/// A value of the metric `key`, with its unit.
+/// Formats a value of the metric `key`, with its unit.
 pub(super) fn value(key: &str, value: f64) -> String {
     match key {
         _ if !value.is_finite() => value.to_string(),
@@ -101,7 +101,7 @@ pub(super) fn value(key: &str, value: f64) -> String {
     }
 }
 
-/// A number with about four digits.
+/// Formats a number with about four digits.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     match size {
@@ -116,7 +116,7 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// A large number with a letter for thousands, such as `45.7k`.
+/// Formats a large number with a letter for thousands, such as `45.7k`.
 pub(super) fn short(value: f64) -> String {
     let scaled = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")];
     let (unit, letter) = scaled.into_iter().find(|(unit, _)| value.abs() >= *unit).unwrap_or((1.0, ""));
@@ -135,12 +135,12 @@ pub(super) fn bytes(bytes: u64) -> String {
     if value >= 99.95 { format!("{value:.0}{letter}") } else { format!("{value:.1}{letter}") }
 }
 
-/// A duration in seconds, such as `2 h 05 min`. Negative numbers and NaN are 0.
+/// Formats a duration in seconds, such as `2 h 05 min`. Negative numbers and NaN are 0.
 pub(super) fn duration(seconds: f64) -> String {
     words::duration(Duration::from_secs(seconds.round() as u64)).replace(".00 s", " s").replace(".0 s", " s")
 }
 
-/// The time of day (UTC), in seconds since 1970, such as `07:16:32`.
+/// Formats the time of day (UTC) of `seconds` since 1970, such as `07:16:32`.
 pub(super) fn time_of_day(seconds: f64) -> String {
     let whole = seconds as u64 % 86_400;
     format!("{:02}:{:02}:{:02}", whole / 3600, whole % 3600 / 60, whole % 60)

@@ -29,7 +29,7 @@ pub(super) struct Gauges {
     pub celsius: Option<f64>,
 }
 
-/// The load of the processes in `look` that run on this machine, by rank.
+/// Returns the load of the processes in `look` that run on this machine, by rank.
 pub(super) fn gauges(look: &Look, cpu: &mut CpuMeter, gpus: &GpuMeter) -> BTreeMap<usize, Gauges> {
     let (here, now) = (ProcessId::this().host, Instant::now());
     let gpus = if look.processes.is_empty() { Vec::new() } else { gpus.gpus() };
@@ -93,7 +93,7 @@ impl GpuMeter {
         GpuMeter(Path::new(DRIVER).exists().then(load).flatten())
     }
 
-    /// All GPUs, with the values that the driver reports.
+    /// Returns all GPUs, with the values that the driver reports.
     fn gpus(&self) -> Vec<Gpu> {
         let Some(library) = &self.0 else { return Vec::new() };
         let devices =
@@ -124,7 +124,7 @@ fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
     all.next().is_none().then_some(first)
 }
 
-/// Numbers of the GPUs whose device files process `pid` has open.
+/// Returns the numbers of the GPUs whose device files process `pid` has open.
 fn opened_by(pid: i32) -> Vec<u32> {
     let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let minor = |path: &Path| path.to_str()?.strip_prefix("/dev/nvidia")?.parse().ok();

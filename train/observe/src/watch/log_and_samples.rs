@@ -1,4 +1,4 @@
-//! Output of ranks, events of the run, and texts that it has generated.
+//! Output of ranks, events of the run, and generated samples.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -121,7 +121,7 @@ fn samples_of(run: &Snapshot) -> &[Sample] {
     run.run.as_ref().map_or(&[], |run| run.samples())
 }
 
-/// A prompt and the text that follows it.
+/// Formats a prompt and the text generated for it.
 fn lines_of(sample: &Sample, columns: u16) -> Vec<Line<'static>> {
     let wrapped = |text: &str| wrap(&clean(text), usize::from(columns).saturating_sub(4)).into_iter();
     let prompt = if sample.prompt.is_empty() { "(no prompt)" } else { &sample.prompt };

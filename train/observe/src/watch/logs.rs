@@ -45,7 +45,7 @@ struct Name {
 }
 
 impl Logs {
-    /// The logs of the run in `run`.
+    /// Creates the logs of the run in `run`; reads nothing yet.
     pub(super) fn new(run: &Path) -> Self {
         Logs { folder: run.join("logs"), read: BTreeMap::new(), lines: Vec::new() }
     }

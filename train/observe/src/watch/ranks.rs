@@ -167,7 +167,7 @@ fn no_ranks(run: &Snapshot, area: Rect, screen: &mut Buffer) {
     nothing(why, inside, screen);
 }
 
-/// The columns that have content and fit, as indices in [`COLUMNS`], with their widths.
+/// Returns the columns that have content and fit, as indices in [`COLUMNS`], with their widths.
 fn columns(ranks: &[Rank<'_>], room: usize) -> Vec<(usize, usize)> {
     let mut columns = Vec::new();
     for (at, (title, least, ..)) in COLUMNS.into_iter().enumerate() {
@@ -218,7 +218,7 @@ fn table(watch: &Watch, ranks: &[Rank<'_>], state: &mut TableState, area: Rect, 
     titled(title, area, screen);
 }
 
-/// The activities of ranks, the most common first, such as `61 in all_gather, 2 in data loading, 1 silent`.
+/// Returns the activities of ranks, the most common first, such as `61 in all_gather, 2 in data loading, 1 silent`.
 fn census(ranks: &[Rank<'_>]) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for rank in ranks.iter().map(|rank| rank.look) {
@@ -238,7 +238,7 @@ fn census(ranks: &[Rank<'_>]) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// The facts about a rank that the table has no room for, in lines.
+/// Returns the facts about a rank that the table has no room for, in lines.
 fn details_of(look: &Look, rank: &RankLook) -> Vec<String> {
     let process = look.processes.iter().find(|process| process.ranks.contains(&rank.rank));
     let process = process.map(|ProcessLook { process, host, ranks, .. }| {

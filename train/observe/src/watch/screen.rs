@@ -50,7 +50,7 @@ pub(super) struct Screen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wake {
     Key(KeyEvent),
-    /// The terminal has another size, or another program has used it.
+    /// The terminal's size has changed, or another program has used the terminal.
     Redraw,
     /// This signal ends the program.
     End(i32),
@@ -179,7 +179,7 @@ fn hold() -> MutexGuard<'static, ()> {
     DRAWING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Restores the terminal, if it is taken. Errors mean that it is gone.
+/// Restores the terminal, if it is taken. Ignores errors: the terminal is then gone.
 fn restore() {
     if IS_TAKEN.swap(false, Ordering::AcqRel) {
         let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);

@@ -85,14 +85,14 @@ pub(super) struct CurveSettings {
 /// The steps that are shown. By default all steps, including later ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Window {
-    /// Their number; `None` for all.
+    /// Number of steps shown; `None` for all.
     pub span: Option<u64>,
-    /// The last one; `None` for the last step of the runs.
+    /// The last step shown; `None` for the last step of the runs.
     end: Option<u64>,
 }
 
 impl Window {
-    /// First and last visible step, for runs with the steps `first` to `last`.
+    /// Returns the first and last visible step, for runs with the steps `first` to `last`.
     pub(super) fn range(self, (first, last): (u64, u64)) -> (u64, u64) {
         let Some(span) = self.span else { return (first, last) };
         let end = self.end.unwrap_or(last).clamp(first.saturating_add(span).min(last), last);
@@ -164,12 +164,12 @@ impl Watch {
         }
     }
 
-    /// The current run.
+    /// Returns the current run.
     pub(super) fn front(&self) -> Option<&Snapshot> {
         self.runs.get(self.front)
     }
 
-    /// Numbers of the runs whose curves are shown.
+    /// Returns the numbers of the runs whose curves are shown.
     pub(super) fn shown(&self) -> Vec<usize> {
         let CurveSettings { is_alone, hidden, .. } = &self.curves;
         let is_shown = |run: &usize| if *is_alone { *run == self.front } else { !hidden.contains(run) };
@@ -204,13 +204,13 @@ impl Watch {
         (self.rows.source, self.rows.log_back) = (Some(sources[further(at, by, sources.len())]), 0);
     }
 
-    /// The lines that the log shows.
+    /// Returns the lines that the log shows.
     pub(super) fn source(&self) -> Option<Source> {
         let default = if self.front()?.log.is_empty() { Source::Events } else { Source::All };
         Some(self.rows.source.unwrap_or(default))
     }
 
-    /// Metrics of the runs that are shown.
+    /// Returns metrics of the runs that are shown.
     pub(super) fn keys(&self) -> Vec<&str> {
         let mut keys: Vec<&str> = Vec::new();
         let metrics = self.shown().into_iter().filter_map(|run| Some(self.runs[run].run.as_ref()?.metrics()));
@@ -222,14 +222,14 @@ impl Watch {
         keys
     }
 
-    /// Metrics whose names contain the filter of the list.
+    /// Returns metrics whose names contain the filter of the list.
     pub(super) fn listed_keys(&self) -> Vec<String> {
         let typed = self.curves.list.as_ref().map_or("", |(typed, _)| typed).to_lowercase();
         let keys = self.keys().into_iter().filter(|key| key.to_lowercase().contains(&typed));
         keys.map(str::to_owned).collect()
     }
 
-    /// First and last step of the runs that are shown.
+    /// Returns the first and last step of the runs that are shown.
     pub(super) fn extent(&self) -> (u64, u64) {
         let extents = self.shown().into_iter().filter_map(|run| {
             let metrics = self.runs[run].run.as_ref()?.metrics();
@@ -240,12 +240,12 @@ impl Watch {
     }
 }
 
-/// The index `by` places after `at` among `count`. Index 0 follows the last.
+/// Returns the index `by` places after `at` among `count`. Index 0 follows the last.
 pub(super) fn further(at: usize, by: isize, count: usize) -> usize {
     (at as isize + by).rem_euclid(count as isize) as usize
 }
 
-/// The character that stands for a run, such as at the end of its curve.
+/// Returns the character that stands for a run, such as at the end of its curve.
 pub(super) fn label(run: usize) -> char {
     let labels = b"123456789abcdefghijklmnopqrstuvwxyz";
     char::from(labels[run % labels.len()])

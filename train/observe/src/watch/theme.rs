@@ -19,7 +19,7 @@ pub struct Theme {
 /// Colours of runs, by their number.
 const RUNS: [Color; 6] = [Color::Cyan, Color::Yellow, Color::Magenta, Color::Green, Color::Blue, Color::Red];
 
-/// The ASCII character that stands for `symbol`.
+/// Returns the ASCII character that stands for `symbol`.
 fn ascii(symbol: &str) -> &'static str {
     match symbol {
         "─" => "-",
@@ -54,7 +54,7 @@ impl Theme {
         }
     }
 
-    /// The colour of the run with this number.
+    /// Returns the colour of the run with this number.
     pub(super) fn run(run: usize) -> Color {
         RUNS[run % RUNS.len()]
     }
@@ -66,7 +66,7 @@ impl Theme {
     /// The style of problems.
     pub(super) const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 
-    /// The style of a state, and its name with a mark in front.
+    /// Returns the style of a state, and its name with a mark in front.
     pub(super) fn state(state: Option<State>) -> (Style, String) {
         let Some(state) = state else { return (Theme::QUIET, "○ unknown".to_owned()) };
         let (style, mark) = match state {

@@ -5,7 +5,7 @@
 pub struct Clock(Vec<u32>);
 
 impl Clock {
-    /// The number of earlier operations of `stream`.
+    /// Returns the number of earlier operations of `stream`.
     pub fn at(&self, stream: usize) -> u32 {
         self.0.get(stream).copied().unwrap_or(0)
     }

@@ -5,7 +5,7 @@ use super::clock::Clock;
 /// An operation of a stream or of the host.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// Its number in the order in which operations are issued.
+    /// The operation's number, in the order in which operations are issued.
     pub number: u64,
     /// Its description, such as `launch of matmul`.
     pub what: String,
@@ -41,7 +41,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// An access to `bytes` bytes at `start`.
+    /// Creates an access to `bytes` bytes at `start`.
     pub fn new(start: u64, bytes: u64, how: Use) -> Access {
         Access { start, end: start + bytes, how }
     }

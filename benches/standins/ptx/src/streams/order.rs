@@ -151,7 +151,7 @@ fn side(operation: &Arc<Operation>, how: Use) -> Side {
     Side { operation: operation.clone(), how }
 }
 
-/// The earlier use with which `operation` conflicts, if any.
+/// Returns the earlier use with which `operation` conflicts, if any.
 fn conflict(operation: &Arc<Operation>, how: Use, segment: &Segment) -> Option<Side> {
     let (writer, written) = &segment.written;
     // Freed memory must not be used at all, in whatever order.

@@ -50,7 +50,7 @@ impl Problem {
         Problem::Unordered { sides, bytes, allocation, size }
     }
 
-    /// The operations involved.
+    /// Returns the operations involved.
     pub fn operations(&self) -> Vec<&Arc<Operation>> {
         match self {
             Problem::Unordered { sides, .. } | Problem::AfterFree { sides, .. } => {

@@ -31,7 +31,7 @@ pub struct Task {
     /// Operations of other streams that must be done first: stream and count.
     pub after: Vec<(usize, u32)>,
     pub accesses: Vec<Access>,
-    /// Memory that the host must not change until then, with its checksum.
+    /// Memory that the host must not change until the task is done, with its checksum.
     pub sums: Vec<(Access, u64)>,
     /// Taken when the operation starts.
     pub work: Option<Work>,
@@ -92,7 +92,7 @@ pub struct State {
     pub host: Clock,
     /// Number of operations of all streams.
     pub operations: u64,
-    /// Set after an error, from which on nothing is executed.
+    /// Set after an error: nothing is executed any more.
     pub failed: bool,
     /// Operations involved in a problem.
     pub told: HashSet<u64>,
@@ -140,7 +140,7 @@ impl State {
         self.streams.iter().all(|(number, other)| other.tasks.is_empty() || stuck.contains(number))
     }
 
-    /// The parts of `accesses` that read pinned memory to which no pending operation writes.
+    /// Returns the parts of `accesses` that read pinned memory to which no pending operation writes.
     pub fn pinned_reads(&self, accesses: &[Access]) -> Vec<Access> {
         let is_pinned = |access: &Access| {
             let range = self.pinned.range(..=access.start).next_back();
@@ -157,7 +157,7 @@ impl State {
 }
 
 impl Submitted {
-    /// A copy or another call with declared accesses.
+    /// Creates a copy or another call with declared accesses.
     pub fn call(
         what: impl Into<String>,
         accesses: Vec<Access>,
@@ -166,12 +166,12 @@ impl Submitted {
         Submitted { what: what.into(), accesses, work: Work::Call(Box::new(call)) }
     }
 
-    /// A launch, which returns its accesses.
+    /// Creates a launch, which returns its accesses.
     pub fn kernel(what: impl Into<String>, kernel: impl FnOnce() -> Ran + Send + 'static) -> Submitted {
         Submitted { what: what.into(), accesses: Vec::new(), work: Work::Kernel(Box::new(kernel)) }
     }
 
-    /// A host function.
+    /// Creates a host function.
     pub fn host_function(function: impl FnOnce() + Send + 'static) -> Submitted {
         let (what, accesses) = ("host function".to_owned(), Vec::new());
         Submitted { what, accesses, work: Work::HostFunction(Box::new(function)) }

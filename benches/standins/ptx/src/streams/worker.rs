@@ -45,7 +45,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A checksum for detecting changes of bytes.
+/// Computes a checksum for detecting changes of bytes.
 fn checksum(access: &Access) -> u64 {
     let mut sum = 0xcbf2_9ce4_8422_2325_u64;
     let mut at = access.start;

@@ -41,7 +41,7 @@ pub fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<b
     }
 }
 
-/// Number of columns of a shape such as `m64n128k16`.
+/// Returns the number of columns of a shape such as `m64n128k16`.
 fn columns(shape: &str) -> Option<u16> {
     let columns = shape.strip_prefix("m64n")?.strip_suffix("k16")?.parse().ok()?;
     (columns % 8 == 0 && (8..=256).contains(&columns)).then_some(columns)

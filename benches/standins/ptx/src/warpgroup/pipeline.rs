@@ -121,7 +121,7 @@ impl Pipeline {
         (self.fences, self.committed, self.done) = (0, 0, 0);
     }
 
-    /// The group of products that is not committed yet.
+    /// Returns the group of products that is not committed yet.
     pub fn group(&self) -> u32 {
         self.committed
     }
@@ -154,7 +154,7 @@ impl Pipeline {
         }
     }
 
-    /// The product that uses a register.
+    /// Returns the product that uses a register.
     fn owner(&self, register: u16) -> Option<Owner> {
         self.registers[usize::from(register)].owner.filter(|owner| owner.group >= self.done)
     }

@@ -36,7 +36,7 @@ pub struct Issue<'a> {
     pub threads: u32,
 }
 
-/// Number of threads in a warp's warpgroup, for a block of `threads` threads.
+/// Returns the number of threads in a warp's warpgroup, for a block of `threads` threads.
 pub fn threads_of_group(warp: usize, threads: u32) -> u32 {
     let size = (WARPS * LANES) as u32;
     (threads - warp as u32 / WARPS as u32 * size).min(size)

@@ -79,7 +79,7 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// The address of the chunk with element (mn, k). For a K-major matrix, k must be a multiple of 8; for an
+    /// Returns the address of the chunk with element (mn, k). For a K-major matrix, k must be a multiple of 8; for an
     /// MN-major one, mn.
     pub fn chunk(&self, mn_major: bool, mn: u32, k: u32) -> u32 {
         let row_of = |chunks: u32, row: u32, chunk: u32| row * CHUNK * chunks + chunk * CHUNK;

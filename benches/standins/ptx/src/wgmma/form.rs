@@ -20,7 +20,7 @@ pub enum WarpgroupOp {
     Commit,
     /// Waits for all groups except the latest `.0`.
     Wait(u32),
-    /// d, which is also read; a or its descriptor, descriptor of b, whether d is added
+    /// Result: d, which is also read. Operands: a or its descriptor, descriptor of b, whether d is added.
     Product(WarpgroupProduct),
 }
 
@@ -43,7 +43,7 @@ pub struct ProductUses {
 }
 
 impl ProductUses {
-    /// The uses by the instruction at this index of the code.
+    /// Returns the uses by the instruction at this index of the code.
     pub fn of(&self, at: usize) -> Option<&ProductUse> {
         self.all.get((*self.at.get(at)? as usize).checked_sub(1)?)
     }

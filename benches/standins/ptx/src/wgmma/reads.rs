@@ -21,7 +21,7 @@ struct Chunk {
     line: u32,
 }
 
-/// A product of a warp that has not been waited for.
+/// A product that its warp has not waited for.
 #[derive(Debug)]
 struct Flight {
     warp: u32,
@@ -118,7 +118,7 @@ impl Reads {
         });
     }
 
-    /// The read that conflicts with a write by a thread of `warp`, and its address.
+    /// Returns the read that conflicts with a write by a thread of `warp`, and its address.
     pub fn meets(&self, [address, bytes]: [u32; 2], warp: u32, barrier: u32) -> Option<(u32, Reader)> {
         let numbers = address / CHUNK..(address + bytes).div_ceil(CHUNK);
         let (number, chunk) =

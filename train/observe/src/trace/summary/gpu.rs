@@ -11,20 +11,20 @@ use crate::trace::model::{GpuTrace, RankTrace};
 /// The summary of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GpuSummary {
-    /// The rank that uses it.
+    /// The rank that uses the GPU.
     pub rank: usize,
-    /// Seconds from its first start to its last end.
+    /// Seconds from the start of the GPU's first activity to the end of the last one.
     pub seconds: f64,
-    /// Seconds in which it was busy.
+    /// Seconds in which the GPU was busy.
     pub busy_s: f64,
-    /// Seconds in which it only communicated: NCCL kernels that no other kernel and no copy overlapped.
+    /// Seconds in which the GPU only communicated: NCCL kernels that no other kernel and no copy overlapped.
     pub exposed_s: f64,
 }
 
 /// All calls of one kernel, or copies of one kind, on all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KernelSummary {
-    /// Its name.
+    /// Name of the kernel, or kind of copy.
     pub name: String,
     /// Number of calls.
     pub calls: u64,

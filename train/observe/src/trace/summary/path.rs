@@ -21,7 +21,7 @@ pub struct PathPart {
     pub what: String,
     /// True if the part is communication.
     pub is_communication: bool,
-    /// Its share of the step, in seconds.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 

@@ -14,11 +14,11 @@ pub struct RankSummary {
     pub rank: usize,
     /// Its machine.
     pub machine: String,
-    /// Delay of the beginning of its step after that of the first rank.
+    /// How long after the first rank this rank began the step.
     pub late_s: f64,
     /// Length of the step.
     pub step_s: f64,
-    /// Work of its thread, except for data and checkpoints.
+    /// Time in which the rank's thread worked, except on data and checkpoints.
     pub computing_s: f64,
     /// Time for loading data.
     pub data_s: f64,
@@ -28,7 +28,7 @@ pub struct RankSummary {
     pub exposed_s: f64,
     /// Time in which a collective was running, including the lateness of other ranks.
     pub communicating_s: f64,
-    /// The share of `communicating_s` in which the rank's thread did not wait; `None` without communication.
+    /// Share of `communicating_s` during which the rank's thread did not wait; `None` without communication.
     pub overlap: Option<f64>,
 }
 
@@ -50,7 +50,7 @@ pub struct Slowest {
     pub rank: usize,
     /// Its machine.
     pub machine: String,
-    /// Time by which its own work, including a late start, exceeded the median of the other ranks.
+    /// How much longer the rank's own work took, including a late start, than the median of the other ranks.
     pub excess_s: f64,
     /// The kinds of work that took longer, the largest difference first.
     pub reasons: Vec<WorkDifference>,
@@ -61,7 +61,7 @@ pub struct Slowest {
 pub struct WorkDifference {
     /// The work, as in `backward of layers.3`, `data loading` or `late start`.
     pub what: String,
-    /// Its time on that rank.
+    /// Seconds that the work took on the slow rank.
     pub seconds: f64,
     /// The median of the other ranks.
     pub others_s: f64,
@@ -80,7 +80,7 @@ pub struct OperationSummary {
     pub moving_s: f64,
     /// Time that earlier ranks spent in the operation before the last rank arrived.
     pub late_s: f64,
-    /// Time in the queue behind other collectives of the group.
+    /// Time spent in the queue behind other collectives of the group.
     pub queued_s: f64,
     /// `bytes_sent` by `moving_s`, in 10⁹ bytes per second and rank; `None` if nothing is sent.
     pub gb_per_s: Option<f64>,
