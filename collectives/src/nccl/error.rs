@@ -15,7 +15,7 @@ pub enum NcclError {
     )]
     NoDriver,
     /// The GPU number is out of range.
-    #[error("there is no GPU {index}: the driver names {count}, counted from 0")]
+    #[error("there is no GPU {index}: the driver reports {count}, counted from 0")]
     NoDevice {
         /// Requested number.
         index: usize,

@@ -101,14 +101,14 @@ pub(super) enum HandshakeError {
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// The other side uses a different protocol version.
-    #[error("it speaks version {0} of the protocol, this program version {VERSION}")]
+    #[error("it uses version {0} of the protocol, but this program uses version {VERSION}")]
     Version(u32),
     /// The other side sent a wrong hash, or closed the connection after this side's hash, so it does not know
     /// the secret.
     #[error("it does not know this job's secret")]
     Secret,
     /// The caller claims to be the given rank, but does not know the secret.
-    #[error("it does not know this job's secret (and says that it is rank {0})")]
+    #[error("it does not know this job's secret (and claims to be rank {0})")]
     UnprovenRank(usize),
     /// A name is too long to be sent.
     #[error("\"{0}\" is longer than {NAME_LIMIT} bytes")]

@@ -23,12 +23,12 @@ pub enum Stage {
     Comm,
     /// A shrunk step of the model.
     Step,
-    /// Free disk space; saving and loading a checkpoint.
+    /// Free disk space; a checkpoint that is saved and loaded.
     Save,
 }
 
 impl Stage {
-    /// Returns the stage's name on the command line.
+    /// Returns its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Stage::Env => "env",
@@ -57,7 +57,7 @@ pub(crate) enum Level {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Finding {
     pub(crate) stage: Stage,
-    /// The subject of the finding, in one or two words.
+    /// Its subject, in one or two words.
     pub(crate) subject: String,
     pub(crate) level: Level,
     pub(crate) detail: String,
@@ -98,7 +98,7 @@ impl Findings {
         self.add(stage, subject, Level::Fail, detail.into(), Some(fix.into()));
     }
 
-    /// Records that a stage is skipped because `needed`, which has failed, must be fixed first.
+    /// Records a check that is skipped because `needed`, which has failed, must be fixed first.
     pub(crate) fn skip(&mut self, stage: Stage, needed: &str) {
         self.add(stage, "skipped", Level::Warn, format!("skipped: needs {needed}"), None);
     }
@@ -115,8 +115,8 @@ impl Findings {
         self.add(stage, subject, Level::Warn, detail, fix);
     }
 
-    /// Returns the value of `result`, or records the error as a failure; an invalid configuration gives one
-    /// failure per problem.
+    /// Returns the value of `result`, or records its error as a failure: one for each problem of a
+    /// configuration.
     pub(crate) fn take<T, E: Into<TrainError>>(
         &mut self,
         stage: Stage,
@@ -138,19 +138,19 @@ impl Findings {
     }
 }
 
-/// Words that may begin the advice in a message.
-const ADVICE: [&str; 32] = [
-    "allow", "build", "check", "choose", "copy", "create", "describe", "end", "export", "free", "give", "go",
-    "install", "leave", "lower", "make", "name", "or", "prepare", "put", "raise", "remove", "run", "set",
-    "start", "take", "to", "unset", "update", "use", "what", "write",
+/// Words that begin a piece of advice.
+const ADVICE: [&str; 41] = [
+    "add", "allow", "build", "check", "choose", "continue", "copy", "create", "describe", "end", "export",
+    "free", "give", "go", "increase", "install", "leave", "lower", "make", "name", "omit", "or", "pass",
+    "prepare", "put", "raise", "reduce", "remove", "restart", "resume", "run", "set", "start", "take", "to",
+    "unset", "update", "use", "wait", "what", "write",
 ];
 
-/// Splits an error message into the problem and the advice, if the message contains advice.
+/// Splits an error message into the problem and the advice, if it can be split.
 fn split(message: &str) -> (String, Option<String>) {
     let begins_with_advice = |(at, end): &(usize, &str)| {
         let word: String = message[at + end.len()..].chars().take_while(|c| c.is_alphabetic()).collect();
-        // After these separators, a sentence begins, with a capital letter; elsewhere, a capital letter begins a
-        // message of the system.
+        // A capital letter begins a sentence, or else a message of the system.
         let is_sentence = matches!(*end, ". " | "\n");
         ADVICE.contains(&if is_sentence { word.to_lowercase() } else { word }.as_str())
     };
@@ -162,7 +162,7 @@ fn split(message: &str) -> (String, Option<String>) {
 }
 
 impl Finding {
-    /// Returns whether the finding is a failure in `stage`, and of `subject` if given.
+    /// Returns whether this is a failure in `stage`, of `subject` if given.
     fn is_failure(&self, stage: Stage, subject: Option<&str>) -> bool {
         self.stage == stage
             && self.level == Level::Fail
@@ -180,7 +180,7 @@ struct Row<'a> {
 pub(crate) struct Report {
     /// For each process, its first rank and its findings.
     pub(crate) ranks: Vec<(usize, Findings)>,
-    /// True if ranks are processes, so that rows name ranks.
+    /// Set if ranks are processes, so that rows name them.
     pub(crate) processes: bool,
 }
 
@@ -192,7 +192,7 @@ impl Report {
         }
     }
 
-    /// Returns whether any rank has a failure in `stage`; if `subject` is given, only failures of this subject count.
+    /// Returns whether any rank has a failure in `stage`; only of `subject`, if given.
     pub(crate) fn has_failed(&self, stage: Stage, subject: Option<&str>) -> bool {
         self.ranks.iter().flat_map(|(_, findings)| &findings.0).any(|found| found.is_failure(stage, subject))
     }

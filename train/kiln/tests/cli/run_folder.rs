@@ -1,5 +1,5 @@
-//! Who owns a run folder: when a run refuses a folder, which process holds it, and what happens to earlier files.
-//! `restarts` tests restarted jobs.
+//! Ownership of a run folder: when it is refused, who holds it, and the fate of earlier files. Restarted jobs
+//! are in `restarts`.
 
 use std::process::Child;
 
@@ -61,7 +61,7 @@ fn a_folder_that_holds_no_run_is_left_alone() {
     let mine = workspace.path("mine");
     let after = workspace.tree().into_iter().filter(|(path, _)| path.starts_with(&mine));
     assert!(after.eq(before.into_iter().filter(|(path, _)| path.starts_with(&mine))));
-    // The launcher writes logs before the run starts.
+    // Logs that exist before the run were written by its launcher.
     workspace.write("run/logs/rank_0.restart_0.stdout.log", "");
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
 }
@@ -148,7 +148,7 @@ fn latest_is_the_run_that_was_interrupted_last() {
 
     let said = workspace.succeed(&["train", "run.toml", "--resume", "latest"]);
     assert!(said.contains("resuming from runs/run-2/checkpoints/fsdp_cpt2\n"), "{said}");
-    // Now all runs are complete: the last one continues, with its own configuration and this change.
+    // Now all are complete: the last one continues, with its own configuration and this change.
     let more = ["train", "--resume", "runs/run-3/checkpoints/fsdp_cpt3", "--set", "train.steps=4"];
     workspace.succeed(&more);
     assert_eq!(workspace.steps("runs/run-3").len(), 4);
@@ -187,7 +187,7 @@ fn a_run_that_was_killed_holds_nothing() {
     stop(&workspace, run);
 }
 
-/// As on a file system whose locks other machines do not see.
+/// As on a file system whose locks do not reach other machines.
 #[test]
 fn a_holder_on_another_machine_is_known_by_its_heartbeat() {
     let workspace = Workspace::new();
@@ -202,7 +202,7 @@ fn a_holder_on_another_machine_is_known_by_its_heartbeat() {
     let mut beat = || {
         number += 1;
         holder["beat"] = number.into();
-        // The file is written by a rename, so that no reader sees a part of it.
+        // Written by a rename, so that no reader sees a partial file.
         workspace.write("beat", holder.to_string());
         let to = workspace.path("run/.kiln/holder.json");
         std::fs::rename(workspace.path("beat"), to).expect("a file");
@@ -215,8 +215,8 @@ fn a_holder_on_another_machine_is_known_by_its_heartbeat() {
     });
     let ended = workspace.end(start);
     assert_refused(&ended, &["run is in use by a run on host elsewhere, pid "]);
-    assert!(ended.stdout.contains("watching for 20 s whether it still runs"), "{ended:?}");
-    // The holder reports that it has ended.
+    assert!(ended.stdout.contains("watching for 20 s to see whether it still runs"), "{ended:?}");
+    // The holder reports its end.
     holder["ended"] = true.into();
     workspace.write("run/.kiln/holder.json", holder.to_string());
     workspace.succeed(&resume);
@@ -285,7 +285,7 @@ fn going_back_moves_what_comes_later_aside() {
     let on = ["train", "run.toml", "--out", "on", "--resume", "run/superseded-1"];
     workspace.succeed(&[&on[..], &["--set", "train.steps=7"]].concat());
     assert_eq!(workspace.steps("on").len(), 1);
-    // Going back again leaves the checkpoints that were moved first where they are.
+    // Going back again leaves the first ones where they are.
     assert_eq!(back("train.steps=3").code, Some(0));
     assert_eq!(workspace.checkpoints("run/superseded-1"), ["fsdp_cpt4", "fsdp_cpt6"]);
     assert_eq!(workspace.checkpoints("run/superseded-2"), ["fsdp_cpt4"]);
@@ -316,7 +316,7 @@ fn going_back_to_a_damaged_checkpoint_moves_nothing() {
     assert!(!workspace.path("run/superseded-1").exists());
 }
 
-/// Steps after the last checkpoint are logged again; the truncated lines are kept nevertheless.
+/// Lines of steps after the last checkpoint are logged again; the truncated lines are kept nevertheless.
 #[test]
 fn an_ordinary_resume_keeps_the_lines_it_cuts() {
     let workspace = Workspace::new();

@@ -28,16 +28,16 @@ use kiln_config::device::{DeviceError, DeviceRequest, ResolvedDevice};
 use kiln_config::{Backend, CommSection, Config, Precision};
 use kiln_sys::words::duration;
 
-/// Environment variable that names an operation whose kernel is treated as wrong, to test the fallback.
+/// Environment variable with an operation whose kernel is treated as wrong: a drill of the fallback.
 const FAULT: &str = "KILN_KERNEL_FAULT";
 
-/// Ensures, before the first operation of a run of `config`, that no operation uses a kernel that computes
-/// wrong results on `device`. Collective if there is a `world`: an operation that uses no kernel on one rank
-/// uses none on all.
+/// Ensures, before the first operation of a run as `config` describes it, that no operation of `device` uses a
+/// kernel that is wrong there. Collective if there is a `world`: operations that are plain on one rank are
+/// plain on all.
 ///
 /// # Errors
 ///
-/// If the ranks lose contact, or `FAULT` names an unknown operation.
+/// If the ranks lose each other, or `FAULT` names an unknown operation.
 pub fn settle(
     config: &Config,
     model: &ModelConfig,
@@ -50,7 +50,7 @@ pub fn settle(
     settle_in(config.precision.compute(), model, device, world, &config.comm)
 }
 
-/// Like [`settle`], on one of several ranks. Ranks that are threads share the findings. Collective.
+/// Like [`settle`], on one of several ranks, which may be threads: these share the findings. Collective.
 ///
 /// # Errors
 ///
@@ -108,8 +108,8 @@ pub fn settle_in(
     Ok(())
 }
 
-/// Returns the operations whose kernels are wrong on some ranks, each with the list of those ranks. `of_all`
-/// has, for each rank, a byte for each operation.
+/// Returns the operations that are wrong on some ranks, with these ranks; `of_all` has a byte for each
+/// operation of each rank.
 fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     let ranks = |index: usize| -> Vec<usize> {
         (0..of_all.len()).filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0)).collect()
@@ -118,7 +118,7 @@ fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     ops.filter(|(_, ranks)| !ranks.is_empty()).collect()
 }
 
-/// Returns the operations whose kernels are wrong, from the stored findings or a new check.
+/// Returns the operations whose kernels are wrong, as found by an earlier start or now.
 fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     let folder = cache_folder(&environment).map(|cache| cache.join("verified"));
     let file = folder.as_ref().map(|folder| folder.join(key.file_name()));
@@ -146,8 +146,8 @@ fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     wrong
 }
 
-/// Writes the findings to `file`, and, if a kernel is wrong, a report next to it. Returns whether this
-/// succeeded; if not, the run continues without these files.
+/// Writes the findings to `file`, and a report next to it. Returns whether that succeeded; a run continues
+/// without them.
 fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
     let report = report_text(key, findings, time);
     let written = Kept::write(file, key, findings).and_then(|()| match wrong(findings).is_empty() {
@@ -193,8 +193,52 @@ fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, wh
     }
 }
 
-/// Checks the kernels of a GPU, and returns a report line for each kernel and dtype, and whether all kernels
-/// are right. With `backend` auto, uses an NVIDIA GPU if there is one, else wgpu's adapter.
+/// Returns the path of the report next to a result's file.
+fn report_beside(file: &Path) -> PathBuf {
+    file.with_extension("txt")
+}
+
+/// Returns a report for developers who can fix a kernel.
+fn report_text(key: &Key, findings: &[Finding], time: Duration) -> String {
+    let mut text = format!(
+        "Kiln compared the fused kernels of a GPU with the same operations on the CPU in f64.\n\n\
+         device: {}\nprogram: {}\nattention (width of a head, window): {:?}\ntook: {}\n",
+        key.device,
+        key.build,
+        key.shapes.attention,
+        duration(time)
+    );
+    if let Some(op) = key.fault {
+        let _ = writeln!(text, "drill: {op} was treated as wrong; this does not report a real fault");
+    }
+    text.push('\n');
+    for finding in findings {
+        let _ = writeln!(text, "{}", line_of(finding));
+    }
+    text
+}
+
+/// Returns a line about one operation in one dtype.
+fn line_of(finding: &Finding) -> String {
+    let verdict = if finding.is_right() { "right" } else { "WRONG" };
+    let name = finding.op.name();
+    format!("{name:<14} {verdict}  {}", error_of(finding))
+}
+
+/// Describes the error of an operation in one dtype.
+fn error_of(finding: &Finding) -> String {
+    let Finding { dtype, bound, place, .. } = finding;
+    let dtype = format!("{dtype:?}").to_lowercase();
+    match finding.error {
+        Some(error) => {
+            format!("{dtype}: largest relative error {error:.1e} ({place}), bound {bound:.0e}")
+        }
+        None => format!("{dtype}: no finite result ({place}), bound {bound:.0e}"),
+    }
+}
+
+/// Checks the kernels of a GPU, and returns a line for each kernel and dtype, and whether all are right. With
+/// `backend` auto, uses an NVIDIA GPU if there is one, else wgpu's adapter.
 pub fn examine(backend: Backend) -> (Vec<String>, bool) {
     match examined(backend) {
         Ok(found) => found,

@@ -23,10 +23,10 @@ pub struct RunOptions {
     pub registry: Registry,
     /// Number of ranks, overriding the configuration.
     pub ranks: Option<usize>,
-    /// The rank of this process, if a launcher has started one process per rank. If `None`, ranks are threads
+    /// The rank of this process, if a launcher has started one process per rank. Without it, ranks are threads
     /// of this process.
     pub place: Option<RankEnv>,
-    /// The job of a process that trains alone. One rank of several takes its job from `place`.
+    /// The job of a process that trains alone; a rank's place has its own job.
     pub job: Job,
     /// True if this process trains alone although its environment says that it is one rank of several.
     pub alone: bool,
@@ -35,19 +35,44 @@ pub struct RunOptions {
     pub stop: Arc<AtomicBool>,
     /// Weights that may be missing from the initial checkpoint; they keep their initial values.
     pub allow_missing: AllowMissing,
-    /// True if the initial checkpoint may have been trained with different layers from this run's. Its weights
-    /// are then matched by name and shape alone.
+    /// True if the initial checkpoint may have been trained with other parts than those of this run. Its
+    /// weights are then matched by name and shape alone.
     pub allow_other_parts: bool,
     /// Keys that may differ from the checkpoint to resume from, though they change which samples come next.
     pub allow_changed: Vec<PositionKey>,
-    /// Tools that inspect the run; without them, the run cannot be inspected from outside.
+    /// Tools that look into the run; without them, nothing outside can inspect it.
     pub tools: Option<Arc<dyn Tools>>,
-    /// A fault to cause deliberately, as with `--fault`.
+    /// A fault to rehearse.
     pub fault: Option<Fault>,
 }
 
 impl RunOptions {
-    /// Returns the job that starts or restarts this run.
+    /// Returns options for a process that may be one of several: calls [`process::start`], and reads the place
+    /// of this process from its environment, as `kiln train` does.
+    ///
+    /// # Errors
+    ///
+    /// If the environment contradicts itself, if `KILN_LOG` is not a level, or if this process was started once
+    /// per node instead of once per rank.
+    pub fn from_environment() -> Result<RunOptions> {
+        let stop = process::start().map_err(|error| TrainError::usage(error.to_string()))?;
+        let (place, job) = match place::find_here(&Flags::default())? {
+            Role::Alone(job) => (None, job),
+            Role::Rank(place) => (Some(place), Job::default()),
+            Role::Node(node) if node.nodes == 1 => (None, node.job),
+            Role::Node(node) => {
+                return Err(TrainError::usage(format!(
+                    "{} has started one process per node, and this program needs one per rank: start as \
+                     many as each node has ranks, for example with srun --ntasks-per-node or torchrun \
+                     --nproc-per-node",
+                    node.source
+                )));
+            }
+        };
+        Ok(RunOptions { place, job, stop, ..RunOptions::default() })
+    }
+
+    /// Returns the job that starts this run, perhaps not for the first time.
     pub(super) fn job(&self) -> &Job {
         self.place.as_ref().map_or(&self.job, |place| &place.job)
     }
@@ -87,10 +112,10 @@ pub enum Resume {
 /// The folder that a run writes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunFolder {
-    /// The folder at this path.
+    /// This folder.
     At(PathBuf),
     /// `runs/<name>`, or the first free `runs/<name>-2`, `-3`, … for a new run. A resumed run continues in the
-    /// folder of the interrupted run that was active last.
+    /// one that was interrupted last.
     Next(String),
 }
 
