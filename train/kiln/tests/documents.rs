@@ -5,7 +5,7 @@
 //! before a block changes that:
 //!
 //! - `<!-- test: skip REASON -->`: the commands are not run, or the text is not the output of the commands above it;
-//! - `<!-- test: exit CODE -->`: the last command ends with this code;
+//! - `<!-- test: exit CODE -->`: one of the commands fails, with this code;
 //! - `<!-- test: type LINE; LINE -->`: a terminal, and what a reader types there.
 
 use std::collections::VecDeque;
@@ -30,6 +30,8 @@ const PAGES: [&str; 11] = [
 
 /// Definitions for all commands: `cargo run` means `kiln` here, and commands that CI runs anyway are skipped.
 const PRELUDE: &str = r#"
+failed=0
+trap 'failed=$?' ERR
 cargo() {
     case "$1 $2 $3" in
     "run --release --") shift 3 && kiln "$@" ;;
@@ -154,7 +156,7 @@ fn repository() -> PathBuf {
 fn run(script: &str, clone: &Path, typed: Option<&str>) -> (Option<i32>, String) {
     let kiln = Path::new(env!("CARGO_BIN_EXE_kiln")).parent().expect("a folder").to_owned();
     let path = std::env::var("PATH").unwrap_or_default();
-    let script = format!("set -e -o pipefail\n{PRELUDE}\n{script}");
+    let script = format!("set -o pipefail\n{PRELUDE}\n{script}\nexit $failed");
     let mut command = match typed {
         None => Command::new("bash"),
         Some(_) => Command::new("script"),

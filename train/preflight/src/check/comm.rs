@@ -13,13 +13,13 @@ use kiln_collectives::{Communicator, Label, Phase};
 use kiln_shard::ShardError;
 use sha2::{Digest, Sha256};
 
-use super::env::{PREFIX, Setup, nearest};
+use super::env::{Setup, nearest};
 use super::ring;
 use crate::findings::{Findings, Stage};
 use kiln_config::{Backend, Config};
 use kiln_launch::place::RankEnv;
 use kiln_train::error::Result;
-use kiln_train::run::RunOptions;
+use kiln_train::run::{CHECK_PREFIX, RunOptions};
 use kiln_train::world::{self, Ranks, World};
 
 const COMM: Stage = Stage::Comm;
@@ -278,7 +278,7 @@ fn write(folder: &Path) -> std::io::Result<(tempfile::NamedTempFile, String)> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
     let nonce = format!("{:032x}", u128::from_be_bytes(random));
-    let mut file = tempfile::Builder::new().prefix(PREFIX).tempfile_in(folder)?;
+    let mut file = tempfile::Builder::new().prefix(CHECK_PREFIX).tempfile_in(folder)?;
     file.write_all(nonce.as_bytes())?;
     file.as_file().sync_all()?;
     Ok((file, nonce))

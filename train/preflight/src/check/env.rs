@@ -12,7 +12,7 @@ use kiln_config::{self as config, Backend, CommBackend, Config};
 use kiln_launch::place::RankEnv;
 use kiln_sys::words::number_of;
 use kiln_train::registry::Registry;
-use kiln_train::run::{self, RunOptions};
+use kiln_train::run::{self, CHECK_PREFIX, RunOptions};
 
 const ENV: Stage = Stage::Env;
 
@@ -132,9 +132,6 @@ pub(super) fn nearest(out: &Path) -> &Path {
     }
 }
 
-/// Prefix for the names of the temporary files and folders of a check.
-pub(super) const PREFIX: &str = ".kiln-check-";
-
 /// Checks that the run folder, or the place where it will be, is writable.
 fn writable(out: &Path, findings: &mut Findings) -> bool {
     let place = nearest(out);
@@ -143,7 +140,7 @@ fn writable(out: &Path, findings: &mut Findings) -> bool {
     let tried = match blocked {
         Some(file) => Err(format!("{} is a file", file.display())),
         None => tempfile::Builder::new()
-            .prefix(PREFIX)
+            .prefix(CHECK_PREFIX)
             .tempfile_in(place)
             .map(drop)
             .map_err(|error| format!("nothing can be written to {}: {error}", place.display())),

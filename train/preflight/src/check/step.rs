@@ -12,7 +12,7 @@ use kiln_model::layers::TokenLoss;
 use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{EngineBuilder, Optimizer, Outcome, ShardError};
 
-use super::env::{PREFIX, nearest};
+use super::env::nearest;
 use super::model::{Trained, elements};
 use crate::bench;
 use crate::smoke::{Smoke, forget_absent};
@@ -23,6 +23,7 @@ use kiln_config::device::{self, ResolvedDevice};
 use kiln_config::{Config, ConfigError, ModelSection};
 use kiln_train::error::{Result, TrainError};
 use kiln_train::registry::Registry;
+use kiln_train::run::CHECK_PREFIX;
 use kiln_train::world;
 
 /// Maximum number of parameters for a step of the whole model. A larger model is narrowed, so that the check
@@ -123,7 +124,7 @@ impl Shrunk {
         let place = nearest(out);
         // All ranks use the folder, so rank 0 keeps it until they are done.
         let folder =
-            (rank == 0).then(|| tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)).transpose();
+            (rank == 0).then(|| tempfile::Builder::new().prefix(CHECK_PREFIX).tempdir_in(place)).transpose();
         let folder = folder.map_err(TrainError::io("create a folder in", place))?;
         let name = folder.as_ref().and_then(|folder| folder.path().file_name());
         let gathered = world::gather(&*world, "folder", name.map_or(&[], OsStr::as_bytes), timeout)?;

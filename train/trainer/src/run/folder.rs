@@ -48,6 +48,9 @@ const SAMPLES_FILE: &str = "samples.jsonl";
 /// File with the hashes of tensors, in the run folder.
 pub const HASHES_FILE: &str = "hashes.jsonl";
 
+/// Start of the names of what `kiln check` writes into run folders for a moment. Several ranks may check at once.
+pub const CHECK_PREFIX: &str = ".kiln-check-";
+
 /// Returns the path of the generated texts of the run in `out`.
 pub(super) fn samples_of_run(out: &Path) -> PathBuf {
     out.join(SAMPLES_FILE)
@@ -290,8 +293,9 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
         let (path, name) = (entry.path(), entry.file_name());
         // Kiln's own entries are the identity while another start writes it, and the folder of locks unless it
         // is a link, which would put the locks into another folder.
-        let is_ours =
-            (name == lock::FOLDER && path.is_dir() && !path.is_symlink()) || is_beside(&name, identity::FILE);
+        let is_ours = (name == lock::FOLDER && path.is_dir() && !path.is_symlink())
+            || is_beside(&name, identity::FILE)
+            || name.as_encoded_bytes().starts_with(CHECK_PREFIX.as_bytes());
         !is_ours && !is_of_file_system(&name) && !kiln_launch::is_log_folder(&path) && !is_same(&path, data)
     });
     let first = foreign.map(|entry| entry.file_name().to_string_lossy().into_owned()).min();
@@ -329,6 +333,7 @@ mod tests {
         assert_eq!(content(&["logs/rank_0.restart_0.stdout.log", ".kiln/lock"]), Content::Nothing);
         assert_eq!(content(&["logs/rank_0.restart_0.stdout.log", "logs/mine"]), foreign("logs"));
         assert_eq!(content(&[".run.json.kiln-17-0"]), Content::Nothing);
+        assert_eq!(content(&[".kiln-check-Rb6lOY/file"]), Content::Nothing);
         assert_eq!(content(&["data/train.bin"]), Content::Nothing);
         assert_eq!(content(&["data.old/train.bin", "data/train.bin"]), foreign("data.old"));
         assert_eq!(content(&["flight/black_box"]), foreign("flight"));

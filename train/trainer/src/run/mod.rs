@@ -28,8 +28,8 @@ pub use crate::error::{FolderError, MAX_SKIPPED, MemoryError, PositionKey, Train
 pub use crate::eval::evaluate;
 pub use events::{FAILURE, last_event};
 pub use folder::{
-    HASHES_FILE, Progress, Standing, Waiting, find as find_folder, is_foreign, metrics_of_run, progress,
-    standing, waiting,
+    CHECK_PREFIX, HASHES_FILE, Progress, Standing, Waiting, find as find_folder, is_foreign, metrics_of_run,
+    progress, standing, waiting,
 };
 pub use kiln_observe::run::Sample;
 pub use memory::check as memory_warnings;
