@@ -32,12 +32,12 @@ def check(is_right, what):
 
 
 @contextlib.contextmanager
-def serving(program, runs, token=None):
+def serving(program, runs, token=None, steps=1_000_000):
     environment = dict(os.environ, **({"KILN_PAGE_TOKEN": token} if token else {}))
     # The page shows the folder as it was named: without the place of this check.
     runs = pathlib.Path(runs).absolute()
     runs.parent.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen([os.path.abspath(program), runs.name, "127.0.0.1:0"], stdout=subprocess.PIPE, text=True,
+    process = subprocess.Popen([os.path.abspath(program), runs.name, "127.0.0.1:0", str(steps)], stdout=subprocess.PIPE, text=True,
                                env=environment, cwd=runs.parent)
     try:
         yield process.stdout.readline().strip()

@@ -9,7 +9,7 @@ const spreadOf = (spread, write) => (spread ? [write(spread.median), h("small", 
 const cellOf = (parts) => h("span", null, parts);
 const numbers = (name, cell, value) => ({ name, isNumber: true, downFirst: true, cell, value });
 const texts = (name, value, more) => ({ name, cell: (row) => value(row) ?? NONE, value, ...more });
-const runColumn = { name: "Run", cell: (row) => h("span", { class: "named" }, keyOf(lookOf(row.id)), row.id), value: (row) => row.id };
+const runColumn = { name: "Run", cell: (row) => h("span", { class: "named" }, keyOf(lookOf(row.id)), h("span", null, breakable(row.id))), value: (row) => row.id };
 const fourDigits = (value) => (known(value) ? Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }) : NONE);
 
 /** Columns of training strategies: `of` has the largest speed, memory and bytes of all rows, for bars. */
@@ -96,10 +96,10 @@ function resultsView() {
   let answer = null, asked = "", when = 0;
 
   async function update() {
-    const run = comparedRuns().map(({ id }) => id), name = JSON.stringify([run, theme()]);
+    const name = JSON.stringify([[...state.compared], theme()]);
     // Medians over all steps are not worth recomputing every second.
     if (name === asked && (report || performance.now() - when < 10_000)) return;
-    answer = run.length ? await ask("/api/comparison", { run }) : { runs: [], differences: [], other_keys: [] };
+    answer = state.compared.size ? await ask("/api/comparison", { run: comparedNames() }) : { runs: [], differences: [], other_keys: [] };
     [asked, when] = [name, performance.now()];
     const speed = (one) => one.tokens_per_s?.median;
     const rows = answer.runs.filter(({ id }) => state.compared.has(id)).map((one) => ({

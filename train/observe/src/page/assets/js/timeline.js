@@ -161,7 +161,7 @@ function timelineView() {
     if (!data) return;
     at = null;
     setText(title, `${run.id}, step ${format.count(data.step)}: ${format.microseconds(data.length)}`);
-    canvas.setAttribute("aria-label", `Activities of ${data.ranks.length} ranks in step ${data.step}. Arrow keys move between spans and ranks. A table of the sums follows.`);
+    canvas.setAttribute("aria-label", `Activities of ${plural(data.ranks.length, "rank")} in step ${data.step}. Arrow keys move between spans and ranks. A table of the sums follows.`);
     for (const rank of data.ranks) rank.sums = sumsOf(rank, data.names);
     sums.set(data.ranks);
     draw();
