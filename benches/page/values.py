@@ -59,7 +59,7 @@ def write_runs(folder, count):
         if last > 120:
             events += [event(120, "skipped", "the gradient was not finite: the update was skipped"), event(100, "resume", "resumed from fsdp_cpt100 <b>")]
         (run / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sorted(events, key=lambda one: one["step"])))
-        code = "def f(x):\n    if x:\n        return [1,\n                2]\n"
+        code = "\n    if x:\n        return [1,\n                2]\n"
         (run / "samples.jsonl").write_text(json.dumps({"step": last, "prompt": "def f(x):", "text": code}) + "\n")
 
 

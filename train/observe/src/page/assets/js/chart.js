@@ -61,7 +61,7 @@ class Chart {
    * `onzoom(from, to)` in steps.
    */
   constructor(options) {
-    this.options = { axis: "step", height: 260, format: format.number, ...options };
+    this.options = { axis: "step", height: 240, format: format.number, ...options };
     this.curves = [];
     this.plot = null;
     this.legend = h("ul", { class: "legend" });
@@ -71,9 +71,9 @@ class Chart {
     this.table = h("div");
     this.alternative = h("details", { class: "values", ontoggle: () => this.writeTable() }, h("summary", null, "Values as a table"), this.table);
     this.element = h("figure", { class: `chart ${options.class ?? ""}` },
-      h("figcaption", null, h("h3", null, breakable(options.title)), options.note ? h("p", { class: "quiet" }, options.note) : null, this.place,
-        h("button", { type: "button", class: "small", onclick: () => this.download(), "aria-label": `Download the values of ${options.title} as CSV` }, "CSV")),
-      this.legend, this.area, this.alternative);
+      h("figcaption", null, h("h3", null, breakable(options.title)), options.note ? h("p", { class: "quiet" }, options.note) : null, this.place),
+      this.legend, this.area, h("div", { class: "below" }, this.alternative,
+        h("button", { type: "button", class: "small", onclick: () => this.download(), "aria-label": `Download the values of ${options.title} as CSV` }, "CSV")));
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(this.area);
   }
@@ -227,7 +227,8 @@ class Chart {
         if (!(min <= x && x <= max)) continue;
         this.marks.push({ left: plot.valToPos(x, "x"), curve, event });
         ctx.fillStyle = curve.color;
-        ctx.fillText(signOf(event.kind), plot.valToPos(x, "x", true), bbox.top + bbox.height);
+        const inside = Math.min(bbox.left + bbox.width - 5 * ratio, Math.max(bbox.left + 5 * ratio, plot.valToPos(x, "x", true)));
+        ctx.fillText(signOf(event.kind), inside, bbox.top + bbox.height);
       }
     }
     ctx.restore();

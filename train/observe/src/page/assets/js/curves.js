@@ -50,7 +50,7 @@ function curvesView() {
 
   function chartOf(key) {
     if (charts.has(key)) return charts.get(key);
-    const chart = new Chart({ title: metricName(key), format: metricFormat(key), height: key.endsWith("loss") ? 280 : 220, onzoom: (from, to) => zoom([from, to]) });
+    const chart = new Chart({ title: metricName(key), format: metricFormat(key), onzoom: (from, to) => zoom([from, to]) });
     if (!FIRST.includes(key)) {
       const drop = () => { curveOptions.more.delete(key); memory.set("more", [...curveOptions.more]); chart.remove(); chart.element.remove(); charts.delete(key); };
       chart.element.querySelector("figcaption").append(h("button", { type: "button", class: "small", onclick: drop, "aria-label": `Remove ${key}` }, "Remove"));

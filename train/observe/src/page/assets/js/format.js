@@ -20,6 +20,7 @@ const format = {
   /** Such as 1.2 M. */
   short(value) {
     if (!known(value)) return NONE;
+    if (Math.abs(value) >= 1e3 && Math.abs(value) < 1e4) return format.count(value);
     for (const [size, unit] of [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " k"]]) {
       if (Math.abs(value) >= size) return Number((value / size).toPrecision(3)) + unit;
     }
@@ -57,8 +58,8 @@ const format = {
   microseconds: (value) => format.seconds(value / 1e6),
 };
 
-/** Units of the marks on axes, the largest first. */
-format.short.units = [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " k"], [1, ""]];
+/** Units of the marks on axes, the largest first, and for some the value from which on they are used. */
+format.short.units = [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " k", 1e4], [1, ""]];
 format.percent.units = [[0.01, " %"]];
 format.bytes.units = [[2 ** 40, " TiB"], [2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"], [1, " B"]];
 format.seconds.units = [[1, " s"], [1e-3, " ms"], [1e-6, " µs"]];
@@ -69,7 +70,7 @@ function labels(marks, step, write) {
   if (write === format.duration) return marks.map((mark) => exactTime(mark, step));
   const digits = (size) => { let n = 0; while (n < 9 && Math.abs((step / size) * 10 ** n - Math.round((step / size) * 10 ** n)) > 1e-6) n += 1; return n; };
   const most = Math.max(...marks.map(Math.abs)), units = write.units ?? [[1, ""]];
-  const [size, unit] = units.find(([size]) => size <= most && digits(size) <= 2) ?? units.at(-1);
+  const [size, unit] = units.find(([size, , from = size]) => from <= most && digits(size) <= 2) ?? units.at(-1);
   const n = digits(size);
   return marks.map((mark) => {
     if (mark === 0) return "0";

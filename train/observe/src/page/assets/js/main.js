@@ -80,7 +80,7 @@ function chooseDetail(id) {
 
 const chips = h("div", { class: "chips" });
 const detail = h("label", { class: "detail" });
-const sought = h("input", { type: "search", "aria-label": "Show the runs whose names match a regular expression", placeholder: "name or regular expression", oninput: () => seek() });
+const sought = h("input", { type: "search", "aria-label": "Show the runs whose names match a regular expression", placeholder: "name or regex", oninput: () => seek() });
 const tools = h("span", { class: "tools" }, sought, [["All", true], ["None", false]].map(([name, is]) =>
   h("button", { type: "button", class: "small", "aria-label": `Compare ${name.toLowerCase()} of the listed runs`, onclick: () => chooseListed(is) }, name)));
 fill(byId("picker"), h("fieldset", null, h("legend", null, "Compare"), tools, chips), detail);

@@ -8,7 +8,7 @@ function memoryView() {
   const note = h("p", { class: "quiet" });
   const area = h("div", { class: "plot", tabindex: "0", role: "img" });
   const told = h("p", { class: "told", role: "status" }, "Point at the chart to read it.");
-  const peak = new Chart({ title: "Peak memory over the run", format: format.bytes, height: 200, note: "The largest memory of any rank." });
+  const peak = new Chart({ title: "Peak memory over the run", format: format.bytes, note: "The largest memory of any rank." });
   const title = h("h2", null, "Memory over a step");
   const table = new Table("Peaks of the step by rank", [
     { name: "Rank", isNumber: true, cell: (r) => r.rank, value: (r) => r.rank },

@@ -14,9 +14,9 @@ function overview() {
   const orders = controls();
   const events = h("section", { class: "panel" });
   const charts = {
-    loss: new Chart({ title: "Loss", format: format.loss, height: 300, note: "Training loss as a line, validation loss pale with points." }),
-    speed: new Chart({ title: METRICS.tokens_per_s.name, format: format.short, height: 220 }),
-    mfu: new Chart({ title: METRICS.mfu.name, format: format.percent, height: 220 }),
+    loss: new Chart({ title: "Loss", format: format.loss, note: "Training loss as a line, validation loss pale with points." }),
+    speed: new Chart({ title: METRICS.tokens_per_s.name, format: format.short }),
+    mfu: new Chart({ title: METRICS.mfu.name, format: format.percent }),
   };
   const facts = [
     { name: "Run", cell: (run) => named(run), value: (run) => run.id },
@@ -32,7 +32,7 @@ function overview() {
   const runs = new Table("Runs", facts, { rowClass: (run) => (run.id === state.detail ? "chosen" : null) });
   const table = h("section", { class: "panel" }, h("h2", null, "All runs"), runs.element);
   charts.loss.element.classList.add("first");
-  const root = h("div", { class: "view" }, notices, cards, orders.root, table, h("section", { class: "charts", "aria-label": "Loss and speed" }, Object.values(charts).map((chart) => chart.element)), events);
+  const root = h("div", { class: "view" }, notices, cards, orders.root, h("section", { class: "charts", "aria-label": "Loss and speed" }, Object.values(charts).map((chart) => chart.element)), table, events);
   let settingsOf = "";
 
   /** Adds a column for each setting in which the runs differ. Settings are read again if the list of runs changes. */
@@ -81,7 +81,7 @@ function overview() {
 function named(run) {
   const show = () => chooseDetail(run.id);
   return h("button", { type: "button", class: "name", onclick: show, "aria-pressed": String(run.id === state.detail) },
-    keyOf(lookOf(run.id)), h("span", null, breakable(run.id)));
+    keyOf(lookOf(run.id)), h("span", null, run.id));
 }
 
 function noticesOf(run) {

@@ -9,7 +9,7 @@ const spreadOf = (spread, write) => (spread ? [write(spread.median), h("small", 
 const cellOf = (parts) => h("span", null, parts);
 const numbers = (name, cell, value) => ({ name, isNumber: true, downFirst: true, cell, value });
 const texts = (name, value, more) => ({ name, cell: (row) => value(row) ?? NONE, value, ...more });
-const runColumn = { name: "Run", cell: (row) => h("span", { class: "named" }, keyOf(lookOf(row.id)), h("span", null, breakable(row.id))), value: (row) => row.id };
+const runColumn = { name: "Run", cell: (row) => h("span", { class: "named" }, keyOf(lookOf(row.id)), h("span", null, row.id)), value: (row) => row.id };
 const fourDigits = (value) => (known(value) ? Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }) : NONE);
 
 /** Columns of training strategies: `of` has the largest speed, memory and bytes of all rows, for bars. */
