@@ -140,6 +140,10 @@ def hovering(browser, folder, title, key):
             if (shown != "") != is_near or (is_near and not is_same(shown, value)):
                 wrong.append(f"{name}: {shown!r} instead of {text_of(value) if is_near else ''!r}")
         check(not wrong, f"{title} of {len(every)} runs at step {step}: values are those of the files {wrong or ''}")
+    shown = legend(browser, title)
+    # The page asks for news every second.
+    time.sleep(1.5)
+    check(legend(browser, title) == shown, f"{title}: the values at the cursor stay while the page is refreshed")
     away(browser)
     check(legend(browser, title) == last, f"{title}: without the cursor, the last values are shown")
 

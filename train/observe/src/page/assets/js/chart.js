@@ -88,15 +88,14 @@ class Chart {
     const shape = JSON.stringify([this.curves.map((c) => [c.name, c.color, Boolean(c.data.low), c.key, c.isPale, c.points, c.data.steps.length < 3, c.data.steps.length < 80]),
       this.options.axis, this.options.isLogX, this.options.isLogY, this.options.smoothing > 0, this.options.theme]);
     this.element.classList.toggle("empty", this.curves.length === 0);
-    const data = this.data();
-    if (shape !== this.shape || !this.plot) {
-      this.shape = shape;
-      this.draw(data);
-    } else {
-      this.plot.setData(data);
-    }
+    const parts = [this.options.smoothing, this.options.isZoomed, ...this.curves.flatMap((curve) => [curve.data, curve.events])];
+    const isNew = shape !== this.shape || !this.plot;
+    if (!isNew && parts.every((part, i) => part === this.parts[i])) return;
+    [this.shape, this.parts] = [shape, parts];
+    if (isNew) this.draw(this.data());
+    else this.plot.setData(this.data());
     this.describe();
-    this.showValues(null);
+    this.showValues(this.plot?.cursor.idx ?? null);
     if (this.alternative.open) this.writeTable();
   }
 
@@ -214,6 +213,7 @@ class Chart {
   /** Draws a sign for each event at the bottom, and keeps their places. Events before the first or after the last point are at the ends. */
   drawMarks(plot) {
     const { axis, isZoomed } = this.options, { ctx, bbox } = plot, { min, max } = plot.scales.x, ratio = window.devicePixelRatio || 1;
+    const taken = new Set();
     this.marks = [];
     ctx.save();
     ctx.font = `${10 * ratio}px system-ui, sans-serif`;
@@ -226,6 +226,10 @@ class Chart {
         if (!isZoomed) x = Math.min(max, Math.max(min, x));
         if (!(min <= x && x <= max)) continue;
         this.marks.push({ left: plot.valToPos(x, "x"), curve, event });
+        // Of several at the same place, one is seen.
+        const place = `${Math.round(this.marks.at(-1).left / 3)} ${signOf(event.kind)}`;
+        if (taken.has(place)) continue;
+        taken.add(place);
         ctx.fillStyle = curve.color;
         const inside = Math.min(bbox.left + bbox.width - 5 * ratio, Math.max(bbox.left + 5 * ratio, plot.valToPos(x, "x", true)));
         ctx.fillText(signOf(event.kind), inside, bbox.top + bbox.height);

@@ -48,6 +48,9 @@ function inReport(path, query) {
   return { run: query.run, last_step: answer.last_step, series };
 }
 
+/** With more runs, they can be searched, and the overview shows fewer curves of each. */
+const MANY_RUNS = 8;
+
 /** Dash patterns of curves: they distinguish as many runs of the same colour. */
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 

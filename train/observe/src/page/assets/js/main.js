@@ -17,8 +17,6 @@ if (report) {
 }
 
 const byId = (id) => document.getElementById(id);
-/** With more runs, they can be searched. */
-const MANY_RUNS = 8;
 let view = null, viewName = "", isUpdating = false, isStale = false, pickerShape = "";
 
 /** The current colours, by name. */

@@ -21,7 +21,7 @@ function memoryView() {
   const legend = h("ul", { class: "legend" });
   const step = h("section", { class: "panel" }, title, phaseLegend(), legend, area, told);
   const list = h("section", { class: "panel" }, table.element);
-  const root = h("div", { class: "view" }, note, step, list, h("section", { class: "charts" }, peak.element));
+  const root = h("div", { class: "view" }, note, step, list, h("section", null, peak.element));
   let plot = null, shape = "", phases = [];
 
   /** Stretches of the step in which the first rank was in one activity. */

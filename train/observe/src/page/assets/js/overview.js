@@ -14,7 +14,7 @@ function overview() {
   const orders = controls();
   const events = h("section", { class: "panel" });
   const charts = {
-    loss: new Chart({ title: "Loss", format: format.loss, note: "Training loss as a line, validation loss pale with points." }),
+    loss: new Chart({ title: "Loss", format: format.loss, note: `Training loss as a line; of up to ${MANY_RUNS} runs, validation loss pale with points.` }),
     speed: new Chart({ title: METRICS.tokens_per_s.name, format: format.short }),
     mfu: new Chart({ title: METRICS.mfu.name, format: format.percent }),
   };
@@ -67,7 +67,7 @@ function overview() {
     ]);
     fill(cards, cardsOf(run, own.series));
     const lines = (key, more) => compared.map((one, i) => ({ name: one.id, ...lookOf(one.id), data: answers[i].series[key], events: marked[i].events, ...more }));
-    const validation = lines("val_loss", { isPale: true, points: true, events: [] }).map((line) => ({ ...line, name: `${line.name}, validation` }));
+    const validation = compared.length > MANY_RUNS ? [] : lines("val_loss", { isPale: true, points: true, events: [] }).map((line) => ({ ...line, name: `${line.name}, validation` }));
     charts.loss.set([...lines("loss"), ...validation], { theme: theme() });
     charts.speed.set(lines("tokens_per_s"), { theme: theme() });
     charts.mfu.set(lines("mfu"), { theme: theme() });

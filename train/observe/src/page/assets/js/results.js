@@ -40,14 +40,14 @@ const WAITING = "Waiting is the share of a step in which rank 0 could only wait 
 const MFU = "MFU is the FLOP/s that the model needs in theory, without recomputation, divided by the peak FLOP/s of the devices.";
 const SEEDS = "Each row is one run with one seed, and does not show the spread between seeds.";
 
-/** Facts about runs: a few runs are columns; many are rows, which can be sorted. */
+/** Facts about runs: fewer runs than facts are columns, which is narrower; others are rows, which can be sorted. */
 class Facts {
   constructor(caption, columns) {
     [this.caption, this.columns, this.table, this.element] = [caption, columns, new Table(caption, columns), h("div")];
   }
 
   set(rows) {
-    const [run, ...facts] = this.columns, isMany = rows.length > MOST_COLUMNS;
+    const [run, ...facts] = this.columns, isMany = rows.length >= facts.length;
     if (isMany) this.table.set(rows);
     const few = () => grid(this.caption, [""], facts.map((fact) => ({ ...fact, head: () => fact.name })), rows.map((row) => ({ ...row, head: () => run.cell(row) })),
       (fact, row) => fact.cell(row), { class: "config" });

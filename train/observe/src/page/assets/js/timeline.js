@@ -47,7 +47,7 @@ function timelineView() {
     const paint = (name) => colors.get(name) ?? colors.set(name, color(name)).get(name);
     pen.textBaseline = "middle";
     pen.fillStyle = paint("--muted");
-    const bottom = height - 26, step = ROUND.find((step) => step * (width - left) >= 90 * (to - from));
+    const bottom = height - 26, step = ROUND.find((step) => step * (width - left) >= 75 * (to - from));
     const marks = Array.from({ length: Math.floor(to / step) - Math.ceil(from / step) + 1 }, (_, i) => (Math.ceil(from / step) + i) * step / 1e6);
     labels(marks, step / 1e6, format.seconds).forEach((text, i) => {
       const at = x(marks[i] * 1e6);
