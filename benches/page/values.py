@@ -26,6 +26,7 @@ SINGULAR = r"\b1 (ranks|steps|runs|machines|events|lines|tokens|checkpoints|rest
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "%": 0.01, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400,
          "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400]
+LOG_TIMES = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 86400]
 
 
 def write_runs(folder, count):
@@ -174,7 +175,7 @@ def ticking(browser, what, is_log=(False, False), is_time=False):
             is_bytes = any("iB" in text for text in texts)
             if log:
                 size = lambda value, text: value / UNITS[text.split()[-1]] if is_bytes else value
-                bad = [text for value, text in zip(values, texts) if not is_round(size(value, text))]
+                bad = [text for value, text in zip(values, texts) if not (value in LOG_TIMES if is_time and name == "horizontal" else is_round(size(value, text)))]
                 wrong += [f"{name} marks are not 1-2-5: {texts}"] if bad else []
             elif steps:
                 even = max(steps) - min(steps) < 1e-6 * max(map(abs, values))
@@ -216,11 +217,12 @@ def served(browser, base, folder, count):
         prefer(browser, base, compared=names, detail=names[0], theme="", axis=axis)
         open_curves(browser, base)
         ticking(browser, f"{count} runs by {axis}", is_time=axis == "time")
-    prefer(browser, base, compared=names, detail=names[0], theme="", logY=True)
-    open_curves(browser, base)
-    browser.value("[...document.querySelectorAll('.check')].find((one) => one.textContent === 'Logarithmic axis').querySelector('input').click()")
-    time.sleep(0.6)
-    ticking(browser, f"{count} runs on logarithmic axes", is_log=(True, True))
+    for axis in ("step", "time"):
+        prefer(browser, base, compared=names, detail=names[0], theme="", logY=True, axis=axis)
+        open_curves(browser, base)
+        browser.value("[...document.querySelectorAll('.check')].find((one) => one.textContent === 'Logarithmic axis').querySelector('input').click()")
+        time.sleep(0.6)
+        ticking(browser, f"{count} runs on logarithmic axes by {axis}", is_log=(True, True), is_time=axis == "time")
 
     # Zoomed to a few steps, where labels would repeat if they were rounded.
     prefer(browser, base, compared=names[:1], detail=names[0], theme="")

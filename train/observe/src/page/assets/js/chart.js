@@ -5,10 +5,11 @@ const ROUND = Array.from({ length: 90 }, (_, i) => Number(`${[1, 2, 5][i % 3]}e$
 const WHOLE = ROUND.filter((step) => step >= 1);
 const BYTE_MARKS = Array.from({ length: 40 }, (_, i) => 2 ** (i + 8));
 const TIMES = [...ROUND.filter((step) => step < 10), ...[10, 15, 30, 60, 120, 300, 600, 900, 1800], ...[1, 2, 3, 6, 12].map((hours) => hours * 3600), ...WHOLE.map((days) => days * 86400)];
-/** Marks on a logarithmic axis of bytes. */
+/** Marks on logarithmic axes of bytes and of times, in threes as in `ROUND`. */
 const LOG_BYTES = [0, 1, 2, 3, 4].flatMap((power) => WHOLE.slice(0, 9).map((count) => count * 1024 ** power));
+const LOG_TIMES = [...ROUND.filter((seconds) => seconds < 10), 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, ...WHOLE.map((days) => days * 86400)];
 
-/** Horizontal axes: the name, the key of the metric, the format of a position, that of the marks, and their spacings. */
+/** Horizontal axes: the name, the key of the metric, the format of a position, that of the marks, their spacings and distance in pixels. */
 const AXES = {
   step: { name: "Step", over: undefined, format: format.count, tick: format.short, spacings: WHOLE, room: 70 },
   tokens: { name: "Tokens", over: "tokens", format: format.short, tick: format.short, spacings: WHOLE, room: 70 },
@@ -22,11 +23,13 @@ const NEAR = 12;
 const SIGNS = { start: "▲", resume: "▲", checkpoint: "●", skipped: "✕" };
 const signOf = (kind) => SIGNS[kind] ?? "■";
 
-/** Marks of a logarithmic axis of `length` pixels: 1, 2 and 5 times powers of ten, or fewer if they are not `room` apart. */
-function logMarks(low, high, length, room, marks = ROUND) {
-  const decade = length / Math.log10(high / low), every = Math.max(1, Math.ceil(room / decade));
-  const isShown = (_, i) => decade * Math.log10(2) >= room || (marks === ROUND ? i % 3 === 0 && (i / 3) % every === 0 : i % (3 * every) === 0);
-  return marks.filter(isShown).filter((mark) => mark >= low * (1 - 1e-9) && mark <= high * (1 + 1e-9));
+/** Marks of a logarithmic axis of `length` pixels: all, such as 1, 2 and 5 times powers of ten, or fewer if they are not `room` apart. */
+function logMarks(low, high, length, room, marks) {
+  const distance = (a, b) => (length * Math.log(b / a)) / Math.log(high / low);
+  for (let every = 1; ; every = every === 1 ? 3 : every + 3) {
+    const shown = marks.filter((mark, i) => i % every === 0 && mark >= low * (1 - 1e-9) && mark <= high * (1 + 1e-9));
+    if (shown.every((mark, i) => i === 0 || distance(shown[i - 1], mark) >= room)) return shown;
+  }
 }
 
 /** The range of a logarithmic axis: from a mark to a mark, so that there are at least two. */
@@ -149,7 +152,7 @@ class Chart {
     /** The marks and the labels of an axis. Each label of a logarithmic axis has its own unit. */
     const scaled = (isLog, write, all, room, length) => (!isLog
       ? { values: (_, values, index, space, step) => labels(values, step, write) }
-      : { splits: (plot, index, low, high) => logMarks(low, high, length(plot), room, all), values: (_, values) => values.map((value) => labels([value], value, write)[0]), filter: (_, values) => values });
+      : { splits: (plot, index, low, high) => logMarks(low, high, length(plot), room, all), values: (_, values) => values.map((value) => (!write.units && values[0] < 1e-3 ? exponential(value) : labels([value], value, write)[0])), filter: (_, values) => values });
     this.plot = new uPlot({
       width: Math.max(200, this.area.clientWidth), height, series, bands, padding: [10, 14, 0, 0],
       legend: { show: false },
@@ -159,7 +162,7 @@ class Chart {
         y: isLogY ? { distr: 3, range: (_, low, high) => logRange(low, high, marks) } : { range: (_, low, high) => padded(low, high) },
       },
       axes: [
-        { ...lines, ...scaled(isLogX, tick, ROUND, 50, (plot) => plot.width - 80), incrs: spacings, space: room, size: 34 },
+        { ...lines, ...scaled(isLogX, tick, axis === "time" ? LOG_TIMES : ROUND, 55, (plot) => plot.width - 80), incrs: spacings, space: room, size: 34 },
         { ...lines, ...scaled(isLogY, write, marks, 20, () => height - 44), incrs: write === format.bytes ? BYTE_MARKS : ROUND, size: (_, texts) => Math.max(44, ...(texts ?? []).map((text) => 7 * text.length + 14)), space: 38 },
       ],
       hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [(plot) => { this.showValues(plot.cursor.idx); this.showTip(plot); }], setSelect: [zoomed] },

@@ -74,10 +74,13 @@ function labels(marks, step, write) {
   const n = digits(size);
   return marks.map((mark) => {
     if (mark === 0) return "0";
-    if (!write.units && (most < 1e-3 || most >= 1e9)) return Number(mark.toPrecision(12)).toExponential().replace("e+", "e");
+    if (!write.units && (most < 1e-3 || most >= 1e9)) return exponential(mark);
     return (mark / size).toLocaleString("en", { minimumFractionDigits: n, maximumFractionDigits: n }) + unit;
   });
 }
+
+/** Such as 2e-4. */
+const exponential = (value) => Number(value.toPrecision(12)).toExponential().replace("e+", "e");
 
 /** Such as 1 d 6 h 30 min. */
 function exactTime(seconds, step) {

@@ -47,7 +47,9 @@ function memoryView() {
   }
 
   function draw(data) {
-    const ranks = data.ranks;
+    // More lines than styles are all grey, but for the one with the highest peak, which is above the others.
+    const top = data.ranks.reduce((best, rank) => (rank.peak > best.peak ? rank : best)), isMany = data.ranks.length > MOST_RANKS;
+    const ranks = isMany ? [...data.ranks.filter((rank) => rank !== top), top] : data.ranks;
     phases = phasesOf(ranks[0], data.names);
     const tables = ranks.map((rank) => {
       const xs = [], ys = [];
@@ -57,13 +59,11 @@ function memoryView() {
       }
       return [xs, ys];
     });
-    const joined = uPlot.join(tables), now = [ranks.map(({ rank }) => rank), ranks.length > MOST_RANKS && ranks.reduce((best, rank) => (rank.peak > best.peak ? rank : best)).rank, theme()].join();
+    const joined = uPlot.join(tables), now = [ranks.map(({ rank }) => rank), theme()].join();
     if (plot && now === shape) return void plot.setData(joined);
     shape = now;
     plot?.destroy();
     fill(area);
-    // More lines than styles are all grey, but for the one with the highest peak.
-    const top = ranks.reduce((best, rank) => (rank.peak > best.peak ? rank : best)), isMany = ranks.length > MOST_RANKS;
     const looks = ranks.map((rank, i) => (!isMany ? styleOf(i) : rank === top ? styleOf(1) : { color: `${color("--ink")}40`, dash: [], key: "key" }));
     const entry = (look, text) => h("li", null, keyOf(look), text);
     fill(legend, !isMany ? ranks.map((rank, i) => entry(looks[i], `Rank ${rank.rank}`)) : [entry(styleOf(1), `Rank ${top.rank}, the highest peak`), entry({ color: color("--muted"), key: "key" }, `${ranks.length - 1} other ranks`)]);
