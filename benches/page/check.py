@@ -168,7 +168,7 @@ def fitting(browser, base, shots):
 
 def screenshots(browser, base, shots):
     for view, theme, detail, height in [
-        ("overview", "light", "baseline-adamw", 1240), ("overview", "dark", LARGE, 1240), ("curves", "light", SMALL[0], 1100),
+        ("overview", "light", "baseline-adamw", 1000), ("overview", "dark", LARGE, 1000), ("curves", "light", SMALL[0], 1100),
         ("ranks", "light", LARGE, 900), ("timeline", "light", LARGE, 1120), ("memory", "dark", LARGE, 800),
         ("configuration", "light", SMALL[0], 700), ("text", "light", "muon", 820), ("events", "dark", "baseline-adamw", 700),
     ]:

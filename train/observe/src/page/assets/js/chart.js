@@ -154,7 +154,7 @@ class Chart {
       ? { values: (_, values, index, space, step) => labels(values, step, write) }
       : { splits: (plot, index, low, high) => logMarks(low, high, length(plot), room, all), values: (_, values) => values.map((value) => (!write.units && values[0] < 1e-3 ? exponential(value) : labels([value], value, write)[0])), filter: (_, values) => values });
     this.plot = new uPlot({
-      width: Math.max(200, this.area.clientWidth), height, series, bands, padding: [10, 14, 0, 0],
+      width: Math.max(200, this.area.clientWidth), height, series, bands, padding: [10, axis === "time" ? 34 : 24, 0, 0],
       legend: { show: false },
       cursor: { drag: { x: Boolean(this.options.onzoom), y: false, setScale: false }, points: { size: 7 }, focus: { prox: -1 }, dataIdx: (plot, column, index) => this.near(plot, column, index) },
       scales: {
