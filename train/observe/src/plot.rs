@@ -227,14 +227,19 @@ impl Drawing {
             legend_border: "none".to_owned(),
             ..Theme::light()
         };
-        let scene = render_multiple(plots, layout.with_theme(theme));
-        let inner = SvgBackend::new().render_scene(&scene);
+        let mut scene = render_multiple(plots, layout.with_theme(theme));
+        let mut inner = SvgBackend::new().render_scene(&scene);
+        // The scene has no room for a legend of many rows, and would cut it off.
+        let height = lowest_text(&inner) + BELOW_TEXT;
+        if height > scene.height {
+            scene.height = height;
+            inner = SvgBackend::new().render_scene(&scene);
+        }
         Drawing {
             title: title.to_owned(),
             description: description.to_owned(),
             width: scene.width,
-            // The scene has no room for a legend of many rows.
-            height: scene.height.max(lowest_text(&inner) + BELOW_TEXT),
+            height: scene.height,
             inner,
         }
     }
@@ -410,6 +415,8 @@ mod tests {
             let element = &svg[svg[..at].rfind("<text").unwrap()..at];
             let y: f64 = element.split(" y=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
             assert!(y < drawn.height, "{name} is below the edge: {element}");
+            let cut = format!("width=\"720\" height=\"{}\"", drawn.height);
+            assert!(drawn.inner.contains(&cut), "the drawing is cut off: {}", &drawn.inner[..200]);
         }
     }
 

@@ -138,7 +138,7 @@ fn runs_are_compared() {
         ["replicate 1 × shard 2", "replicate 2 × shard 1", "replicate 1 × shard 4"]
     );
     assert_eq!(a["losses"], Value::Null);
-    assert_eq!(b["losses"], "the same bits at all 40 steps that both have logged, up to step 40");
+    assert_eq!(b["losses"], "the same bits at 40 steps that both have logged, up to step 40");
     assert_eq!(c["losses"], "differs from step 11 on by at most 4.7e-4 relative");
     let spent: Vec<_> = a["spent"].as_array().unwrap().iter().map(|part| part[1].as_f64().unwrap()).collect();
     assert!((spent.iter().sum::<f64>() - 0.1).abs() < 1e-9, "{spent:?}");

@@ -18,13 +18,17 @@ fn name(folder: &Path) -> &str {
 }
 
 fn ranks(folder: &Path) -> usize {
-    if name(folder).contains("64") { 64 } else { 4 }
+    match name(folder) {
+        "large-64-ranks" => 64,
+        "one-rank" => 1,
+        _ => 4,
+    }
 }
 
 /// Returns a look at the made-up run at this moment.
 pub fn look_at(folder: &Path) -> Result<Look, String> {
     let (state, text) = match name(folder) {
-        "baseline-adamw" => (State::Healthy, "no rank has been waiting longer than usual"),
+        "baseline-adamw" | "one-rank" => (State::Healthy, "no rank has been waiting longer than usual"),
         "large-64-ranks" => (
             State::Slow,
             "rank 41 was late for 57 of the last 96 collectives; the other ranks waited for it 12 % of the time",
@@ -187,7 +191,8 @@ fn timeline(rank: usize, step: u64) -> StepTimeline {
     walk.work("log", None, 0.004, -480 * MIB);
     StepTimeline {
         rank,
-        node: format!("node-{}", rank / 8),
+        // The name of a launcher, which is not the name of the machine.
+        node: format!("node{}", rank / 8),
         step,
         start,
         end: walk.now,

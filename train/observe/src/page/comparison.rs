@@ -372,8 +372,8 @@ fn losses(first: &Run, other: &Run) -> String {
     let differing: Vec<_> = pairs.iter().filter(|(_, one, two)| one.to_bits() != two.to_bits()).collect();
     let Some(&&(from, ..)) = differing.first() else {
         return format!(
-            "the same bits at all {} steps that both have logged, up to step {last}",
-            pairs.len()
+            "the same bits at {} that both have logged, up to step {last}",
+            number_of(pairs.len(), "step")
         );
     };
     let (finite, gaps): (Vec<_>, Vec<_>) =

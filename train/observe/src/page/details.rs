@@ -76,6 +76,7 @@ struct Axis {
 struct OnAxis {
     /// Index of its axis.
     axis: usize,
+    last: Option<(u64, Option<f64>)>,
     mean: Vec<Option<f64>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     low: Vec<Option<f64>>,
@@ -89,14 +90,14 @@ pub(super) fn all_series(watched: &WatchedRun, points: usize) -> impl Serialize 
     let metrics = run.metrics();
     let mut all = AllCurves { last_step: metrics.last_step(), ..AllCurves::default() };
     for (key, series) in metrics.iter() {
-        let Reduced { steps, mean, low, high, .. } = reduce(series, 0, u64::MAX, points, false);
+        let Reduced { last, steps, mean, low, high, .. } = reduce(series, 0, u64::MAX, points, false);
         let axis = all.axes.iter().position(|axis| axis.steps == steps).unwrap_or_else(|| {
             let on = |key| steps.iter().map(|step| place(metrics.get(key), *step)).collect();
             let (tokens, time) = (on("tokens"), on("time"));
             all.axes.push(Axis { steps, tokens, time });
             all.axes.len() - 1
         });
-        all.series.insert(key.to_owned(), OnAxis { axis, mean, low, high });
+        all.series.insert(key.to_owned(), OnAxis { axis, last, mean, low, high });
     }
     all
 }

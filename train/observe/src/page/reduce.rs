@@ -10,6 +10,8 @@ use crate::run::Series;
 pub(crate) struct Reduced {
     /// Number of original values that these were made from.
     pub(crate) total: usize,
+    /// The last step with a value, and that value.
+    pub(crate) last: Option<(u64, Option<f64>)>,
     /// The middle step of each stretch, ascending.
     pub(crate) steps: Vec<u64>,
     pub(crate) mean: Vec<Option<f64>>,
@@ -25,7 +27,8 @@ pub(crate) fn reduce(series: &Series, from: u64, to: u64, most: usize, is_log: b
     let steps = series.steps();
     let first = steps.partition_point(|step| *step < from);
     let end = steps.partition_point(|step| *step <= to).max(first);
-    let mut reduced = Reduced { total: end - first, ..Reduced::default() };
+    let last = (first..end).last().map(|place| (steps[place], number(series.values()[place])));
+    let mut reduced = Reduced { total: end - first, last, ..Reduced::default() };
     if end - first <= most {
         reduced.steps = steps[first..end].to_vec();
         reduced.mean = series.values()[first..end].iter().map(|value| number(*value)).collect();
@@ -130,6 +133,7 @@ mod tests {
                     assert!(few.high.contains(&Some(50.0)), "{is_log}");
                     assert_eq!(few.low.len(), few.mean.len());
                     assert_eq!(few.mean.last(), Some(&Some(0.5)));
+                    assert_eq!(few.last, Some((10_000, Some(0.0))));
                 }
                 // Where the axis is wide, each step gets its own stretch.
                 assert_eq!(reduce(series, 0, u64::MAX, 200, true).steps[..3], [1, 2, 3]);

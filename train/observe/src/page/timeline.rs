@@ -64,7 +64,10 @@ impl Names {
 /// Returns the last complete step that most ranks of a run have reported. Ranks that reported another step
 /// are omitted.
 pub(super) fn timeline(watched: &WatchedRun) -> impl Serialize {
-    let timelines = watched.seen().timelines.clone();
+    let (timelines, look) = {
+        let seen = watched.seen();
+        (seen.timelines.clone(), seen.look.clone())
+    };
     let run = watched.id.clone();
     match timelines.as_deref() {
         None => Answer { run, problem: Some("no rank has been asked yet".to_owned()), ..Answer::default() },
@@ -74,7 +77,15 @@ pub(super) fn timeline(watched: &WatchedRun) -> impl Serialize {
                 "no rank that can be reached from here has completed a step since its start".to_owned();
             Answer { run, problem: Some(problem), ..Answer::default() }
         }
-        Some(Ok(timelines)) => answer(run, timelines),
+        Some(Ok(timelines)) => {
+            let mut answer = answer(run, timelines);
+            // The launcher's name of a node, such as node0, is not the machine's name, which other views show.
+            for process in look.iter().flat_map(|look| &look.processes) {
+                let ranks = answer.ranks.iter_mut().filter(|rank| process.ranks.contains(&rank.rank));
+                ranks.for_each(|rank| rank.node.clone_from(&process.host));
+            }
+            answer
+        }
     }
 }
 

@@ -28,7 +28,8 @@ function curvesView() {
     h("label", { class: "check" }, h("input", { type: "checkbox", checked: curveOptions.isLogY, onchange: (event) => { curveOptions.isLogY = event.target.checked; memory.set("logY", curveOptions.isLogY); refresh(); } }), "Logarithmic values"),
     h("label", { class: "check" }, h("input", { type: "checkbox", checked: curveOptions.isLogX, onchange: (event) => { curveOptions.isLogX = event.target.checked; refresh(); } }), "Logarithmic axis"),
     h("label", null, "Another metric", search, found), h("button", null, "Add"), reset);
-  const hint = h("p", { class: "quiet" }, "Drag over a chart to zoom in. Where a point stands for many steps, a pale band spans their smallest and largest values.");
+  const hint = h("p", { class: "quiet" }, "Drag over a chart to zoom in. Where a point stands for many steps, a pale band spans their smallest and largest values. "
+    + "Signs below the curves: ▲ start or resume, ● checkpoint, ✕ skipped step, ■ end, stop or failure. Point at one to read it.");
   const root = h("div", { class: "view" }, controls, hint, grid);
   let known_keys = "";
 
@@ -49,7 +50,7 @@ function curvesView() {
 
   function chartOf(key) {
     if (charts.has(key)) return charts.get(key);
-    const chart = new Chart({ title: metricName(key), format: metricFormat(key), tick: METRICS[key]?.tick, height: key.endsWith("loss") ? 280 : 220, onzoom: (from, to) => zoom([from, to]) });
+    const chart = new Chart({ title: metricName(key), format: metricFormat(key), onzoom: (from, to) => zoom([from, to]) });
     if (!FIRST.includes(key)) {
       const drop = () => { curveOptions.more.delete(key); memory.set("more", [...curveOptions.more]); chart.remove(); chart.element.remove(); charts.delete(key); };
       chart.element.querySelector("figcaption").append(h("button", { type: "button", class: "small", onclick: drop, "aria-label": `Remove ${key}` }, "Remove"));
@@ -64,16 +65,16 @@ function curvesView() {
     const { axis, isLogX, isLogY, smoothing, range, more } = curveOptions;
     const key = [...FIRST, ...more];
     const query = { key, over: AXES[axis].over, from: range?.[0], to: range?.[1], points: 800, log: isLogX ? 1 : undefined };
-    const answers = await Promise.all(compared.map((run) => seriesOf(run, query)));
+    const [answers, events] = await Promise.all([Promise.all(compared.map((run) => seriesOf(run, query))), Promise.all(compared.map(eventsOf))]);
     for (const one of key) {
-      const lines = compared.map((run, i) => ({ name: run.id, ...lookOf(run.id), data: answers[i].series[one], began: run.began, points: one === "val_loss" || one === "answer_loss" }));
+      const lines = compared.map((run, i) => ({ name: run.id, ...lookOf(run.id), data: answers[i].series[one], events: events[i].events, began: run.began, points: one === "val_loss" || one === "answer_loss" }));
       if (!lines.some((line) => line.data) && !more.has(one)) {
         charts.get(one)?.element.setAttribute("hidden", "");
         continue;
       }
       const chart = chartOf(one);
       chart.element.removeAttribute("hidden");
-      chart.set(lines, { axis, isLogX, isLogY, smoothing: one === "lr" ? 0 : smoothing, theme: theme(),
+      chart.set(lines, { isZoomed: Boolean(range), axis, isLogX, isLogY, smoothing: one === "lr" ? 0 : smoothing, theme: theme(),
         nothing: compared.length ? "None of these runs has this metric." : "Select a run above." });
     }
   }

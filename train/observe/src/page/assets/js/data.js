@@ -42,25 +42,35 @@ function inReport(path, query) {
     const { steps, ...axes } = answer.axes[curve.axis];
     const kept = steps.map((step, i) => (from <= step && step <= to ? i : -1)).filter((i) => i >= 0);
     const pick = (values) => values && kept.map((i) => values[i]);
-    series[key] = { steps: pick(steps), mean: pick(curve.mean), low: pick(curve.low), high: pick(curve.high), over: pick(axes[query.over]) };
+    const last = to === Infinity ? curve.last : [kept.map((i) => steps[i]).at(-1), curve.mean[kept.at(-1)]];
+    series[key] = { last, steps: pick(steps), mean: pick(curve.mean), low: pick(curve.low), high: pick(curve.high), over: pick(axes[query.over]) };
   }
   return { run: query.run, last_step: answer.last_step, series };
 }
 
+/** With more runs, they can be searched, and the overview shows fewer curves of each. */
+const MANY_RUNS = 8;
+
 /** Dash patterns of curves: they distinguish as many runs of the same colour. */
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 
-/** The style of a run's curves and its key in legends: constant while the list of runs is unchanged. */
-function lookOf(id) {
-  const index = Math.max(0, state.runs.findIndex((run) => run.id === id)), dash = Math.floor(index / 8) % DASHES.length;
+/** The style of a curve and its key in legends, by its place in a list. */
+function styleOf(index) {
+  const dash = Math.floor(index / 8) % DASHES.length;
   return { color: color(`--run-${(index % 8) + 1}`), dash: DASHES[dash], key: dash ? `key dash-${dash}` : "key" };
 }
+
+/** The style of a run: constant while the list of runs is unchanged. */
+const lookOf = (id) => styleOf(Math.max(0, state.runs.findIndex((run) => run.id === id)));
 
 const runColor = (id) => lookOf(id).color;
 const keyOf = ({ color, key }) => h("span", { class: key, style: { "--key": color } });
 
 const detailRun = () => state.runs.find((run) => run.id === state.detail);
 const comparedRuns = () => state.runs.filter((run) => state.compared.has(run.id));
+
+/** The compared runs in a query. Without a name, the server answers for all runs, which may not fit an address. */
+const comparedNames = () => (state.compared.size === state.runs.length ? [] : comparedRuns().map((run) => run.id));
 
 /** A value that changes whenever a run writes or is asked. */
 const stampOf = (run) => [run.step, run.changed, run.loss, run.val_loss, run.samples, run.events].join(" ");
@@ -75,6 +85,16 @@ async function seriesOf(run, query) {
   const answer = await ask("/api/series", { run: run.id, ...query });
   if (curves.size > 200) curves.clear();
   curves.set(name, { stamp, answer });
+  return answer;
+}
+
+/** Events of a run, fetched again only if there are new ones. */
+const happened = new Map();
+async function eventsOf(run) {
+  const had = happened.get(run.id);
+  if (had?.count === run.events) return had.answer;
+  const answer = await ask("/api/events", { run: run.id });
+  happened.set(run.id, { count: run.events, answer });
   return answer;
 }
 

@@ -34,6 +34,9 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** A long name that may break after its dots, such as the key of a metric. Numbers stay whole. */
+const breakable = (name) => name.split(/(?<=\.)(?!\d)/).flatMap((part, i) => (i ? [h("wbr"), part] : [part]));
+
 /** A small line chart of `values`, hidden from screen readers. */
 function sparkline(values, color) {
   const numbers = values.filter((value) => value !== null && Number.isFinite(value));

@@ -20,6 +20,7 @@ const format = {
   /** Such as 1.2 M. */
   short(value) {
     if (!known(value)) return NONE;
+    if (Math.abs(value) >= 1e3 && Math.abs(value) < 1e4) return format.count(value);
     for (const [size, unit] of [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " k"]]) {
       if (Math.abs(value) >= size) return Number((value / size).toPrecision(3)) + unit;
     }
@@ -57,11 +58,43 @@ const format = {
   microseconds: (value) => format.seconds(value / 1e6),
 };
 
+/** Units of the marks on axes, the largest first, and for some the value from which on they are used. */
+format.short.units = [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " k", 1e4], [1, ""]];
+format.percent.units = [[0.01, " %"]];
+format.bytes.units = [[2 ** 40, " TiB"], [2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"], [1, " B"]];
+format.seconds.units = [[1, " s"], [1e-3, " ms"], [1e-6, " µs"]];
+format.duration.units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+/** Labels of the marks on an axis, which are `step` apart: the exact values, with as few digits as that takes. */
+function labels(marks, step, write) {
+  if (write === format.duration) return marks.map((mark) => exactTime(mark, step));
+  const digits = (size) => { let n = 0; while (n < 9 && Math.abs((step / size) * 10 ** n - Math.round((step / size) * 10 ** n)) > 1e-6) n += 1; return n; };
+  const most = Math.max(...marks.map(Math.abs)), units = write.units ?? [[1, ""]];
+  const [size, unit] = units.find(([size, , from = size]) => from <= most && digits(size) <= 2) ?? units.at(-1);
+  const n = digits(size);
+  return marks.map((mark) => {
+    if (mark === 0) return "0";
+    if (!write.units && (most < 1e-3 || most >= 1e9)) return exponential(mark);
+    return (mark / size).toLocaleString("en", { minimumFractionDigits: n, maximumFractionDigits: n }) + unit;
+  });
+}
+
+/** Such as 2e-4. */
+const exponential = (value) => Number(value.toPrecision(12)).toExponential().replace("e+", "e");
+
+/** Such as 1 d 6 h 30 min. */
+function exactTime(seconds, step) {
+  if (seconds === 0 || step < 1) return `${Number(seconds.toFixed(6))} s`;
+  let rest = Math.round(seconds);
+  const parts = format.duration.units.map(([size, unit]) => { const count = Math.floor(rest / size); rest -= count * size; return count && `${count} ${unit}`; });
+  return parts.filter(Boolean).join(" ");
+}
+
 /** The description of a metric: its name for people, and the format of its values. */
 const METRICS = {
-  loss: { name: "Training loss", format: format.loss, tick: format.number },
-  val_loss: { name: "Validation loss", format: format.loss, tick: format.number },
-  answer_loss: { name: "Loss of answers", format: format.loss, tick: format.number },
+  loss: { name: "Training loss", format: format.loss },
+  val_loss: { name: "Validation loss", format: format.loss },
+  answer_loss: { name: "Loss of answers", format: format.loss },
   grad_norm: { name: "Gradient norm" },
   lr: { name: "Learning rate" },
   tokens_per_s: { name: "Throughput, tokens per second", format: format.short },

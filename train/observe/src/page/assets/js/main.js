@@ -76,22 +76,51 @@ function chooseDetail(id) {
   changed();
 }
 
+const chips = h("div", { class: "chips" });
+const detail = h("label", { class: "detail" });
+const sought = h("input", { type: "search", "aria-label": "Show the runs whose names match a regular expression", placeholder: "name or regex", oninput: () => seek() });
+const tools = h("span", { class: "tools" }, sought, [["All", true], ["None", false]].map(([name, is]) =>
+  h("button", { type: "button", class: "small", "aria-label": `Compare ${name.toLowerCase()} of the listed runs`, onclick: () => chooseListed(is) }, name)));
+fill(byId("picker"), h("fieldset", null, h("legend", null, "Compare"), tools, chips), detail);
+
+/** True for names that match the search box. What is no regular expression yet is searched as text. */
+function isSought(name) {
+  const text = sought.value.trim();
+  try {
+    return new RegExp(text, "i").test(name);
+  } catch {
+    return name.includes(text);
+  }
+}
+
+function seek() {
+  for (const chip of chips.children) chip.hidden = !tools.hidden && !isSought(chip.dataset.run);
+}
+
+function chooseListed(is) {
+  for (const { id } of state.runs.filter((run) => isSought(run.id))) state.compared[is ? "add" : "delete"](id);
+  keepChoice();
+  changed();
+}
+
 /** The compared runs, and the run whose details are shown. */
 function showPicker() {
   const shape = JSON.stringify([state.runs.map((run) => [run.id, run.state]), [...state.compared], state.detail, theme()]);
   if (shape === pickerShape) return;
   const focused = document.activeElement?.id;
   pickerShape = shape;
-  const compare = (run) => h("label", { class: "chip" }, h("input", { type: "checkbox", id: `compare-${run.id}`, checked: state.compared.has(run.id), onchange: (event) => {
+  const compare = (run) => h("label", { class: "chip", "data-run": run.id }, h("input", { type: "checkbox", id: `compare-${run.id}`, checked: state.compared.has(run.id), onchange: (event) => {
     if (event.target.checked) state.compared.add(run.id);
     else state.compared.delete(run.id);
     keepChoice();
     changed();
-  } }), keyOf(lookOf(run.id)), run.id);
-  const detail = h("label", { class: "detail" }, "Details of ", h("select", { id: "detail", onchange: (event) => chooseDetail(event.target.value) },
-    state.runs.map((run) => h("option", { value: run.id, selected: run.id === state.detail }, run.id))));
+  } }), keyOf(lookOf(run.id)), h("span", null, breakable(run.id)));
   byId("picker").hidden = state.runs.length < 2;
-  fill(byId("picker"), h("fieldset", null, h("legend", null, "Compare"), state.runs.map(compare)), detail);
+  tools.hidden = state.runs.length <= MANY_RUNS;
+  fill(chips, state.runs.map(compare));
+  seek();
+  fill(detail, "Details of ", h("select", { id: "detail", onchange: (event) => chooseDetail(event.target.value) },
+    state.runs.map((run) => h("option", { value: run.id, selected: run.id === state.detail }, run.id))));
   if (focused) byId(focused)?.focus();
 }
 

@@ -1,10 +1,14 @@
 // Memory of every rank over the phases of the last step.
 
+/** Ranks that get a style of their own. */
+const MOST_RANKS = 32;
+const MILLISECONDS = { units: [[1, " ms"]] };
+
 function memoryView() {
   const note = h("p", { class: "quiet" });
   const area = h("div", { class: "plot", tabindex: "0", role: "img" });
   const told = h("p", { class: "told", role: "status" }, "Point at the chart to read it.");
-  const peak = new Chart({ title: "Peak memory over the run", format: format.bytes, height: 200, note: "The largest memory of any rank." });
+  const peak = new Chart({ title: "Peak memory over the run", format: format.bytes, note: "The largest memory of any rank." });
   const title = h("h2", null, "Memory over a step");
   const table = new Table("Peaks of the step by rank", [
     { name: "Rank", isNumber: true, cell: (r) => r.rank, value: (r) => r.rank },
@@ -14,9 +18,10 @@ function memoryView() {
     { name: "Reached in", cell: (r) => r.where, value: (r) => r.where },
     { name: "After", isNumber: true, cell: (r) => format.microseconds(r.when), value: (r) => r.when },
   ], { sorted: 3, isDown: true });
-  const step = h("section", { class: "panel" }, title, phaseLegend(), area, told);
+  const legend = h("ul", { class: "legend" });
+  const step = h("section", { class: "panel" }, title, phaseLegend(), legend, area, told);
   const list = h("section", { class: "panel" }, table.element);
-  const root = h("div", { class: "view" }, note, step, list, h("section", { class: "charts" }, peak.element));
+  const root = h("div", { class: "view" }, note, step, list, h("section", null, peak.element));
   let plot = null, shape = "", phases = [];
 
   /** Stretches of the step in which the first rank was in one activity. */
@@ -42,7 +47,9 @@ function memoryView() {
   }
 
   function draw(data) {
-    const ranks = data.ranks;
+    // More lines than styles are all grey, but for the one with the highest peak, which is above the others.
+    const top = data.ranks.reduce((best, rank) => (rank.peak > best.peak ? rank : best)), isMany = data.ranks.length > MOST_RANKS;
+    const ranks = isMany ? [...data.ranks.filter((rank) => rank !== top), top] : data.ranks;
     phases = phasesOf(ranks[0], data.names);
     const tables = ranks.map((rank) => {
       const xs = [], ys = [];
@@ -52,18 +59,21 @@ function memoryView() {
       }
       return [xs, ys];
     });
-    const joined = uPlot.join(tables), now = [ranks.length, theme()].join();
+    const joined = uPlot.join(tables), now = [ranks.map(({ rank }) => rank), theme()].join();
     if (plot && now === shape) return void plot.setData(joined);
     shape = now;
     plot?.destroy();
     fill(area);
-    const many = ranks.length > 8;
+    const looks = ranks.map((rank, i) => (!isMany ? styleOf(i) : rank === top ? styleOf(1) : { color: `${color("--ink")}40`, dash: [], key: "key" }));
+    const entry = (look, text) => h("li", null, keyOf(look), text);
+    fill(legend, !isMany ? ranks.map((rank, i) => entry(looks[i], `Rank ${rank.rank}`)) : [entry(styleOf(1), `Rank ${top.rank}, the highest peak`), entry({ color: color("--muted"), key: "key" }, `${ranks.length - 1} other ranks`)]);
     const lines = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+    const written = (write) => (_, marks, index, space, step) => labels(marks, step, write);
     plot = new uPlot({
       width: Math.max(200, area.clientWidth), height: 300, legend: { show: false }, cursor: { drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: false }, y: { range: (_, low, high) => padded(low, high) } },
-      series: [{}, ...ranks.map((rank, i) => ({ stroke: many ? `${color("--ink")}40` : color(`--run-${(i % 8) + 1}`), width: many ? 1 : 1.75, points: { show: false } }))],
-      axes: [{ ...lines, values: (_, all) => all.map((value) => `${value} ms`), space: 70, size: 34 }, { ...lines, values: (_, all) => all.map((value) => format.bytes(value)), size: 68, incrs: BYTE_MARKS }],
+      series: [{}, ...ranks.map((rank, i) => ({ stroke: looks[i].color, dash: looks[i].dash, width: isMany && rank !== top ? 1 : 1.75, points: { show: false } }))],
+      axes: [{ ...lines, values: written(MILLISECONDS), incrs: ROUND, space: 70, size: 34 }, { ...lines, values: written(format.bytes), size: 76, incrs: BYTE_MARKS }],
       hooks: { drawClear: [shade], setCursor: [(u) => tell(u, ranks)] },
     }, joined, area);
   }
@@ -94,7 +104,7 @@ function memoryView() {
     step.hidden = list.hidden = counted.length === 0;
     setText(note, answer.problem ? `${run.id} has no timeline: ${answer.problem}.` : counted.length ? sentence(answer.note) : "The ranks of this run do not measure their memory.");
     if (!counted.length) return;
-    setText(title, `${run.id}: memory over step ${format.count(answer.step)}, ${counted.length} ranks`);
+    setText(title, `${run.id}: memory over step ${format.count(answer.step)}, ${plural(counted.length, "rank")}`);
     for (const rank of counted) {
       const top = rank.spans.reduce((best, span) => (span[4] > best[4] ? span : best));
       Object.assign(rank, { first: rank.spans[0][4], peak: top[4], when: top[3] - rank.start,
@@ -102,7 +112,7 @@ function memoryView() {
     }
     table.set(counted);
     const highest = counted.reduce((best, rank) => (rank.peak > best.peak ? rank : best));
-    area.setAttribute("aria-label", `Memory of ${counted.length} ranks over a step. Rank ${highest.rank} uses the most, ${format.bytes(highest.peak)}, in ${highest.where}. A table follows.`);
+    area.setAttribute("aria-label", `Memory of ${plural(counted.length, "rank")} over a step. Rank ${highest.rank} uses the most, ${format.bytes(highest.peak)}, in ${highest.where}. A table follows.`);
     draw({ ...answer, ranks: counted });
   }
   return { root, update, remove: () => { resized.disconnect(); plot?.destroy(); peak.remove(); } };

@@ -5,17 +5,20 @@ const SPENT = {
   optimizer: ["Optimizer", "--optimizer"], other: ["Other", "--other"], waiting: ["Waiting for other ranks", "--waiting"],
 };
 
+/** Settings that get a column: more are in the view of configurations. */
+const MOST_SETTINGS = 12;
+
 function overview() {
   const cards = h("section", { class: "cards", "aria-label": "The run at a glance" });
   const notices = h("div", { class: "notices" });
   const orders = controls();
   const events = h("section", { class: "panel" });
   const charts = {
-    loss: new Chart({ title: "Loss", format: format.loss, tick: format.number, height: 300, note: "Training loss as a line, validation loss pale with points." }),
-    speed: new Chart({ title: METRICS.tokens_per_s.name, format: format.short, height: 220 }),
-    mfu: new Chart({ title: METRICS.mfu.name, format: format.percent, height: 220 }),
+    loss: new Chart({ title: "Loss", format: format.loss, note: `Training loss as a line; of up to ${MANY_RUNS} runs, validation loss pale with points.` }),
+    speed: new Chart({ title: METRICS.tokens_per_s.name, format: format.short }),
+    mfu: new Chart({ title: METRICS.mfu.name, format: format.percent }),
   };
-  const runs = new Table("Runs", [
+  const facts = [
     { name: "Run", cell: (run) => named(run), value: (run) => run.id },
     { name: "State", cell: (run) => badge(run.state), value: (run) => run.state },
     { name: "Step", isNumber: true, cell: (run) => format.count(run.step), value: (run) => run.step },
@@ -25,28 +28,46 @@ function overview() {
     { name: "MFU", isNumber: true, downFirst: true, cell: (run) => format.percent(run.mfu), value: (run) => run.mfu },
     { name: "Peak memory", isNumber: true, cell: (run) => format.bytes(run.peak_bytes), value: (run) => run.peak_bytes },
     { name: "Left", isNumber: true, cell: (run) => (run.is_over || !run.eta_s ? NONE : format.duration(run.eta_s)), value: (run) => run.eta_s },
-  ], { rowClass: (run) => (run.id === state.detail ? "chosen" : null) });
+  ];
+  const runs = new Table("Runs", facts, { rowClass: (run) => (run.id === state.detail ? "chosen" : null) });
   const table = h("section", { class: "panel" }, h("h2", null, "All runs"), runs.element);
-  const root = h("div", { class: "view" }, notices, cards, orders.root, h("section", { "aria-label": "Loss" }, charts.loss.element), table,
-    h("section", { class: "charts", "aria-label": "Speed" }, charts.speed.element, charts.mfu.element), events);
+  charts.loss.element.classList.add("first");
+  const root = h("div", { class: "view" }, notices, cards, orders.root, h("section", { class: "charts", "aria-label": "Loss and speed" }, Object.values(charts).map((chart) => chart.element)), table, events);
+  let settingsOf = "";
+
+  /** Adds a column for each setting in which the runs differ. Settings are read again if the list of runs changes. */
+  async function showSettings() {
+    const ids = JSON.stringify(state.runs.map((run) => run.id));
+    if (ids === settingsOf || state.runs.length < 2) return;
+    const answer = await ask("/api/config");
+    settingsOf = ids;
+    const places = new Map(answer.runs.map((id, place) => [id, place]));
+    runs.setColumns([...facts, ...answer.keys.filter((key) => key.differs).slice(0, MOST_SETTINGS).map(({ key, values }) => {
+      const value = (run) => values[places.get(run.id)] ?? null;
+      const isNumber = values.every((one) => one === null || Number.isFinite(Number(one)));
+      return { name: key, class: "setting", isNumber, cell: (run) => value(run) ?? NONE, value: (run) => (isNumber && value(run) !== null ? Number(value(run)) : value(run)) };
+    })]);
+  }
 
   async function update() {
     const run = detailRun();
     fill(notices, noticesOf(run));
     table.hidden = state.runs.length < 2;
+    await showSettings();
     runs.set(state.runs);
     orders.update(run);
     if (!run) return void fill(cards, h("p", { class: "quiet" }, "There is no run yet."));
     const compared = comparedRuns();
     const keys = ["loss", "val_loss", "tokens_per_s", "mfu"];
-    const [answers, own, happened] = await Promise.all([
+    const [answers, own, happened, marked] = await Promise.all([
       Promise.all(compared.map((one) => seriesOf(one, { key: keys, points: 500 }))),
       seriesOf(run, { key: ["loss", "tokens_per_s"], points: 60 }),
-      ask("/api/events", { run: run.id }),
+      eventsOf(run),
+      Promise.all(compared.map(eventsOf)),
     ]);
     fill(cards, cardsOf(run, own.series));
-    const lines = (key, more) => compared.map((one, i) => ({ name: one.id, ...lookOf(one.id), data: answers[i].series[key], ...more }));
-    const validation = lines("val_loss", { isPale: true, points: true }).map((line) => ({ ...line, name: `${line.name}, validation` }));
+    const lines = (key, more) => compared.map((one, i) => ({ name: one.id, ...lookOf(one.id), data: answers[i].series[key], events: marked[i].events, ...more }));
+    const validation = compared.length > MANY_RUNS ? [] : lines("val_loss", { isPale: true, points: true, events: [] }).map((line) => ({ ...line, name: `${line.name}, validation` }));
     charts.loss.set([...lines("loss"), ...validation], { theme: theme() });
     charts.speed.set(lines("tokens_per_s"), { theme: theme() });
     charts.mfu.set(lines("mfu"), { theme: theme() });
@@ -60,7 +81,7 @@ function overview() {
 function named(run) {
   const show = () => chooseDetail(run.id);
   return h("button", { type: "button", class: "name", onclick: show, "aria-pressed": String(run.id === state.detail) },
-    keyOf(lookOf(run.id)), run.id);
+    keyOf(lookOf(run.id)), h("span", null, run.id));
 }
 
 function noticesOf(run) {
@@ -79,7 +100,7 @@ function cardsOf(run, series) {
   const since = known(run.changed) ? Math.max(0, state.now - run.changed) : null;
   return [
     h("div", { class: "card verdict" }, h("h3", null, run.id), h("p", { class: "value" }, badge(run.state)), h("p", null, sentence(run.text)),
-      quiet(run.folder, run.ranks ? `, ${run.ranks} ranks` : "", since !== null && !run.is_over && since > 120 ? `, last line ${format.duration(since)} ago` : "")),
+      quiet(run.folder, run.ranks ? `, ${plural(run.ranks, "rank")}` : "", since !== null && !run.is_over && since > 120 ? `, last line ${format.duration(since)} ago` : "")),
     card("Step", [format.count(run.step), run.steps ? h("small", null, ` of ${format.count(run.steps)}`) : null],
       share === null ? null : h("progress", { max: 1, value: share, "aria-label": "Share of the steps that are done" }),
       quiet(run.is_over ? `${format.short(run.tokens)} tokens` : run.steps && run.step >= run.steps ? "all steps are done" : known(run.eta_s) ? `${format.duration(run.eta_s)} left` : "unknown time left",

@@ -9,7 +9,7 @@ const spreadOf = (spread, write) => (spread ? [write(spread.median), h("small", 
 const cellOf = (parts) => h("span", null, parts);
 const numbers = (name, cell, value) => ({ name, isNumber: true, downFirst: true, cell, value });
 const texts = (name, value, more) => ({ name, cell: (row) => value(row) ?? NONE, value, ...more });
-const runColumn = { name: "Run", cell: (row) => h("span", { class: "named" }, keyOf(lookOf(row.id)), row.id), value: (row) => row.id };
+const runColumn = { name: "Run", cell: (row) => h("span", { class: "named" }, keyOf(lookOf(row.id)), h("span", null, row.id)), value: (row) => row.id };
 const fourDigits = (value) => (known(value) ? Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }) : NONE);
 
 /** Columns of training strategies: `of` has the largest speed, memory and bytes of all rows, for bars. */
@@ -40,14 +40,14 @@ const WAITING = "Waiting is the share of a step in which rank 0 could only wait 
 const MFU = "MFU is the FLOP/s that the model needs in theory, without recomputation, divided by the peak FLOP/s of the devices.";
 const SEEDS = "Each row is one run with one seed, and does not show the spread between seeds.";
 
-/** Facts about runs: a few runs are columns; many are rows, which can be sorted. */
+/** Facts about runs: fewer runs than facts are columns, which is narrower; others are rows, which can be sorted. */
 class Facts {
   constructor(caption, columns) {
     [this.caption, this.columns, this.table, this.element] = [caption, columns, new Table(caption, columns), h("div")];
   }
 
   set(rows) {
-    const [run, ...facts] = this.columns, isMany = rows.length > MOST_COLUMNS;
+    const [run, ...facts] = this.columns, isMany = rows.length >= facts.length;
     if (isMany) this.table.set(rows);
     const few = () => grid(this.caption, [""], facts.map((fact) => ({ ...fact, head: () => fact.name })), rows.map((row) => ({ ...row, head: () => run.cell(row) })),
       (fact, row) => fact.cell(row), { class: "config" });
@@ -96,10 +96,10 @@ function resultsView() {
   let answer = null, asked = "", when = 0;
 
   async function update() {
-    const run = comparedRuns().map(({ id }) => id), name = JSON.stringify([run, theme()]);
+    const name = JSON.stringify([[...state.compared], theme()]);
     // Medians over all steps are not worth recomputing every second.
     if (name === asked && (report || performance.now() - when < 10_000)) return;
-    answer = run.length ? await ask("/api/comparison", { run }) : { runs: [], differences: [], other_keys: [] };
+    answer = state.compared.size ? await ask("/api/comparison", { run: comparedNames() }) : { runs: [], differences: [], other_keys: [] };
     [asked, when] = [name, performance.now()];
     const speed = (one) => one.tokens_per_s?.median;
     const rows = answer.runs.filter(({ id }) => state.compared.has(id)).map((one) => ({

@@ -6,16 +6,27 @@
  */
 class Table {
   constructor(caption, columns, options = {}) {
-    this.columns = columns;
-    this.sorted = options.sorted ?? null;
+    this.columns = [];
     this.isDown = options.isDown ?? false;
     this.rowClass = options.rowClass ?? (() => null);
-    this.heads = columns.map((column, index) => this.head(column, index));
+    this.headRow = h("tr");
     this.body = h("tbody");
+    this.setColumns(columns);
+    this.sorted = options.sorted ?? null;
     const table = h("table", null, h("caption", options.isCaptionShown ? null : { class: "unseen" }, caption),
-      h("thead", null, h("tr", null, this.heads)), this.body);
+      h("thead", null, this.headRow), this.body);
     this.element = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
     this.rows = [];
+  }
+
+  /** Replaces the columns, before the next `set`. The order stays if its column does. */
+  setColumns(columns) {
+    const sorted = columns.findIndex(({ name }) => name === this.columns[this.sorted]?.name);
+    this.sorted = sorted < 0 ? null : sorted;
+    this.columns = columns;
+    this.heads = columns.map((column, index) => this.head(column, index));
+    fill(this.headRow, this.heads);
+    fill(this.body);
   }
 
   head(column, index) {
@@ -26,7 +37,7 @@ class Table {
       this.sorted = index;
       this.set(this.rows);
     };
-    return h("th", { scope: "col", class: kind }, h("button", { type: "button", class: "sort", onclick: sort }, column.name));
+    return h("th", { scope: "col", class: kind }, h("button", { type: "button", class: "sort", onclick: sort }, breakable(column.name)));
   }
 
   set(rows) {

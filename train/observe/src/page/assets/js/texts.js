@@ -11,10 +11,10 @@ function configView() {
 
   const quiet = (text) => h("p", { class: "quiet" }, text);
   const written = (value) => (value === null ? h("span", { class: "quiet" }, "not set") : h("code", null, value === "" ? '""' : value));
-  const headed = (row) => ({ ...row, head: () => h("code", null, row.key) });
+  const headed = (row) => ({ ...row, head: () => h("code", null, breakable(row.key)) });
 
   function show() {
-    const places = answer.runs.map((id, place) => ({ id, place, head: () => [keyOf(lookOf(id)), id] })).filter(({ id }) => state.compared.has(id));
+    const places = answer.runs.map((id, place) => ({ id, place, head: () => [keyOf(lookOf(id)), breakable(id)] })).filter(({ id }) => state.compared.has(id));
     const differs = ({ values }) => places.some(({ place }) => values[place] !== values[places[0].place]);
     const differ = answer.keys.filter(differs).map(headed);
     fill(differing, h("h2", null, "Differences"), places.length < 2 ? quiet("Select several runs above to compare them.") : !differ.length ? quiet("These runs have the same settings.")
@@ -26,9 +26,9 @@ function configView() {
   }
 
   async function update() {
-    const run = comparedRuns().map((one) => one.id), name = JSON.stringify([run, theme()]);
+    const name = JSON.stringify([[...state.compared], theme()]);
     if (name === asked) return;
-    answer = run.length ? await ask("/api/config", { run }) : { runs: [], keys: [] };
+    answer = state.compared.size ? await ask("/api/config", { run: comparedNames() }) : { runs: [], keys: [] };
     asked = name;
     show();
   }
@@ -81,12 +81,12 @@ function eventsView() {
   async function update() {
     const run = detailRun();
     if (!run) return;
-    const answer = await ask("/api/events", { run: run.id });
+    const answer = await eventsOf(run);
     const count = (kind) => answer.kinds[kind] ?? 0;
     const checkpoints = answer.events.filter((event) => event.kind === "checkpoint");
     fill(missing, noticesOf(run));
     fill(saved, h("h2", null, "Checkpoints"), checkpoints.length || known(run.saved)
-      ? h("p", null, `The newest is from step ${format.count(run.saved ?? checkpoints[0].step)}. `, checkpoints.length ? `${answer.total > answer.events.length ? `Of the newest ${answer.events.length} events: written` : "Written"} at steps ${checkpoints.map((event) => format.count(event.step)).join(", ")}.` : "")
+      ? h("p", null, `The newest is from step ${format.count(run.saved ?? checkpoints[0].step)}. `, checkpoints.length ? `${answer.total > answer.events.length ? `Of the newest ${answer.events.length} events: written` : "Written"} at ${checkpoints.length === 1 ? "step" : "steps"} ${checkpoints.map((event) => format.count(event.step)).join(", ")}.` : "")
       : h("p", { class: "quiet" }, "There is no checkpoint yet."));
     setText(title, `${run.id}: ${plural(answer.total, "event")}, ${plural(count("resume"), "restart")}, ${plural(count("skipped"), "skipped step")}`);
     table.set(answer.events);

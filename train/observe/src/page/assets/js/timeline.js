@@ -47,12 +47,13 @@ function timelineView() {
     const paint = (name) => colors.get(name) ?? colors.set(name, color(name)).get(name);
     pen.textBaseline = "middle";
     pen.fillStyle = paint("--muted");
-    const ticks = Math.max(2, Math.floor((width - left) / 110)), bottom = height - 26;
-    for (let i = 0; i <= ticks; i++) {
-      const time = from + ((to - from) * i) / ticks;
-      pen.textAlign = i === ticks ? "right" : i === 0 ? "left" : "center";
-      pen.fillText(format.microseconds(time), x(time), height - 10);
-    }
+    const bottom = height - 26, step = ROUND.find((step) => step * (width - left) >= 75 * (to - from));
+    const marks = Array.from({ length: Math.floor(to / step) - Math.ceil(from / step) + 1 }, (_, i) => (Math.ceil(from / step) + i) * step / 1e6);
+    labels(marks, step / 1e6, format.seconds).forEach((text, i) => {
+      const at = x(marks[i] * 1e6);
+      pen.textAlign = at < left + 20 ? "left" : at > width - 30 ? "right" : "center";
+      pen.fillText(text, at, height - 10);
+    });
     data.ranks.forEach((rank, index) => {
       const y = top + index * row, work = Math.round((row - gap) * 0.68), calls = row - gap - work;
       pen.textAlign = "right";
@@ -161,7 +162,7 @@ function timelineView() {
     if (!data) return;
     at = null;
     setText(title, `${run.id}, step ${format.count(data.step)}: ${format.microseconds(data.length)}`);
-    canvas.setAttribute("aria-label", `Activities of ${data.ranks.length} ranks in step ${data.step}. Arrow keys move between spans and ranks. A table of the sums follows.`);
+    canvas.setAttribute("aria-label", `Activities of ${plural(data.ranks.length, "rank")} in step ${data.step}. Arrow keys move between spans and ranks. A table of the sums follows.`);
     for (const rank of data.ranks) rank.sums = sumsOf(rank, data.names);
     sums.set(data.ranks);
     draw();
