@@ -52,7 +52,7 @@ fn threads_are_bounded_by_the_cores_of_this_machine() {
         return;
     };
     assert!(!workspace.path("run").exists());
-    let most: usize = rest.split(' ').next().and_then(|text| text.parse().ok()).expect("a number");
+    let most: usize = rest.split([' ', ',']).next().and_then(|text| text.parse().ok()).expect("a number");
     assert!(most >= 64.max(16 * cores), "{many:?}");
     let refused = train(most + 1);
     assert_eq!(refused.code, Some(2), "{refused:?}");
