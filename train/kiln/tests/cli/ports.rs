@@ -34,7 +34,7 @@ fn ports_that_cannot_be_are_refused() {
     for (ports, says) in [
         ("29600", "has fewer ports than this machine has ranks: 1 for 2"),
         ("29700-29600", "ends before it begins; write \\\"29600-29700\\\""),
-        ("some", "no range of ports; write the first and the last"),
+        ("some", "is not a range of ports; write the first and the last"),
     ] {
         let ended = launch(&workspace, ports, &[]);
         assert_eq!(ended.code, Some(2), "{ports}: {ended:?}");

@@ -257,5 +257,5 @@ fn ports_are_examined() {
     assert!(part(&wide, "ports")[0].contains(": 21 ports, "), "{wide:?}");
     let nonsense = doctor(&[], &["--comm-ports", "many"]);
     assert_eq!(nonsense.code, Some(2));
-    assert!(nonsense.stderr.contains("no range of ports"), "{nonsense:?}");
+    assert!(nonsense.stderr.contains("is not a range of ports"), "{nonsense:?}");
 }

@@ -165,7 +165,7 @@ fn check_ports(place: &RankEnv, comm: &CommSection) -> Result<()> {
     match comm.ports {
         Some(ports) if ports.count() < ranks => Err(TrainError::usage(format!(
             "comm.ports = \"{ports}\" has fewer ports than this machine has ranks: {} for {ranks}, and each \
-             needs one; name more of them",
+             needs one; list more ports",
             ports.count()
         ))),
         _ => Ok(()),
