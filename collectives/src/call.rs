@@ -236,7 +236,7 @@ pub struct CallSite {
     /// Name of the group.
     #[serde(with = "text")]
     pub group: Arc<str>,
-    /// Number of the operation in the group.
+    /// Sequence number of the operation within its group.
     pub sequence: u64,
     /// The rank in the group.
     pub rank: usize,

@@ -13,7 +13,7 @@ use crate::mesh::Strategy;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reshard {
-    /// As the strategy determines, except for modules whose own options keep their weights.
+    /// The strategy decides, except for modules whose own options keep their weights gathered.
     #[default]
     Default,
     /// Weights of every module are freed right after its forward.

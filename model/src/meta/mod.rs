@@ -1,4 +1,4 @@
-//! Passes without values, which predict the memory of a forward and a backward pass when a run is planned.
+//! Forward and backward passes without values, to predict their memory when a run is planned.
 //!
 //! Like PyTorch's meta tensors, a [`MetaTensor`] has a size and no values. A [`MetaTape`] records the operations on
 //! these tensors, and a [`Ledger`] counts the memory that they hold. A layer repeats its operations on meta tensors

@@ -482,7 +482,7 @@ enum Source {
     },
 }
 
-/// A source, and the status in which writing its values is recorded as progress.
+/// A source, and the status that records progress as its values are written.
 struct Watched<'a> {
     source: &'a mut Source,
     status: &'a Status,

@@ -78,7 +78,7 @@ section! {
         momentum: f64 = 0.95,
         /// Blend gradient and momentum for the direction (Nesterov), instead of using momentum alone.
         nesterov: bool = true,
-        /// Decoupled weight decay of the matrices.
+        /// Decoupled weight decay for matrix-shaped parameters.
         weight_decay: f64 = 0.1,
         /// Number of Newton–Schulz iterations.
         ns_steps: usize = 5,

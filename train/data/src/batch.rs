@@ -29,7 +29,7 @@ impl BatchSource {
     ///
     /// # Errors
     ///
-    /// Never for an open file, which has at least one sample.
+    /// If `file` has no samples, which cannot happen for an open file.
     pub fn new(file: TokenFile, shuffle: bool, seed: u64) -> Result<Self> {
         let order = SampleOrder::new(file.num_samples(), shuffle, seed)?;
         Ok(Self { file, order })

@@ -56,7 +56,7 @@ impl OutputFolder {
     }
 }
 
-/// Fails unless `target` does not exist or is an empty folder.
+/// Fails if `target` exists, unless it is an empty folder.
 fn check_free(target: &Path) -> Result<()> {
     let refused = |problem| Err(DataError::Output { path: target.to_path_buf(), problem });
     if !target.try_exists().map_err(DataError::io("open", target))? {

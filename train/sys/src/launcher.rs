@@ -30,7 +30,7 @@ const PAGE: &str = "KILN_LAUNCHER_PAGE";
 /// Variable with the number of seconds between SIGTERM and SIGKILL.
 pub const GRACE: &str = "KILN_GRACE_S";
 
-/// Variable with the id of the run that an earlier life of the job worked on.
+/// Environment variable with the id of the run that an earlier attempt of the job worked on.
 pub const RUN: &str = "KILN_RUN";
 
 /// Maximum size of a message to the launcher in bytes, so that a pipe takes the message in one piece.

@@ -48,7 +48,7 @@ fn flops(call: Call<'_>) -> f64 {
 }
 
 impl Matmuls {
-    /// Determines the times of `calls` on a GPU.
+    /// Returns how long `calls` take on a GPU.
     pub fn of<'a>(
         calls: impl Iterator<Item = Call<'a>>,
         gpu: &str,

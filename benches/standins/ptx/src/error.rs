@@ -141,7 +141,7 @@ pub enum Fault {
     Unfenced {
         line: u32,
     },
-    /// A use of a register that the product in this line may still use.
+    /// A use of a register that the asynchronous product issued in this line may still be using.
     InFlight {
         line: u32,
     },
@@ -158,7 +158,7 @@ pub enum Fault {
         address: u64,
         other: Other,
     },
-    /// A write to memory that a product still reads.
+    /// A write to memory that an asynchronous product is still reading.
     AsyncRead {
         address: u64,
         other: Other,

@@ -123,7 +123,7 @@ fn multiply_lanes(r: &mut Registers, k: usize, kind: Kind, d: &[u16], a: &[u16],
     add_product(r, k, [d, c], &left, &right);
 }
 
-/// `mma`: the registers of D, A, B and C in sequence.
+/// Operands of `mma`: the registers of D, A, B and C, in that order.
 #[inline(always)]
 pub fn mma(r: &mut Registers, k: u8, kind: Kind, o: &[u16]) {
     let (d, rest) = o.split_at(4);

@@ -188,6 +188,6 @@ pub struct Thread {
     pub calls: Vec<String>,
     /// Addresses in the functions.
     pub addresses: Vec<u64>,
-    /// The reason why no functions are known, if none are.
+    /// The reason why the call stack is unknown; `None` if it is known.
     pub problem: Option<String>,
 }

@@ -151,7 +151,7 @@ impl Run {
         self.config.get("train.steps")?.parse().ok()
     }
 
-    /// Returns the numbers in the metrics of the run.
+    /// Returns the metrics of the run.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }

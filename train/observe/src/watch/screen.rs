@@ -46,7 +46,7 @@ pub(super) struct Screen {
     keys: VecDeque<KeyEvent>,
 }
 
-/// The end of a [`Screen::wait`].
+/// How a [`Screen::wait`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wake {
     Key(KeyEvent),

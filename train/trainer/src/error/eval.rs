@@ -34,7 +34,7 @@ pub enum EvalError {
     /// The data that the user named do not exist.
     #[error("--data {}: no such folder; name one with prepared data", .data.display())]
     DataMissing { data: PathBuf },
-    /// The data have ids of a different vocabulary. `tokens`: size of the data's vocabulary; `known`: of the model's.
+    /// The ids of the data come from a different vocabulary. `tokens`: size of the data's vocabulary; `known`: of the model's.
     #[error(
         "{} has {tokens} token ids, and the model knows {known}: use data prepared with the model's \
          tokenizer",

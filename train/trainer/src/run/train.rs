@@ -132,7 +132,7 @@ pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunO
     }
 }
 
-/// Runs this process as one rank of the connected ranks `met`. Rank 0 makes the plan.
+/// Runs this process as one of the connected ranks in `met`. Rank 0 makes the plan.
 fn run_process(
     met: &World,
     config: Config,

@@ -51,7 +51,7 @@ pub struct Panel {
 #[derive(Debug)]
 pub struct Sums(pub [[f32; PANEL]; PANEL]);
 
-/// The side of a product on which an operand is.
+/// Which side of a product an operand is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The left operand.
