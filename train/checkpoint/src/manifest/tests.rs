@@ -119,7 +119,10 @@ fn inconsistent_manifests_are_refused() {
         ),
         ("format version 6", problem(|m| m.format_version = 6)),
         ("format version 4", problem(|m| m.format_version = 4)),
-        ("`a.exp_avg_sq`: `sgd` keeps", problem(|m| m.optimizer = sgd_with_momentum())),
+        (
+            "`a.exp_avg_sq`: the optimizer `sgd` has no such state",
+            problem(|m| m.optimizer = sgd_with_momentum()),
+        ),
         ("empty name", problem(|m| m.architecture.parts[0].name.clear())),
         ("empty name", problem(|m| m.optimizer.name.clear())),
         ("its checksums are", problem(|m| m.checksums = "sum".to_owned())),
