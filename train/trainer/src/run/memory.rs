@@ -7,12 +7,12 @@ use std::fmt::Write as _;
 use std::process;
 use std::sync::OnceLock;
 
-use super::plan::Plan;
 use crate::error::MemoryError;
 use crate::process::keep;
 use crate::process::launcher::{self, Message};
 use crate::process::output::{self, eprint_line};
 use burn::tensor::Device;
+use kiln_model::layers::Layers;
 use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{Accumulate, Optimizer, Recompute, Strategy};
 
@@ -176,12 +176,18 @@ pub fn check(
 }
 
 /// Limits the memory of this process's ranks to the memory of the machine, if the host computes.
-pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
-    let Plan { config, model, optimizer, registry, device, .. } = plan;
+pub(super) fn limit(
+    config: &Config,
+    model: &ModelConfig,
+    layers: &Layers,
+    optimizer: &Optimizer,
+    device: &ResolvedDevice,
+    place: Option<&RankEnv>,
+) {
     if device.is_gpu() {
         return;
     }
-    let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain());
+    let decoder = Decoder::new(layers, model, Key::new(0), &device::plain());
     let Ok(decoder) = decoder else { return };
     let helps = what_helps(config, model, &decoder, optimizer, false, place);
     let processes = place.map_or(1, |place| place.local_world_size.max(1));

@@ -191,7 +191,8 @@ fn prepare_process(
     let begun = Instant::now();
     kernels::settle(&plan.config, &plan.model, device, place.map(|(world, _)| world))?;
     plan.start.add("check of kernels", begun.elapsed());
-    memory::limit(plan, place.map(|(_, place)| place));
+    let Plan { config, model, registry, optimizer, device: own, .. } = &*plan;
+    memory::limit(config, model, registry.layers(), optimizer, own, place.map(|(_, place)| place));
     let Config { train, comm, log, .. } = &plan.config;
     let facts = RunFacts {
         out: &plan.out,
