@@ -86,7 +86,7 @@ class Check:
             for row in self.rows("""select s.category, coalesce(p.category, '') as parent
                 from slice s left join slice p on p.id = s.parent_id""")
         }
-        known = {("step", ""), ("phase", "step"), ("phase", ""), ("unit", "phase"), ("wait", ""), ("collective", "")}
+        known = {("step", ""), ("phase", "step"), ("phase", ""), ("module", "phase"), ("wait", ""), ("collective", "")}
         self.expect(nesting <= known, "modules lie in phases, and phases in steps", sorted(nesting - known))
         processes = [row.name for row in self.rows("select name from process where name like 'rank %' order by name")]
         self.expect(len(processes) == len(self.summary["steps"][0]["ranks"]), "a process per rank:", len(processes))

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::de::{Deserializer, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, de};
 
@@ -20,26 +21,39 @@ pub fn http_address(text: &str) -> Result<SocketAddr, String> {
     found.ok_or_else(|| "not an address and a port, such as 127.0.0.1:6006, or a port".to_owned())
 }
 
+/// The forms of an address of a page.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected an address and a port, such as \"127.0.0.1:6006\", or a port")]
+#[schemars(inline)]
+pub(super) enum Address {
+    Port(u16),
+    Text(String),
+}
+
+/// The forms of an array of paths, for the schema.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+#[allow(dead_code, reason = "only its schema is used")]
+pub(super) enum Paths {
+    Many(Vec<PathBuf>),
+    One(PathBuf),
+}
+
 /// Deserializes an address as in [`http_address`], or a port as a number.
 pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "expected an address and a port, such as \"127.0.0.1:6006\", or a port")]
-    enum Form {
-        Port(u16),
-        Text(String),
-    }
-    let address = match Form::deserialize(from)? {
-        Form::Port(port) => http_address(&port.to_string()),
-        Form::Text(text) => http_address(&text),
+    let address = match Address::deserialize(from)? {
+        Address::Port(port) => http_address(&port.to_string()),
+        Address::Text(text) => http_address(&text),
     };
     address.map(Some).map_err(de::Error::custom)
 }
 
 /// Deserializes an array of paths, or one path.
 pub(super) fn paths<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error> {
-    struct Paths;
+    struct PathsVisitor;
 
-    impl<'de> Visitor<'de> for Paths {
+    impl<'de> Visitor<'de> for PathsVisitor {
         type Value = Vec<PathBuf>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -63,7 +77,7 @@ pub(super) fn paths<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, 
         }
     }
 
-    from.deserialize_any(Paths)
+    from.deserialize_any(PathsVisitor)
 }
 
 #[cfg(test)]

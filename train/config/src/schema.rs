@@ -62,6 +62,7 @@ section! {
         /// Files and folders from which `path` is prepared, if it does not exist yet. An existing `path` must have
         /// been prepared from these files.
         #[serde(deserialize_with = "forms::paths")]
+        #[schemars(with = "forms::Paths")]
         text: Vec<PathBuf> = Vec::new(),
         /// Vocabulary size of the tokenizer that is trained when `path` is prepared.
         vocab_size: usize = 4096,
@@ -425,10 +426,11 @@ section! {
         /// such steps, the host waits for the GPU.
         #[serde(skip_serializing_if = "is_no_step")]
         histograms: u64 = 0,
-        /// Address and port, as in `"127.0.0.1:6006"`, at which rank 0 serves a page of the run for browsers,
+        /// Port, or address and port as in `"127.0.0.1:6006"`, at which rank 0 serves a page of the run for browsers,
         /// and `/metrics` for Prometheus. If other machines can reach the address, it requires a token:
         /// `KILN_HTTP_TOKEN`, or a generated one, which is printed.
         #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "forms::address")]
+        #[schemars(with = "Option<forms::Address>")]
         http: Option<SocketAddr> = None,
     }
 }

@@ -3,7 +3,7 @@
 //! The crate [`kiln_launch`] starts and watches the ranks.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::run;
 use kiln_config::device;
@@ -40,6 +40,14 @@ pub fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
     // The output of these commands is not in a run folder.
     if command.first().is_some_and(|word| word == "tune" || word == "bench" || word == "warmup") {
         return None;
+    }
+    // `train --resume RUN` continues in RUN.
+    if let [train, resume, run, ..] = command
+        && train == "train"
+        && resume == "--resume"
+        && Path::new(run).join("run.json").is_file()
+    {
+        return Some(Path::new(run).join(kiln_launch::LOGS));
     }
     let after = command.iter().position(|argument| argument == "--out");
     let out = match after.and_then(|at| command.get(at + 1)) {

@@ -89,12 +89,19 @@ impl StatusArgs {
         if self.follow || self.stacks {
             let (runs, first) = (self.run.display(), runs[0].display());
             return Err(CommandError::usage(format!(
-                "{runs} contains several runs; --follow and --stacks need one, such as {first}"
+                "{runs} is a folder of runs; --follow and --stacks need one, such as {first}"
             )));
         }
         let mut code = 0;
         for run in runs {
-            let look = look_at(run, false)?;
+            let look = match look_at(run, false) {
+                Ok(look) => look,
+                Err(error) => {
+                    eprint_line(&format!("{}: {error}", run.display()));
+                    code = 1;
+                    continue;
+                }
+            };
             code |= u8::from(look.state.is_bad());
             print_line(&match self.json {
                 true => {

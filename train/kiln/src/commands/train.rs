@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::error::{CommandError, Result};
 use clap::Args;
+use kiln_checkpoint as checkpoint;
 use kiln_checkpoint::weights::AllowMissing;
-use kiln_checkpoint::{self as checkpoint, Checkpoint};
 use kiln_config::{self as config};
 use kiln_debug::{Breakpoint, DebugOptions, HashOptions, Others, TraceOptions};
 use kiln_launch::place::{self, Job, Role};
@@ -101,23 +101,31 @@ const SMOKE_ALONE: &str = "--smoke runs its ranks as threads: remove `kiln launc
 /// The error for `--resume latest` without a configuration, which would name the runs to choose from.
 const LATEST_OF: &str = "--resume latest needs CONFIG, which names the runs; or name one: --resume RUN";
 
-/// Returns the configuration and the run folder of the run at `resume`, a run folder or one of its checkpoints.
+/// Returns the configuration and the run folder of the run at `resume`, which is a run folder or one of its checkpoints.
+/// The checkpoint may have been removed since: a restarted job resumes from a later one.
 fn own_config(resume: &Path) -> Result<(PathBuf, RunFolder)> {
-    let checkpoint = Checkpoint::find(resume).map_err(TrainError::from)?;
-    let run = match checkpoint
-        .parent()
-        .filter(|folder| folder.ends_with(checkpoint::checkpoints_folder(Path::new(""))))
-    {
-        Some(checkpoints) => checkpoints.parent().unwrap_or(Path::new(".")).to_owned(),
-        None => {
-            return Err(CommandError::usage(format!(
-                "{} is not in a run folder: name the configuration as well, `kiln train CONFIG --resume {}`",
-                checkpoint.display(),
-                resume.display()
-            )));
+    let absolute = std::path::absolute(resume).unwrap_or_else(|_| resume.to_owned());
+    let checkpoints =
+        absolute.parent().filter(|folder| folder.ends_with(checkpoint::checkpoints_folder(Path::new(""))));
+    let run = match checkpoints.and_then(Path::parent) {
+        // Named as the user did, where that is possible.
+        Some(_) if resume.components().count() > 2 => {
+            resume.parent().and_then(Path::parent).unwrap_or(resume)
         }
+        Some(run) => run,
+        None => resume,
     };
-    Ok((checkpoint.join("config.toml"), RunFolder::At(run)))
+    let is_run = |config: &PathBuf| config.is_file() && run.join("config.toml").is_file();
+    [resume, run].map(|folder| folder.join("config.toml")).into_iter().find(is_run).map_or_else(
+        || {
+            let resume = resume.display();
+            Err(CommandError::usage(format!(
+                "{resume} is neither a run folder nor a checkpoint in one: name the configuration as well, \
+                 `kiln train CONFIG --resume {resume}`"
+            )))
+        },
+        |config| Ok((config, RunFolder::At(run.to_owned()))),
+    )
 }
 
 impl TrainArgs {

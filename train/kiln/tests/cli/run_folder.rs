@@ -144,7 +144,7 @@ fn latest_is_the_run_that_was_interrupted_last() {
     for (line, head) in lines.into_iter().zip(heads) {
         assert!(line.starts_with(head), "{line}");
     }
-    assert_refused(&workspace.kiln(&["status", "runs", "--follow"]), &["runs contains several runs"]);
+    assert_refused(&workspace.kiln(&["status", "runs", "--follow"]), &["runs is a folder of runs"]);
 
     let said = workspace.succeed(&["train", "run.toml", "--resume", "latest"]);
     assert!(said.contains("resuming from runs/run-2/checkpoints/fsdp_cpt2\n"), "{said}");

@@ -16,7 +16,7 @@ pub(super) struct StepLine {
     pub(super) trend: char,
     pub(super) grad_norm: f64,
     pub(super) tokens_per_s: f64,
-    /// Share of the device's peak FLOP/s; `None` if the peak is unknown, and FLOP/s are shown instead.
+    /// Share of the device's peak FLOP/s; `None` if the peak is unknown; then a terminal shows FLOP/s.
     pub(super) mfu: Option<f64>,
     pub(super) flops: f64,
     /// Peak memory of a rank in bytes; 0 if it is not counted.

@@ -117,10 +117,13 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
     };
     let named = match &options.out {
         RunFolder::At(out) => out.clone(),
-        RunFolder::Next(name) => {
-            let is_restart = |content: &Content| restart_of(content).is_ok();
-            next(name, &config.data.path, options.resume.is_some(), is_restart)?
-        }
+        RunFolder::Next(name) => match &options.resume {
+            Some(Resume::Path(path)) if let Some(run) = run_of_name(name, path) => run,
+            _ => {
+                let is_restart = |content: &Content| restart_of(content).is_ok();
+                next(name, &config.data.path, options.resume.is_some(), is_restart)?
+            }
+        },
     };
     if let Some((link, target)) = files::dangling_link(&named) {
         return Err(FolderError::Dangling { out: named, link, target }.into());
@@ -172,12 +175,14 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
 }
 
 impl Found {
-    /// Returns the folder that this start would have used if an earlier run were not in it.
-    pub fn earlier(&self, options: &RunOptions) -> Option<PathBuf> {
+    /// Returns the folder that this start would have used if an earlier run were not in it. `data` is the run's data.
+    pub fn earlier(&self, options: &RunOptions, data: &Path) -> Option<PathBuf> {
         let RunFolder::Next(name) = &options.out else { return None };
         let first = numbered(name, 1);
-        let is_new = options.resume.is_none() && !self.is_restart;
-        (is_new && first != self.named).then_some(first)
+        let is_new = options.resume.is_none() && !self.is_restart && first != self.named;
+        let is_run =
+            |first: &PathBuf| matches!(content_of(first, data), Ok(Content::Run(_) | Content::Unsaved(_)));
+        Some(first).filter(|first| is_new && is_run(first))
     }
 
     /// Returns whether `other`, which was found later, has the same folder, checkpoint and content.
@@ -209,6 +214,15 @@ pub(super) fn likely_place(config: &Config, options: &RunOptions) -> Option<Path
         RunFolder::At(out) => Some(out.clone()),
         RunFolder::Next(name) => next(name, &config.data.path, options.resume.is_some(), |_| false).ok(),
     }
+}
+
+/// Returns the run folder of this name that `resume` is, or in which it is a checkpoint.
+fn run_of_name(name: &str, resume: &Path) -> Option<PathBuf> {
+    let holds = |run: &PathBuf| {
+        let checkpoints = checkpoint::checkpoints_folder(run);
+        is_same(run, resume) || resume.parent().is_some_and(|folder| is_same(folder, &checkpoints))
+    };
+    (1..).map(|index| numbered(name, index)).take_while(|folder| folder.exists()).find(holds)
 }
 
 /// Returns whether two paths lead to the same folder.
@@ -247,7 +261,7 @@ fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> 
     }
     let is_interrupted = |out: &&PathBuf| {
         let progress = progress(out);
-        progress.saved.is_some() && progress.saved < progress.steps
+        progress.saved.is_some() && progress.saved < progress.steps && Lock::check_free(out).is_ok()
     };
     let last_active =
         |out: &&PathBuf| fs::metadata(metrics_of_run(out)).and_then(|file| file.modified()).ok();

@@ -115,7 +115,7 @@ pub(super) fn make(
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
         let found = find()?;
-        if let Some(earlier) = found.earlier(options) {
+        if let Some(earlier) = found.earlier(options, &config.data.path) {
             print_line(&format!(
                 "{} holds an earlier run: this run goes to {}",
                 earlier.display(),

@@ -50,7 +50,7 @@ impl Trainer<'_> {
                     format!("resume with: {program} train --resume {out}")
                 }
                 Some(_) => format!("resume with the same launcher and: train --resume {out}"),
-                None => "continue with --resume latest".to_owned(),
+                None => "resume with --resume latest".to_owned(),
             };
             print_line(&format!(
                 "stopped on request: {} of {}, checkpoint {}; {resume}",

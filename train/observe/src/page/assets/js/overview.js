@@ -39,8 +39,11 @@ function overview() {
   async function showSettings() {
     const ids = JSON.stringify(state.runs.map((run) => run.id));
     if (ids === settingsOf || state.runs.length < 2) return;
-    const answer = await ask("/api/config");
-    settingsOf = ids;
+    const answer = await ask("/api/config").catch(() => null);
+    if (!answer) return;
+    // A run that is starting has no settings yet.
+    const isWhole = answer.runs.every((_, place) => answer.keys.some(({ values }) => values[place] !== null));
+    settingsOf = isWhole ? ids : null;
     const places = new Map(answer.runs.map((id, place) => [id, place]));
     runs.setColumns([...facts, ...answer.keys.filter((key) => key.differs).slice(0, MOST_SETTINGS).map(({ key, values }) => {
       const value = (run) => values[places.get(run.id)] ?? null;
