@@ -82,7 +82,7 @@ fn f32_without_an_algorithm_is_an_error() {
         let panic = catch_unwind(AssertUnwindSafe(product)).expect_err("an error at the product");
         assert_eq!(
             panic.downcast_ref::<String>().expect("a message"),
-            "cuBLASLt has no algorithm for the product [33, 20] · [20, 17, transposed] of F32 in F32, and burn's \
+            "cuBLASLt has no algorithm for the product [33, 20] · [20, 17, transposed] of F32 in F32, but burn's \
              kernels would round the operands to TF32. Compute in bf16 (precision.compute = \"bf16\") or on the CPU \
              (device.backend = \"cpu\"), or allow TF32 in your program with \
              kiln_model::ops::cube::matmul::allow_tf32(true)"
