@@ -35,7 +35,7 @@ pub struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// Returns the text to print: TOML that [`load`] reads, or JSON.
+    /// Returns the text to print: TOML that [`load`](super::load) reads, or JSON.
     pub fn run(self) -> Result<String, ConfigError> {
         if self.schema {
             return Ok(format!("{:#}", json_schema()));
