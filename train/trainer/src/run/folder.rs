@@ -225,6 +225,15 @@ fn run_of_name(name: &str, resume: &Path) -> Option<PathBuf> {
     (1..).map(|index| numbered(name, index)).take_while(|folder| folder.exists()).find(holds)
 }
 
+/// Returns whether another process works in `out`. This one may have claimed it already.
+fn is_of_another(out: &Path) -> bool {
+    match standing(out) {
+        Ok(Standing::Held(Some(process))) => u32::try_from(process.pid) != Ok(std::process::id()),
+        Ok(Standing::Held(None)) => true,
+        _ => false,
+    }
+}
+
 /// Returns whether two paths lead to the same folder.
 fn is_same(a: &Path, b: &Path) -> bool {
     match (a.canonicalize(), b.canonicalize()) {
@@ -261,7 +270,7 @@ fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> 
     }
     let is_interrupted = |out: &&PathBuf| {
         let progress = progress(out);
-        progress.saved.is_some() && progress.saved < progress.steps && Lock::check_free(out).is_ok()
+        progress.saved.is_some() && progress.saved < progress.steps && !is_of_another(out)
     };
     let last_active =
         |out: &&PathBuf| fs::metadata(metrics_of_run(out)).and_then(|file| file.modified()).ok();
