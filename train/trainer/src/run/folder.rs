@@ -34,6 +34,7 @@ pub use look::{Progress, Standing, progress, standing};
 pub(super) use meeting::Meeting;
 pub use meeting::{Waiting, waiting};
 
+use holder::Holder;
 use identity::{Claimant, Identity};
 
 /// Name of the resolved configuration in a run folder.
@@ -227,11 +228,8 @@ fn run_of_name(name: &str, resume: &Path) -> Option<PathBuf> {
 
 /// Returns whether another process works in `out`. This one may have claimed it already.
 fn is_of_another(out: &Path) -> bool {
-    match standing(out) {
-        Ok(Standing::Held(Some(process))) => u32::try_from(process.pid) != Ok(std::process::id()),
-        Ok(Standing::Held(None)) => true,
-        _ => false,
-    }
+    let is_this = |holder: &Holder| u32::try_from(holder.process.pid) == Ok(std::process::id());
+    Lock::check_free(out).is_err() && !Holder::read(&lock::holder_file(out)).as_ref().is_some_and(is_this)
 }
 
 /// Returns whether two paths lead to the same folder.
