@@ -45,16 +45,18 @@ impl StatusArgs {
     ///
     /// If the folder holds no run.
     pub fn run(&self) -> Result<u8> {
-        // A folder that is not a run may be a folder of runs.
-        match find_runs(std::slice::from_ref(&self.run)) {
-            Ok(runs) if runs != [self.run.clone()] => return self.list(&runs),
-            _ => {}
-        }
         let redraws = self.follow && !self.json && stdout().is_terminal();
         let mut is_first = true;
         loop {
             let begun = Instant::now();
-            let look = look_at(&self.run, self.stacks)?;
+            let look = match look_at(&self.run, self.stacks) {
+                Ok(look) => look,
+                // A folder that is not a run may contain some.
+                Err(error) => match find_runs(std::slice::from_ref(&self.run)) {
+                    Ok(runs) if runs != [self.run.clone()] => return self.list(&runs),
+                    _ => return Err(error),
+                },
+            };
             let text = match self.json {
                 true => {
                     serde_json::to_string(&look).map_err(|error| CommandError::usage(error.to_string()))?
