@@ -1,12 +1,10 @@
 //! Values that users may write in a shorter form.
 
-use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
-use serde::de::{Deserializer, SeqAccess, Unexpected, Visitor};
-use serde::{Deserialize, de};
+use serde::{Deserialize, Deserializer, de};
 
 /// Parses the address at which to serve a page: `127.0.0.1:6006`, `localhost:6006`, or only a port (`6006`,
 /// `:6006`), which then only this machine can reach.
@@ -30,11 +28,10 @@ pub(super) enum Address {
     Text(String),
 }
 
-/// The forms of an array of paths, for the schema.
-#[derive(JsonSchema)]
-#[serde(untagged)]
+/// The forms of an array of paths.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected an array of paths, as in [\"one\", \"two\"], or one path")]
 #[schemars(inline)]
-#[allow(dead_code, reason = "only its schema is used")]
 pub(super) enum Paths {
     Many(Vec<PathBuf>),
     One(PathBuf),
@@ -51,33 +48,13 @@ pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Socke
 
 /// Deserializes an array of paths, or one path.
 pub(super) fn paths<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error> {
-    struct PathsVisitor;
-
-    impl<'de> Visitor<'de> for PathsVisitor {
-        type Value = Vec<PathBuf>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a sequence")
+    match Paths::deserialize(from)? {
+        Paths::Many(paths) => Ok(paths),
+        Paths::One(path) if path.as_os_str().as_encoded_bytes().starts_with(b"[") => {
+            Err(de::Error::custom("the strings of an array need quotes, as in [\"one\", \"two\"]"))
         }
-
-        fn visit_str<E: de::Error>(self, path: &str) -> Result<Vec<PathBuf>, E> {
-            match path.starts_with('[') {
-                // An array whose strings have no quotes.
-                true => Err(E::invalid_type(Unexpected::Str(path), &self)),
-                false => Ok(vec![path.into()]),
-            }
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut paths: A) -> Result<Vec<PathBuf>, A::Error> {
-            let mut all = Vec::new();
-            while let Some(path) = paths.next_element()? {
-                all.push(path);
-            }
-            Ok(all)
-        }
+        Paths::One(path) => Ok(vec![path]),
     }
-
-    from.deserialize_any(PathsVisitor)
 }
 
 #[cfg(test)]
@@ -100,7 +77,8 @@ mod tests {
         let text = |value: &str| toml::from_str::<crate::Config>(&format!("data.text = {value}"));
         assert_eq!(text("'a'").unwrap().data.text, [PathBuf::from("a")]);
         assert_eq!(text("['a', 'b']").unwrap().data.text, [PathBuf::from("a"), PathBuf::from("b")]);
-        assert!(text("3").unwrap_err().message().contains("a sequence"));
+        assert!(text("3").unwrap_err().message().contains("an array of paths"));
+        assert!(text("'[a]'").unwrap_err().message().contains("need quotes"));
         let http = |value: &str| toml::from_str::<crate::Config>(&format!("log.http = {value}"));
         assert_eq!(http("6006").unwrap().log.http, http_address(":6006").ok());
         assert!(http("'nowhere'").is_err());

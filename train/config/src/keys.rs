@@ -107,12 +107,11 @@ fn commented(schema: &Json, config: &Table, defaults: &Table, set: &Table) -> St
             };
             text += &line;
             let is_set = set.get(section).is_some_and(|keys| keys.get(key).is_some());
-            let default_is_unset = default.is_none();
-            match default.filter(|_| is_set) {
-                Some(default) if Some(&default) != value.as_ref() => {
+            match default {
+                Some(default) if is_set && Some(&default) != value.as_ref() => {
                     let _ = write!(text, "  # default: {default}");
                 }
-                None if is_set && default_is_unset => text += "  # default: not set",
+                None if is_set => text += "  # default: not set",
                 _ => {}
             }
             text += "\n";

@@ -40,6 +40,9 @@ cargo() {
 }
 "#;
 
+/// Seconds that a block may take; `timeout` ends it with code 124.
+const DEADLINE: &str = "600";
+
 #[derive(Debug, PartialEq)]
 enum Kind {
     Commands,
@@ -157,13 +160,12 @@ fn run(script: &str, clone: &Path, typed: Option<&str>) -> (Option<i32>, String)
     let kiln = Path::new(env!("CARGO_BIN_EXE_kiln")).parent().expect("a folder").to_owned();
     let path = std::env::var("PATH").unwrap_or_default();
     let script = format!("set -o pipefail\n{PRELUDE}\n{script}\nexit $failed");
-    let mut command = match typed {
-        None => Command::new("bash"),
-        Some(_) => Command::new("script"),
-    };
+    // Ends the commands and whatever they have started.
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", DEADLINE]);
     match typed {
-        None => command.args(["-c", &format!("{{ {script}\n}} 2>&1")]),
-        Some(_) => command.args(["-qefc", &script, "/dev/null"]),
+        None => command.args(["bash", "-c", &format!("{{ {script}\n}} 2>&1")]),
+        Some(_) => command.args(["script", "-qefc", &script, "/dev/null"]),
     };
     command.current_dir(clone).env("PATH", format!("{}:{path}", kiln.display()));
     command.stdin(if typed.is_some() { Stdio::piped() } else { Stdio::null() });

@@ -42,12 +42,12 @@ pub fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
         return None;
     }
     // `train --resume RUN` continues in RUN.
-    if let [train, resume, run, ..] = command
+    if let [train, resume, from, ..] = command
         && train == "train"
         && resume == "--resume"
-        && Path::new(run).join("run.json").is_file()
     {
-        return Some(Path::new(run).join(kiln_launch::LOGS));
+        let run = run::run_of(Path::new(from));
+        return run.join("run.json").is_file().then(|| run.join(kiln_launch::LOGS));
     }
     let after = command.iter().position(|argument| argument == "--out");
     let out = match after.and_then(|at| command.get(at + 1)) {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::error::{CommandError, Result};
 use clap::Args;
-use kiln_checkpoint as checkpoint;
 use kiln_checkpoint::weights::AllowMissing;
 use kiln_config::{self as config};
 use kiln_debug::{Breakpoint, DebugOptions, HashOptions, Others, TraceOptions};
@@ -15,7 +14,7 @@ use kiln_train::TrainError;
 use kiln_train::fault::Fault;
 use kiln_train::launch;
 use kiln_train::process::stop_on_signals;
-use kiln_train::run::{PositionKey, Program, Resume, RunFolder, RunOptions, train_with};
+use kiln_train::run::{PositionKey, Program, Resume, RunFolder, RunOptions, run_of, train_with};
 
 use super::tools::RunTools;
 
@@ -104,19 +103,9 @@ const LATEST_OF: &str = "--resume latest needs CONFIG, which names the runs; or 
 /// Returns the configuration and the run folder of the run at `resume`, which is a run folder or one of its checkpoints.
 /// The checkpoint may have been removed since: a restarted job resumes from a later one.
 fn own_config(resume: &Path) -> Result<(PathBuf, RunFolder)> {
-    let absolute = std::path::absolute(resume).unwrap_or_else(|_| resume.to_owned());
-    let checkpoints =
-        absolute.parent().filter(|folder| folder.ends_with(checkpoint::checkpoints_folder(Path::new(""))));
-    let run = match checkpoints.and_then(Path::parent) {
-        // Named as the user did, where that is possible.
-        Some(_) if resume.components().count() > 2 => {
-            resume.parent().and_then(Path::parent).unwrap_or(resume)
-        }
-        Some(run) => run,
-        None => resume,
-    };
+    let run = run_of(resume);
     let is_run = |config: &PathBuf| config.is_file() && run.join("config.toml").is_file();
-    [resume, run].map(|folder| folder.join("config.toml")).into_iter().find(is_run).map_or_else(
+    [resume, &run].map(|folder| folder.join("config.toml")).into_iter().find(is_run).map_or_else(
         || {
             let resume = resume.display();
             Err(CommandError::usage(format!(
@@ -124,7 +113,7 @@ fn own_config(resume: &Path) -> Result<(PathBuf, RunFolder)> {
                  `kiln train CONFIG --resume {resume}`"
             )))
         },
-        |config| Ok((config, RunFolder::At(run.to_owned()))),
+        |config| Ok((config, RunFolder::At(run.clone()))),
     )
 }
 

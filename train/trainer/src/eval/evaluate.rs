@@ -15,15 +15,22 @@ const IGNORED: i32 = -1;
 
 /// Returns the mean loss in nats over the first `samples` sequences of `source` (all of them if 0), and the
 /// number of tokens. The sequences are distributed over the ranks; a rank that has run out of sequences
-/// computes rows that are ignored, so that all ranks make the same number of passes. Collective.
+/// computes rows that are ignored, so that all ranks make the same number of passes. `progress` is called after
+/// each pass with the number of passes done and their total. Collective.
 pub fn evaluate(
     model: &ShardedDecoder,
     device: &Device,
     source: &BatchSource,
     samples: u64,
     rows: usize,
+    mut progress: impl FnMut(u64, u64),
 ) -> Result<(f64, u64)> {
-    let whole = evaluate_while(model, device, source, samples, rows, || Ok(true))?;
+    let (mut done, passes) = (0, passes_of(model.engine(), source, samples, rows));
+    let whole = evaluate_while(model, device, source, samples, rows, || {
+        done += 1;
+        progress(done, passes);
+        Ok(true)
+    })?;
     Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
 }
 

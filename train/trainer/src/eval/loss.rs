@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 
-use super::evaluate::{evaluate_while, passes_of};
+use super::evaluate;
 use crate::error::EvalError;
 use crate::error::Result;
 use kiln_checkpoint::sharded::ShardedDecoder;
@@ -91,16 +91,10 @@ impl Validation {
         &self,
         model: &ShardedDecoder,
         device: &Device,
-        mut progress: impl FnMut(u64, u64),
+        progress: impl FnMut(u64, u64),
     ) -> Result<ValidationLoss> {
         let ValidationOptions { samples, rows, .. } = self.options;
-        let (mut done, passes) = (0, passes_of(model.engine(), &self.source, samples, rows));
-        let outcome = evaluate_while(model, device, &self.source, samples, rows, || {
-            done += 1;
-            progress(done, passes);
-            Ok(true)
-        })?;
-        let (loss, tokens) = outcome.unwrap_or_else(|| unreachable!("invariant: no pass ends it early"));
+        let (loss, tokens) = evaluate(model, device, &self.source, samples, rows, progress)?;
         Ok(ValidationLoss { loss, tokens, seq_len: self.source.file().seq_len() })
     }
 }

@@ -119,7 +119,7 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
     let named = match &options.out {
         RunFolder::At(out) => out.clone(),
         RunFolder::Next(name) => match &options.resume {
-            Some(Resume::Path(path)) if let Some(run) = run_of_name(name, path) => run,
+            Some(Resume::Path(path)) if let Some(run) = run_of_name(name, &run_of(path)) => run,
             _ => {
                 let is_restart = |content: &Content| restart_of(content).is_ok();
                 next(name, &config.data.path, options.resume.is_some(), is_restart)?
@@ -217,13 +217,14 @@ pub(super) fn likely_place(config: &Config, options: &RunOptions) -> Option<Path
     }
 }
 
-/// Returns the run folder of this name that `resume` is, or in which it is a checkpoint.
-fn run_of_name(name: &str, resume: &Path) -> Option<PathBuf> {
-    let holds = |run: &PathBuf| {
-        let checkpoints = checkpoint::checkpoints_folder(run);
-        is_same(run, resume) || resume.parent().is_some_and(|folder| is_same(folder, &checkpoints))
-    };
-    (1..).map(|index| numbered(name, index)).take_while(|folder| folder.exists()).find(holds)
+/// Returns the run folder that `resume` is, or in which it is a checkpoint. Neither needs to exist.
+pub fn run_of(resume: &Path) -> PathBuf {
+    // A relative path may start inside the run.
+    let absolute = std::path::absolute(resume).unwrap_or_else(|_| resume.to_owned());
+    let checkpoints = checkpoint::checkpoints_folder(Path::new(""));
+    let run = absolute.parent().filter(|folder| folder.ends_with(&checkpoints)).and_then(Path::parent);
+    let as_named = resume.parent().and_then(Path::parent).filter(|run| !run.as_os_str().is_empty());
+    run.map_or(resume, |run| as_named.unwrap_or(run)).to_owned()
 }
 
 /// Returns whether another process works in `out`. This one may have claimed it already.
@@ -232,9 +233,19 @@ fn is_of_another(out: &Path) -> bool {
     Lock::check_free(out).is_err() && !Holder::read(&lock::holder_file(out)).as_ref().is_some_and(is_this)
 }
 
+/// Returns the run folder of this name that is the folder `run`.
+fn run_of_name(name: &str, run: &Path) -> Option<PathBuf> {
+    let mut folders = (1..).map(|index| numbered(name, index)).take_while(|folder| folder.exists());
+    folders.find(|folder| is_same(folder, run))
+}
+
 /// Returns whether two paths lead to the same folder.
 fn is_same(a: &Path, b: &Path) -> bool {
-    match (a.canonicalize(), b.canonicalize()) {
+    let place = |path: &Path| match path.as_os_str().is_empty() {
+        true => Path::new(".").canonicalize(),
+        false => path.canonicalize(),
+    };
+    match (place(a), place(b)) {
         (Ok(a), Ok(b)) => a == b,
         _ => false,
     }
@@ -334,6 +345,18 @@ fn is_of_file_system(name: &OsStr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_checkpoint_belongs_to_its_run() {
+        let run_of = |path: &str| run_of(Path::new(path));
+        let here = std::env::current_dir().unwrap();
+        for path in ["runs/a", "runs/a/checkpoints/fsdp_cpt3"] {
+            assert_eq!(run_of(path), Path::new("runs/a"), "{path}");
+        }
+        assert_eq!(run_of("checkpoints/fsdp_cpt3"), here);
+        assert_eq!(run_of("/r/checkpoints/latest"), Path::new("/r"));
+        assert_eq!(run_of("elsewhere/fsdp_cpt3"), Path::new("elsewhere/fsdp_cpt3"));
+    }
 
     #[test]
     fn what_is_a_run_and_what_is_not() {

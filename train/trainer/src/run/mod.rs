@@ -29,7 +29,7 @@ pub use crate::eval::evaluate;
 pub use events::{FAILURE, last_event};
 pub use folder::{
     CHECK_PREFIX, HASHES_FILE, Progress, Standing, Waiting, find as find_folder, is_foreign, metrics_of_run,
-    progress, standing, waiting,
+    progress, run_of, standing, waiting,
 };
 pub use kiln_observe::run::Sample;
 pub use memory::check as memory_warnings;
