@@ -61,7 +61,9 @@ impl fmt::Display for Label {
 /// Serializes shared text as a plain string. Serde can do this too, but only with a feature that this crate
 /// does not need otherwise.
 pub(crate) mod text {
-    use serde::{Deserialize, Deserializer, Serializer};
+    use serde::de::{Error, Visitor};
+    use serde::{Deserializer, Serializer};
+    use std::fmt;
     use std::sync::Arc;
 
     pub(crate) fn serialize<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -69,6 +71,21 @@ pub(crate) mod text {
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
-        String::deserialize(deserializer).map(Arc::from)
+        deserializer.deserialize_str(Text)
+    }
+
+    /// Copies the text only once: flight recorders have thousands of labels.
+    struct Text;
+
+    impl Visitor<'_> for Text {
+        type Value = Arc<str>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a string")
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Arc<str>, E> {
+            Ok(text.into())
+        }
     }
 }
