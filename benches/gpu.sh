@@ -209,8 +209,12 @@ step() {
 skip() { note "$1" "not run: $2" 0 "$SECONDS"; }
 wanted() { [ -z "$only" ] || case ,$only, in *",$1,"*) ;; *) return 1 ;; esac; }
 
-# A line of the doctor's section on GPUs, and the path at the end of it.
-of_doctor() { sed -n "s/^  $1: \(.*\)/\1/p" "$logs/doctor.log" | head -n 1; }
+# The lines about one subject in a table of the doctor, a line on GPUs, and the path at the end of it.
+lines_of() {
+    awk -v subject="$1" '/^[^ ]/ { inside = $3 == subject }
+        inside { sub("^[^ ]+ +[^ ]+ +" subject " +|^ +", ""); print }' "$2"
+}
+of_doctor() { lines_of GPUs "$logs/doctor.log" | sed -n "s/^$1: \(.*\)/\1/p" | head -n 1; }
 path_of() { of_doctor "$1" | sed -n 's/.*(\(\/.*\))$/\1/p; s/^\(\/[^ ]*\)$/\1/p' | head -n 1; }
 
 # -- The report -------------------------------------------------------------------------------------------------------
@@ -230,7 +234,8 @@ title() {
         running*) runs+=("$name") ;;
         esac
     done
-    wrong=$(sed -n 's/^  \([a-z_]*\) *WRONG  \([a-z0-9]*\):.*/\1 in \2/p' "$logs/check.log" 2>/dev/null | paste -sd,)
+    wrong=$(lines_of kernels "$logs/check.log" 2>/dev/null |
+        sed -n 's/^\([a-z_]*\) *WRONG  \([a-z0-9]*\):.*/\1 in \2/p' | paste -sd,)
     printf '# Kiln on %s:%s' "${gpu:-a GPU}" "${wrong:+ wrong kernels: ${wrong//,/, };}"
     [ ${#runs[@]} = 0 ] || printf ' running: %s;' "${runs[*]}"
     if [ ${#bad[@]} -gt 0 ]; then echo " failed: ${bad[*]}"; else echo " no step failed"; fi
@@ -260,7 +265,7 @@ report() {
     echo
     echo "$(date -u +%F), \`benches/gpu.sh\`, $call call, $SECONDS s of at most $budget; ${version:-}."
     sed -n 's/^/- /p' "$logs/gpu.log" 2>/dev/null
-    sed -n '/^GPUs/,/^$/s/^  /- /p' "$logs/doctor.log" 2>/dev/null
+    lines_of GPUs "$logs/doctor.log" 2>/dev/null | sed 's/^/- /'
     sed -n 's/^PyTorch/- PyTorch/p' "$logs/torch.log" 2>/dev/null
     echo
     echo "| step | result | began at | seconds |"
@@ -276,7 +281,7 @@ report() {
         esac
         printf '\n## %s\n\n' "$name"
         case $name in
-        check) sed -n '/^kernels/,$s/^  /    /p' "$log" ;;
+        check) lines_of kernels "$log" | sed 's/^/    /' ;;
         steps | kernels | peer-* | products-* | 7b)
             figures "$log"
             clocks "$name"
@@ -342,7 +347,7 @@ step doctor 60 10 "$bin/kiln" doctor
 gpu=$(of_doctor GPU | sed -n 's/^0 (\([^,]*\),.*/\1/p')
 if [ -z "$gpu" ] && [ "$(state_of doctor 1)" != "failed: out of time" ]; then
     note doctor "failed: no GPU that kiln can use" "$SECONDS" 0
-    sed -n '/^GPUs/,$p' "$logs/doctor.log"
+    lines_of GPUs "$logs/doctor.log"
     echo "no GPU that kiln can use"
     exit 1
 fi
@@ -446,7 +451,8 @@ export -f small_run same_losses train traced two_ranks counters
 if [ "$call" = first ]; then
     if wanted check; then
         step check 35 45 "$bin/kiln" doctor --gpu
-        if grep -qE '^  [a-z_]+ +WRONG' "$logs/check.log" && ! grep -qE '^  [a-z_]+ +right' "$logs/check.log"; then
+        verdicts=$(lines_of kernels "$logs/check.log")
+        if grep -qE '^[a-z_]+ +WRONG' <<<"$verdicts" && ! grep -qE '^[a-z_]+ +right' <<<"$verdicts"; then
             note check "failed: no kernel computes" "$(state_of check 2)" "$(state_of check 3)"
             tail -n 20 "$logs/check.log"
             echo "no kernel computes"

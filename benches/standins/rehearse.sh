@@ -206,7 +206,7 @@ for scene in "${scenes[@]}"; do
         for step in doctor check train tests-{cube,attention,experts,sharding,nccl,products}; do
             expect "$report" "^\| $step \| passed"
         done
-        expect "$report" 'kernels: 12 fused operations agree with their plain forms'
+        expect "$report" 'kernels: [0-9]+ fused operations agree with their plain forms'
         is_measured
         in_order "doctor check steps train tests-cube kernels peer-1b peer-300m peer-kernels peer-1b-eager trace"
         ;;

@@ -259,3 +259,23 @@ fn ports_are_examined() {
     assert_eq!(nonsense.code, Some(2));
     assert!(nonsense.stderr.contains("is not a range of ports"), "{nonsense:?}");
 }
+
+/// `benches/gpu.sh` reads the lines about GPUs: on the day when there is a GPU, it must find them.
+#[test]
+fn the_script_for_gpus_reads_its_lines() {
+    let ended = doctor(&[], &[]);
+    let expected = part(&ended, "GPUs");
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("doctor.log"), &ended.stdout).expect("a file");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/gpu.sh");
+    let words = "eval \"$(sed -n '/^lines_of()/,/^}/p' \"$2\")\"; lines_of GPUs \"$1\"";
+    let mut bash = std::process::Command::new("bash");
+    bash.args(["-c", words, "bash"]).arg(folder.path().join("doctor.log")).arg(script);
+    let read = text_of(kiln_testkit::run_to_end(&mut bash));
+    assert!(!expected.is_empty(), "{ended:?}");
+    assert_eq!(read.lines().collect::<Vec<_>>(), expected);
+}
+
+fn text_of(output: std::process::Output) -> String {
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
