@@ -37,6 +37,7 @@ configurations() {
 10m 1 1 4 256 80 precision.compute=f32
 10m 1 3 4 256 80
 10m 1 1 4 256 80 shard.recompute=block
+10m 1 1 4 256 80 shard.recompute=selective
 10m 2 1 4 256 80 shard.strategy=FULL_SHARD
 10m 2 1 4 256 80 shard.strategy=SHARD_GRAD_OP
 10m 2 1 4 256 80 shard.strategy=NO_SHARD
@@ -66,8 +67,10 @@ configurations() {
 300m 4 2 2 1024 80 shard.strategy=FULL_SHARD shard.recompute=block
 1b 1 1 8 2048 80
 1b 1 2 8 2048 80 shard.recompute=block
+1b 1 1 8 2048 80 shard.recompute=selective
 1b 2 1 2 2048 80 shard.strategy=FULL_SHARD
 7b 1 1 1 4096 140
+7b 1 1 1 4096 140 shard.recompute=selective
 LIST
 }
 

@@ -1,6 +1,7 @@
 //! The user's decisions about sharding, with defaults filled in.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use kiln_collectives::DType;
@@ -55,24 +56,42 @@ impl Accumulate {
     }
 }
 
-/// Which activations are recomputed in backward instead of being saved in forward.
+/// Which activations are recomputed in backward instead of being saved in forward. All values give the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Nothing: all activations are saved.
     #[default]
     None,
-    /// A block saves only its input and runs again in backward (Chen et al., 2016).
+    /// Results of operations that are cheap to repeat: norms, activation functions, rotary embeddings, casts. Results
+    /// of matrix products and of attention are saved (as in torchtitan's selective activation checkpointing).
+    Selective,
+    /// All: a block saves only its input and runs again in backward (Chen et al., 2016).
     Block,
+    /// Blocks 0, N, 2 N and so on run again, as under `Block`; the others save their activations.
+    Every(NonZeroUsize),
 }
 
 /// Formats the value as in a configuration.
 impl fmt::Display for Recompute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Recompute::None => "none",
-            Recompute::Block => "block",
-        })
+        match self {
+            Recompute::None => f.pad("none"),
+            Recompute::Selective => f.pad("selective"),
+            Recompute::Block => f.pad("block"),
+            Recompute::Every(blocks) => f.pad(&format!("{{every={blocks}}}")),
+        }
+    }
+}
+
+impl Recompute {
+    /// Returns true if the block with this index runs again in backward.
+    pub fn repeats(self, block: usize) -> bool {
+        match self {
+            Recompute::None | Recompute::Selective => false,
+            Recompute::Block => true,
+            Recompute::Every(blocks) => block.is_multiple_of(blocks.get()),
+        }
     }
 }
 

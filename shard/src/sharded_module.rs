@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use crate::comm::{CommContext, Direction};
 use crate::error::ShardError;
@@ -20,11 +20,13 @@ pub struct ShardOptions {
     pub reshard_after_forward: bool,
     /// True if backward reads the weights' values (an embedding's backward does not).
     pub unshard_in_backward: bool,
+    /// Index among the blocks, by which [`Recompute::Every`] chooses.
+    pub block: usize,
 }
 
 impl Default for ShardOptions {
     fn default() -> Self {
-        ShardOptions { reshard_after_forward: true, unshard_in_backward: true }
+        ShardOptions { reshard_after_forward: true, unshard_in_backward: true, block: 0 }
     }
 }
 
@@ -47,6 +49,8 @@ struct Inner<M> {
     /// One group for the trainable and one for the frozen parameters, if there are any.
     groups: ParamGroups,
     context: Arc<CommContext>,
+    /// Index among the blocks.
+    block: usize,
 }
 
 /// The place of a parameter among the groups of its module.
@@ -159,8 +163,9 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         places: Vec<ParameterPlace>,
         groups: ParamGroups,
         context: Arc<CommContext>,
+        block: usize,
     ) -> Self {
-        ShardedModule { inner: Arc::new(Inner { template, places, groups, context }) }
+        ShardedModule { inner: Arc::new(Inner { template, places, groups, context, block }) }
     }
 
     /// Returns `x`, and the token with which this module reads its weights. Backward leaves the module when it
@@ -214,13 +219,20 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
             let after = After::Forward { tape: false };
             return run(&self.materialize(&OrderToken::from_input(&x), after), x);
         }
-        let (x, token) = self.enter(x);
-        let (y, loss) = if self.inner.context.policy.recompute == Recompute::None {
-            run(&self.unshard(&token), x)
-        } else {
-            self.run_twice(x, &token, run)
+        let recompute = self.inner.context.policy.recompute;
+        let strategy = x.gradient_checkpointing_strategy();
+        let x = match recompute {
+            Recompute::Selective => with_strategy(x, Some(SELECTIVE)),
+            _ => x,
         };
-        (at_output(y, &token.trainable, self.inner.groups.clone(), goes_on), loss)
+        let (x, token) = self.enter(x);
+        let (y, loss) = match recompute.repeats(self.inner.block) {
+            false => run(&self.unshard(&token), x),
+            true => self.run_twice(x, &token, run),
+        };
+        let y = at_output(y, &token.trainable, self.inner.groups.clone(), goes_on);
+        // The other tensors of the pass have the strategy of its device.
+        (with_strategy(y, strategy), loss.map(|loss| with_strategy(loss, strategy)))
     }
 
     /// Computes [`ShardedModule::run`] in forward, and again in backward.
@@ -276,6 +288,17 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         let mut weights = Weights { token, places: places.iter(), groups, uses };
         let module = Some(template.clone().map(&mut weights));
         Unsharded { module, groups: groups.clone(), after }
+    }
+}
+
+/// burn's strategy for [`Recompute::Selective`]: operations that are cheap to repeat save their operands.
+const SELECTIVE: GradientCheckpointingStrategy = GradientCheckpointingStrategy::Balanced;
+
+/// Returns `x` such that the operations that read it follow `strategy`. No effect on tensors without autodiff.
+fn with_strategy<const D: usize>(x: Tensor<D>, strategy: Option<GradientCheckpointingStrategy>) -> Tensor<D> {
+    match strategy {
+        Some(strategy) if x.is_autodiff() => x.with_gradient_checkpointing_strategy(strategy),
+        _ => x,
     }
 }
 

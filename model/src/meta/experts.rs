@@ -6,11 +6,10 @@ use super::ops::bytes;
 use super::tape::{MetaTape, MetaTensor, Products};
 
 impl MetaTape<'_> {
-    /// Mirrors [`ops::router_softmax`](crate::ops::router_softmax): probabilities in f32, which are saved for
-    /// backward.
+    /// Mirrors [`ops::router_softmax`](crate::ops::router_softmax), which saves probabilities in f32.
     pub fn router_softmax(&self, logits: MetaTensor) -> MetaTensor {
         let MetaTensor { width, node, .. } = logits;
-        let y = MetaTensor { memory: Rc::new(self.wide_rows(width)), width, node: None };
+        let y = MetaTensor { memory: Rc::new(self.wide_rows(width)), width, node: None, again: None };
         let saved = y.clone();
         self.record(y, node.is_some(), move |tape, dy| {
             tape.register(node, tape.tensor(width).memory);
@@ -18,8 +17,7 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`ops::experts`](crate::ops::experts()) for `experts` experts of width `d_ff`; each token
-    /// chooses `chosen` of them by its `probabilities`.
+    /// Mirrors [`ops::experts`](crate::ops::experts()): tokens choose `chosen` of `experts` experts of width `d_ff`.
     pub fn experts(
         &self,
         x: MetaTensor,
@@ -29,7 +27,6 @@ impl MetaTape<'_> {
         let (d, d_ff, element) = (x.width, d_ff as u64, self.element_of_product());
         let rows = self.batch.rows().saturating_mul(chosen as u64);
         let stacked = (experts as u64).saturating_mul(d).saturating_mul(d_ff);
-        // The projections and the rows of tokens, in the form in which products read them.
         let operands = move |tape: &Self| match tape.batch.products {
             Products::InPlace => Vec::new(),
             Products::Packed => {
@@ -40,7 +37,6 @@ impl MetaTape<'_> {
             }
             Products::Widened => vec![tape.wide(stacked, 3), tape.wide_rows(d)],
         };
-        // The rows grouped by expert, and their values between the projections.
         let wide = move |tape: &Self| tape.scratch(bytes(rows, d_ff, element));
         let narrow = move |tape: &Self| tape.scratch(bytes(rows, d, element));
         let held = operands(self);
@@ -48,13 +44,14 @@ impl MetaTape<'_> {
         let scratch = [narrow(self), wide(self), narrow(self)];
         let y = self.tensor(d);
         drop((held, scratch));
-        let node = x.node;
+        let (node, read) = (x.node, self.save(&x));
+        drop(x);
         self.record(y, node.is_some(), move |tape, dy| {
+            let x = read.take(tape);
             let is_wide = tape.batch.products == Products::Widened;
             let held = operands(tape);
             let mut scratch = Some([wide(tape), wide(tape), wide(tape), narrow(tape), narrow(tape)]);
-            // Widened copies exist until the gradients have their own dtype, packed operands only for the
-            // first products.
+            // Widened copies live until the gradients have their own dtype, packed operands until the first products.
             let held = is_wide.then(|| {
                 let hidden = [wide(tape), wide(tape)];
                 (held, hidden, tape.wide_rows(d), tape.wide(stacked, 3))

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// The name of a purpose for which memory is held.
+/// Name of a purpose for which memory is held.
 pub type Owner = &'static str;
 
 /// Counts bytes by owner. Clones share the same counts.
@@ -14,13 +14,11 @@ pub struct Ledger(Rc<RefCell<Book>>);
 struct Book {
     live: Vec<(Owner, u64)>,
     total: u64,
-    /// Total bytes of all requests so far, whether freed or not.
+    /// Total bytes of all requests, freed or not.
     allocated: u64,
-    /// Size of the largest request.
     largest: u64,
     moment: String,
     peak: MemoryPeak,
-    /// Requests and frees, in order.
     events: Vec<LedgerEvent>,
     buffers: u32,
 }
@@ -28,25 +26,25 @@ struct Book {
 /// A request for a buffer, or its release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LedgerEvent {
-    /// A buffer is requested.
+    /// Requests a buffer.
     Hold {
         /// Number of the buffer.
         buffer: u32,
         /// Bytes of the buffer.
         bytes: u64,
     },
-    /// The buffer with this number is freed.
+    /// Frees the buffer with this number.
     Free(u32),
 }
 
-/// The state of memory at its peak.
+/// State of memory at its peak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPeak {
     /// Bytes of all owners.
     pub bytes: u64,
-    /// Bytes of each owner. Owners are in the order of their first requests.
+    /// Bytes of each owner, in the order of their first requests.
     pub owners: Vec<(Owner, u64)>,
-    /// Label of the phase in which the peak occurred, as set by [`Ledger::enter`].
+    /// Label of the phase with the peak, from [`Ledger::enter`].
     pub moment: String,
 }
 
@@ -91,7 +89,7 @@ impl Ledger {
         Held { ledger: self.clone(), owner, bytes, buffer }
     }
 
-    /// Records that an operation writes `bytes` into memory that is already held.
+    /// Records a write of `bytes` into memory that is already held.
     pub(super) fn write(&self, bytes: u64) {
         let mut book = self.0.borrow_mut();
         book.allocated = book.allocated.saturating_add(bytes);
@@ -117,8 +115,7 @@ impl Ledger {
         self.0.borrow().peak.clone()
     }
 
-    /// Returns the bytes requested so far, whether freed or not, plus those written into memory already held:
-    /// approximately the bytes written by operations.
+    /// Returns all bytes requested or written into held memory: about the bytes that operations write.
     pub fn allocated(&self) -> u64 {
         self.0.borrow().allocated
     }

@@ -1,8 +1,7 @@
-//! Forward and backward passes without values, to predict their memory when a run is planned.
+//! Forward and backward passes without values, which predict their memory, like PyTorch's meta tensors.
 //!
-//! Like PyTorch's meta tensors, a [`MetaTensor`] has a size and no values. A [`MetaTape`] records the operations on
-//! these tensors, and a [`Ledger`] counts the memory that they hold. A layer repeats its operations on meta tensors
-//! in [`Layer::meta_forward`](crate::layers::Layer::meta_forward).
+//! A [`MetaTape`] records operations on [`MetaTensor`]s, and a [`Ledger`] counts their memory. Layers implement
+//! [`Layer::meta_forward`](crate::layers::Layer::meta_forward).
 
 mod experts;
 mod ledger;

@@ -7,30 +7,27 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
 use super::ledger::Held;
-use super::tape::{GRADIENTS, LOGITS, MetaTape, MetaTensor, Products};
+use super::tape::{GRADIENTS, LOGITS, MetaTape, MetaTensor, Products, Repeat};
 use crate::ops::{logit_rows, rows_of_block};
 
-/// Bytes of an `f32`.
 const F32: u64 = 4;
 
-/// The widths of packed operands are multiples of this.
+/// Packed operands have widths that are multiples of this.
 const PACK: u64 = 32;
 
 pub(super) fn bytes(rows: u64, width: u64, element: u64) -> u64 {
     rows.saturating_mul(width).saturating_mul(element)
 }
 
-/// State that maps with the same input share in backward.
+/// Backward state of maps with the same input.
 #[derive(Default)]
 struct SharedInput {
-    /// Transposed copy of the input.
     copy: Option<Held>,
     has_gradient: bool,
 }
 
 impl MetaTape<'_> {
-    /// Mirrors [`ops::linears`](crate::ops::linears): returns the outputs of several maps of `x`, one for each of
-    /// `widths`.
+    /// Mirrors [`ops::linears`](crate::ops::linears): maps `x` to rows of each of `widths`.
     pub fn linears<const N: usize>(&self, x: MetaTensor, widths: [usize; N]) -> [MetaTensor; N] {
         let shared = Rc::new(RefCell::new(SharedInput::default()));
         widths.map(|width| self.linear_of_shared(&x, width as u64, shared.clone()))
@@ -53,22 +50,21 @@ impl MetaTape<'_> {
         };
         let y = self.tensor(width);
         drop(operands);
-        let saved = self.trains().then(|| x.clone());
+        let saved = self.trains().then(|| self.save(x));
         self.record(y, node.is_some(), move |tape, dy| {
             let mut shared = shared.borrow_mut();
             if node.is_some() {
                 tape.input_gradient(node, [d_in, width], shared.has_gradient);
                 shared.has_gradient = true;
             }
-            if let Some(x) = saved {
+            if let Some(x) = saved.map(|x| x.take(tape)) {
                 tape.weight_gradient([d_in, width], &mut shared.copy);
                 drop((dy, x));
             }
         })
     }
 
-    /// Requests the gradient of the input of a map `[d_in, d_out]`. If the gradient `adds` to that of another map, it
-    /// uses the same memory.
+    /// Requests the gradient of the input of a map `[d_in, d_out]`, in the memory of another map's if it `adds`.
     fn input_gradient(&self, x: Option<usize>, [d_in, d_out]: [u64; 2], adds: bool) {
         let operands = match self.batch.products {
             Products::InPlace => Vec::new(),
@@ -107,39 +103,36 @@ impl MetaTape<'_> {
         self.scratch(bytes(rows, width.saturating_add(PACK - 1) / PACK * PACK, self.batch.element))
     }
 
-    /// Requests a copy of a matrix in f32.
     pub(super) fn wide(&self, rows: u64, width: u64) -> Held {
         self.scratch(bytes(rows, width, F32))
     }
 
-    /// Requests a copy of rows of activations in f32.
     pub(super) fn wide_rows(&self, width: u64) -> Held {
         self.wide(self.batch.rows(), width)
     }
 
-    /// Mirrors [`ops::rms_norm`](crate::ops::rms_norm()) of the rows of `x`. If `x` is a residual stream, the
-    /// gradient of the stream is added in the same kernel.
+    /// Mirrors [`ops::rms_norm`](crate::ops::rms_norm()), which also adds the gradient of a residual stream `x`.
     pub fn rms_norm(&self, x: &MetaTensor) -> MetaTensor {
-        let y = self.tensor(x.width);
-        let x = x.clone();
-        self.record(y, x.node.is_some(), move |tape, dy| {
-            let dx = tape.tensor(x.width).memory;
+        let (y, node, width) = (self.tensor(x.width), x.node, x.width);
+        let saved = self.save(x);
+        let y = self.record(y, node.is_some(), move |tape, dy| {
+            let x = saved.take(tape);
+            let dx = tape.tensor(width).memory;
             // A GPU sums blocks of rows, and then their sums.
             let rows = tape.batch.rows();
             let blocks = rows.div_ceil(rows_of_block(usize::try_from(rows).unwrap_or(usize::MAX)) as u64);
-            let sums = (!tape.batch.on_host).then(|| tape.wide(blocks, x.width));
-            if let Some(node) = x.node {
-                // The gradient of the stream is added to it.
+            let sums = (!tape.batch.on_host).then(|| tape.wide(blocks, width));
+            if let Some(node) = node {
                 drop(tape.take_gradient(node));
             }
-            tape.register(x.node, dx);
-            tape.register_weight(x.width);
+            tape.register(node, dx);
+            tape.register_weight(width);
             drop((x, dy, sums));
-        })
+        });
+        if self.trains() { self.again(y, [x], Repeat::New) } else { y }
     }
 
-    /// Mirrors `x + y` as in [`ops::Residual::add_result`](crate::ops::Residual::add_result); on the CPU in
-    /// the memory of `y`.
+    /// Mirrors [`ops::Residual::add_result`](crate::ops::Residual::add_result), on the CPU in the memory of `y`.
     pub fn residual(&self, x: MetaTensor, y: MetaTensor) -> MetaTensor {
         let (nodes, is_tracked) = ([y.node, x.node], x.node.is_some() || y.node.is_some());
         let sum = if self.batch.on_host {
@@ -153,8 +146,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`residual`](Self::residual) followed by [`rms_norm`](Self::rms_norm) of the sum. On a GPU, one kernel
-    /// computes both: `x` and `y` are held until both outputs have memory.
+    /// Mirrors [`residual`](Self::residual) and [`rms_norm`](Self::rms_norm). On a GPU, one kernel computes both, which
+    /// holds `x` and `y` until both outputs have memory.
     pub fn residual_and_norm(&self, x: MetaTensor, y: MetaTensor) -> (MetaTensor, MetaTensor) {
         let read = (!self.batch.on_host).then(|| (x.clone(), y.clone()));
         let sum = self.residual(x, y);
@@ -165,27 +158,33 @@ impl MetaTape<'_> {
 
     /// Mirrors [`ops::fork`](crate::ops::fork()): returns `x` for each of two readers.
     pub fn fork(&self, x: MetaTensor) -> [MetaTensor; 2] {
-        [x.clone(), x].map(|x| {
-            let (node, width) = (x.node, x.width);
-            self.record(x, node.is_some(), move |tape, dy| {
+        let (node, width) = (x.node, x.width);
+        [(); 2].map(|()| {
+            let y = self.record(x.clone(), node.is_some(), move |tape, dy| {
                 let sum = match node.and_then(|node| tape.take_gradient(node)) {
                     // A GPU writes the sum to new memory.
                     Some(_other) if !tape.batch.on_host => tape.tensor(width).memory,
                     _ => dy,
                 };
                 tape.register(node, sum);
-            })
+            });
+            self.again(y, [&x], Repeat::Same)
         })
     }
 
     /// Mirrors [`ops::rotary`](crate::ops::rotary()); on the CPU in the memory of `x`.
     pub fn rotary(&self, x: MetaTensor) -> MetaTensor {
         let (node, width) = (x.node, x.width);
-        let y = if self.batch.on_host { self.in_place(x) } else { self.tensor(width) };
-        self.record(y, node.is_some(), move |tape, dy| {
+        let backward = move |tape: &Self, dy| {
             let dx = if tape.batch.on_host { dy } else { tape.tensor(width).memory };
             tape.register(node, dx);
-        })
+        };
+        if self.is_selective() {
+            let y = self.record(self.tensor(width), node.is_some(), backward);
+            return self.again(y, [&x], Repeat::InPlace);
+        }
+        let y = if self.batch.on_host { self.in_place(x) } else { self.tensor(width) };
+        self.record(y, node.is_some(), backward)
     }
 
     /// Mirrors [`ops::dropout`](crate::ops::dropout()); does nothing if the pass has no dropout.
@@ -200,11 +199,6 @@ impl MetaTape<'_> {
             tape.register(node, tape.tensor(width).memory);
             drop(dy);
         })
-    }
-
-    /// Returns the memory of `x` if nothing else holds it, else new memory of the same size.
-    fn in_place(&self, x: MetaTensor) -> MetaTensor {
-        if Rc::strong_count(&x.memory) == 1 { x } else { self.tensor(x.width) }
     }
 
     /// Mirrors [`ops::causal_attention`](crate::ops::causal_attention) with `heads` query heads.
@@ -228,64 +222,69 @@ impl MetaTape<'_> {
         let out = out_of_gpu.unwrap_or_else(|| self.tensor(q.width));
         drop((keys, operands, wide));
         let saved = out.clone();
-        let tracked = [&q, &k, &v].iter().any(|x| x.node.is_some());
+        let (qkv, width) = ([&q, &k, &v].map(|x| (x.node, x.width)), q.width);
+        let tracked = qkv.iter().any(|(node, _)| node.is_some());
+        let read = [&q, &k, &v].map(|x| self.save(x));
+        drop((q, k, v));
         self.record(out, tracked, move |tape, dy| {
+            let read = read.map(|x| x.take(tape));
             let operands = match products {
-                Products::Widened => {
-                    [q.width, kv, kv, q.width, q.width].map(|width| tape.wide_rows(width)).into()
-                }
+                Products::Widened => [width, kv, kv, width, width].map(|width| tape.wide_rows(width)).into(),
                 _ => Vec::new(),
             };
             let keys_and_values = [(); 2].map(|()| ordered(tape));
             let sums = on_host.then(|| tape.wide_rows(heads as u64));
             match products {
                 Products::InPlace => {
-                    for x in [&q, &k, &v] {
-                        tape.register(x.node, tape.tensor(x.width).memory);
+                    for (node, width) in qkv {
+                        tape.register(node, tape.tensor(width).memory);
                     }
-                    // On a GPU, the kernels that run afterwards still need the sums.
+                    // On a GPU, later kernels still need the sums.
                     drop(sums.or_else(|| Some(tape.wide_rows(heads as u64))));
                     drop(keys_and_values);
                 }
                 Products::Packed | Products::Widened => {
-                    let wide = [&q, &k, &v].map(|x| tape.wide_rows(x.width));
+                    let wide = qkv.map(|(_, width)| tape.wide_rows(width));
                     drop((keys_and_values, sums));
-                    // The gradients are converted to their own dtype one after the other.
-                    for (x, wide) in [&q, &k, &v].into_iter().zip(wide) {
-                        tape.register(x.node, tape.tensor(x.width).memory);
+                    // Gradients are converted to their own dtype one after the other.
+                    for ((node, width), wide) in qkv.into_iter().zip(wide) {
+                        tape.register(node, tape.tensor(width).memory);
                         drop(wide);
                     }
                 }
             }
-            drop((operands, q, k, v, saved, logarithms, dy));
+            drop((operands, read, saved, logarithms, dy));
         })
     }
 
-    /// Mirrors [`ops::swiglu`](crate::ops::swiglu()), [`ops::geglu`](crate::ops::geglu()), or any fused product of
-    /// two tensors that saves both for backward.
+    /// Mirrors [`ops::swiglu`](crate::ops::swiglu()) or another fused product of two tensors that saves both.
     pub fn gated(&self, gate: MetaTensor, up: MetaTensor) -> MetaTensor {
-        let y = self.tensor(gate.width);
-        let tracked = gate.node.is_some() || up.node.is_some();
-        self.record(y, tracked, move |tape, dy| {
-            for x in [&gate, &up] {
-                tape.register(x.node, tape.tensor(x.width).memory);
+        let (y, width) = (self.tensor(gate.width), gate.width);
+        let (nodes, read) = ([gate.node, up.node], [&gate, &up].map(|x| self.save(x)));
+        let tracked = nodes.iter().any(Option::is_some);
+        let y = self.record(y, tracked, move |tape, dy| {
+            let read = read.map(|x| x.take(tape));
+            for node in nodes {
+                tape.register(node, tape.tensor(width).memory);
             }
-            drop((gate, up, dy));
-        })
+            drop((read, dy));
+        });
+        self.again(y, [&gate, &up], Repeat::New)
     }
 
-    /// Mirrors a function of each element of `x` that saves its input for backward, such as
+    /// Mirrors a function of each element that saves its input, such as
     /// [`ops::squared_relu`](crate::ops::squared_relu()) and burn's own operations.
     pub fn elementwise(&self, x: MetaTensor) -> MetaTensor {
-        let y = self.tensor(x.width);
-        self.record(y, x.node.is_some(), move |tape, dy| {
-            tape.register(x.node, tape.tensor(x.width).memory);
-            drop((x, dy));
-        })
+        let (y, node, width, read) = (self.tensor(x.width), x.node, x.width, self.save(&x));
+        let y = self.record(y, node.is_some(), move |tape, dy| {
+            let read = read.take(tape);
+            tape.register(node, tape.tensor(width).memory);
+            drop((read, dy));
+        });
+        self.again(y, [&x], Repeat::New)
     }
 
-    /// Mirrors [`ops::embedding`](crate::ops::embedding()): looks up rows of `width` elements in a table of
-    /// `vocabulary` rows.
+    /// Mirrors [`ops::embedding`](crate::ops::embedding()) with a table `[vocabulary, width]`.
     pub fn embedding(&self, vocabulary: usize, width: usize) -> MetaTensor {
         let (vocabulary, width) = (vocabulary as u64, width as u64);
         let x = self.tensor(width);
@@ -301,8 +300,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy) of `hidden`, and returns the loss. If
-    /// `tied`, the weight is the embedding's.
+    /// Mirrors [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy). If `tied`, the weight is the
+    /// embedding's.
     pub fn cross_entropy(&self, hidden: MetaTensor, vocabulary: usize, tied: bool) -> MetaTensor {
         let (products, rows, d) = (self.batch.products, self.batch.rows(), hidden.width);
         let block = rows.min(logit_rows(vocabulary, self.batch.on_host) as u64);
@@ -317,11 +316,11 @@ impl MetaTape<'_> {
         // Gradients are computed immediately, in f32.
         let dhidden = node.map(|_| self.wide_rows(d));
         let mut dweight = None;
-        // Two blocks are enough, because a third block would hold the same memory as the second.
+        // A third block would hold the same memory as the second.
         for start in (0..rows).step_by(block.max(1) as usize).take(2) {
             let block = block.min(rows - start);
             let mut logits = Some(self.ledger.hold(LOGITS, bytes(block, vocabulary, F32)));
-            // The gradients of the logits as operands; on the CPU, f32 gradients replace the logits.
+            // Gradients of the logits as operands; on the CPU, f32 gradients replace the logits.
             let (packs, on_host) = (products == Products::Packed, self.batch.on_host);
             let narrow = self.batch.element;
             let beside = packs || !on_host;
@@ -329,8 +328,7 @@ impl MetaTape<'_> {
             logits = logits.filter(|_| !beside);
             let element = self.element_of_product();
             let scaled = (trains && on_host).then(|| self.scratch(bytes(block, d, element)));
-            // The ordered left operand of the weight's gradient. If operands are packed, both together have this
-            // width.
+            // The ordered left operand of the weight's gradient, or the width of both packed operands.
             let ordered = match (packs, tied) {
                 (false, false) => bytes(block, d, element),
                 (false, true) => bytes(block, vocabulary, element),
@@ -346,8 +344,7 @@ impl MetaTape<'_> {
         let loss = self.tensor(0);
         self.record(loss, node.is_some(), move |tape, dy| {
             drop(dy);
-            // The gradient gets the dtype of the operands; on a GPU, it is multiplied by the gradient of the
-            // loss.
+            // Converts the gradient to the dtype of the operands; a GPU multiplies it by the gradient of the loss.
             let converts = tape.batch.element != F32 || !tape.batch.on_host;
             if let Some(dhidden) = dhidden {
                 let gradient = if converts { tape.tensor(d).memory } else { Rc::new(dhidden) };
@@ -361,13 +358,12 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Returns the size in bytes of an element of a matrix product's operand.
+    /// Returns the bytes of an element of a matrix product's operand.
     pub(super) fn element_of_product(&self) -> u64 {
         if self.batch.products == Products::Widened { F32 } else { self.batch.element }
     }
 
-    /// Mirrors a custom loss on the logits of all rows of `hidden`: the logits, a copy in f32, log-probabilities, and
-    /// their gradients.
+    /// Mirrors a custom loss: the logits of all rows of `hidden`, a copy in f32, log-probabilities, and gradients.
     pub fn whole_logits(&self, hidden: MetaTensor, vocabulary: usize) -> MetaTensor {
         let bytes = self.batch.rows().saturating_mul(vocabulary as u64).saturating_mul(F32);
         let logits = self.linear(hidden, vocabulary);
@@ -381,9 +377,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors burn's product of the activations `a` and `b`, such as queries and keys. Both are saved for backward,
-    /// which computes a gradient of each. `width` is the number of elements of the result per token, such as `heads *
-    /// seq_len` for the scores of attention.
+    /// Mirrors burn's product of activations `a` and `b`, which saves both. The result has `width` elements per token,
+    /// such as `heads * seq_len` for the scores of attention.
     pub fn product(&self, a: MetaTensor, b: MetaTensor, width: usize) -> MetaTensor {
         let width = width as u64;
         // burn multiplies copies in f32 on the host.
@@ -394,22 +389,23 @@ impl MetaTape<'_> {
         let operands = widened(self, [a.width, b.width, width]);
         let y = self.tensor(width);
         drop(operands);
-        let is_tracked = a.node.is_some() || b.node.is_some();
-        self.record(y, is_tracked, move |tape, dy| {
-            for (x, other) in [(&a, &b), (&b, &a)] {
-                if x.node.is_some() {
-                    let operands = widened(tape, [width, other.width, x.width]);
-                    tape.register(x.node, tape.tensor(x.width).memory);
+        let factors = [&a, &b].map(|x| (x.node, x.width));
+        let read = [&a, &b].map(|x| self.save(x));
+        drop((a, b));
+        self.record(y, factors.iter().any(|(node, _)| node.is_some()), move |tape, dy| {
+            let read = read.map(|x| x.take(tape));
+            for ((node, x), (_, other)) in [(factors[0], factors[1]), (factors[1], factors[0])] {
+                if node.is_some() {
+                    let operands = widened(tape, [width, other, x]);
+                    tape.register(node, tape.tensor(x).memory);
                     drop(operands);
                 }
             }
-            drop((a, b, dy));
+            drop((read, dy));
         })
     }
 
-    /// Mirrors burn's own softmax of `x`, with or without a mask before it: the shifted values and their exponentials
-    /// are saved for backward. [`ops::causal_attention`](crate::ops::causal_attention) saves neither, see
-    /// [`attention`](Self::attention).
+    /// Mirrors burn's own softmax, masked or not, which saves the shifted values and their exponentials.
     pub fn softmax(&self, x: MetaTensor) -> MetaTensor {
         let (node, width) = (x.node, x.width);
         let kept = [(); 2].map(|()| self.tensor(width));
@@ -425,8 +421,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors a layer of which only the parameters are known: each matrix counts as a map whose input and output are
-    /// saved for backward.
+    /// Mirrors a layer of which only the parameters are known: each matrix counts as a map that saves its input and
+    /// output.
     pub fn unknown<M: Module>(&self, layer: &M, x: MetaTensor) -> MetaTensor {
         self.note_undescribed(std::any::type_name::<M>());
         let d = x.width();
@@ -437,7 +433,6 @@ impl MetaTape<'_> {
     }
 }
 
-/// The output widths of matrices.
 struct Matrices(Vec<usize>);
 
 impl ModuleVisitor for Matrices {

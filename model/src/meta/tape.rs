@@ -7,26 +7,82 @@ use std::rc::Rc;
 use super::ledger::{Held, Ledger, Owner};
 use crate::ops::bf16_instructions;
 
-/// Owner of values saved for backward, and of the temporary memory of operations.
+/// Owner of saved values, and of the temporary memory of operations.
 pub const ACTIVATIONS: Owner = "activations";
-/// Owner of logits, and of their gradients.
+/// Owner of logits and their gradients.
 pub const LOGITS: Owner = "logits";
 /// Owner of gradients of weights.
 pub const GRADIENTS: Owner = "gradients";
 
-/// A matrix of rows of activations that has a size and no values. Memory is held while any clone lives.
+/// Rows of activations with a size and no values. Memory is held while any clone lives.
 #[derive(Clone, Debug)]
 pub struct MetaTensor {
     pub(super) memory: Rc<Held>,
     pub(super) width: u64,
     /// Index of the tensor on the tape, if it has a gradient.
     pub(super) node: Option<usize>,
+    /// Set if backward computes the tensor again where an operation would save it.
+    pub(super) again: Option<Rc<Again>>,
 }
 
 impl MetaTensor {
     /// Returns the number of elements per row.
     pub fn width(&self) -> usize {
         self.width as usize
+    }
+}
+
+/// A tensor that backward computes again from saved operands. The result is held until its last reader has it.
+#[derive(Debug)]
+pub(super) struct Again {
+    operands: RefCell<Vec<Saved>>,
+    result: RefCell<Option<MetaTensor>>,
+    /// Number of operations that have saved the tensor and not read it yet.
+    readers: Cell<usize>,
+    width: u64,
+    kind: Repeat,
+}
+
+/// The memory of a result that is computed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Repeat {
+    /// New memory.
+    New,
+    /// On the CPU, the memory of the operand if nothing else holds it; else new memory.
+    InPlace,
+    /// The memory of the operand.
+    Same,
+}
+
+/// An operand that is saved for backward.
+#[derive(Clone, Debug)]
+pub(super) enum Saved {
+    Held(MetaTensor),
+    Again(Rc<Again>),
+}
+
+impl Saved {
+    /// Returns the tensor, computing it again if it was not held.
+    pub(super) fn take(self, tape: &MetaTape<'_>) -> MetaTensor {
+        let again = match self {
+            Saved::Held(x) => return x,
+            Saved::Again(again) => again,
+        };
+        let readers = again.readers.get().saturating_sub(1);
+        again.readers.set(readers);
+        let result = again.result.take().unwrap_or_else(|| {
+            let mut operands: Vec<_> =
+                again.operands.take().into_iter().map(|saved| saved.take(tape)).collect();
+            match (again.kind, operands.pop()) {
+                (Repeat::Same, Some(x)) => x,
+                (Repeat::InPlace, Some(x)) if tape.batch.on_host => tape.in_place(x),
+                _ => tape.tensor(again.width),
+            }
+        });
+        if readers > 0 {
+            again.result.replace(Some(result.clone()));
+        }
+        result
     }
 }
 
@@ -52,7 +108,7 @@ impl Products {
     }
 }
 
-/// The batch of a pass, and how it is computed.
+/// Batch of a pass, and how it is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetaBatch {
     /// Number of sequences.
@@ -65,7 +121,7 @@ pub struct MetaBatch {
     pub dropout: bool,
     /// The form in which matrix products read their operands.
     pub products: Products,
-    /// True if operations are those of the CPU, which copy operands to reorder them.
+    /// True if the CPU computes, which copies operands to reorder them.
     pub on_host: bool,
 }
 
@@ -78,13 +134,13 @@ impl MetaBatch {
 
 type Step<'a> = Box<dyn FnOnce(&MetaTape<'a>) + 'a>;
 
-/// A tape of operations on [`MetaTensor`]s. Its ledger tracks the memory of the real operations: backward runs the
-/// steps in reverse order, and each step frees the memory that was saved for it.
+/// A tape of operations on [`MetaTensor`]s. Backward runs the steps in reverse order, and each step frees its memory.
 pub struct MetaTape<'a> {
     pub(super) ledger: Ledger,
     pub(super) batch: MetaBatch,
     records: Cell<bool>,
     trains: Cell<bool>,
+    is_selective: Cell<bool>,
     steps: RefCell<Vec<Step<'a>>>,
     gradients: RefCell<Vec<Option<Rc<Held>>>>,
     weight_gradients: RefCell<Vec<Held>>,
@@ -99,6 +155,7 @@ impl<'a> MetaTape<'a> {
             batch,
             records: Cell::new(true),
             trains: Cell::new(true),
+            is_selective: Cell::new(false),
             steps: RefCell::default(),
             gradients: RefCell::default(),
             weight_gradients: RefCell::default(),
@@ -106,8 +163,8 @@ impl<'a> MetaTape<'a> {
         }
     }
 
-    /// Returns the Rust type names of the layers so far that do not implement
-    /// [`Layer::meta_forward`](crate::layers::Layer::meta_forward), whose memory is estimated from their parameters.
+    /// Returns the type names of layers without [`Layer::meta_forward`](crate::layers::Layer::meta_forward), whose
+    /// memory is estimated from their parameters.
     pub fn undescribed(&self) -> BTreeSet<&'static str> {
         self.undescribed.borrow().clone()
     }
@@ -131,6 +188,52 @@ impl<'a> MetaTape<'a> {
         self.trains.set(trains);
     }
 
+    /// Sets whether the following layers save operands of operations that are cheap to repeat instead of their results.
+    pub fn set_selective(&self, is_selective: bool) {
+        self.is_selective.set(is_selective);
+    }
+
+    /// Returns `y`, the result of a cheap operation on `operands`, such that backward computes it again from them
+    /// where it would be saved, if the pass is selective.
+    pub(super) fn again<const N: usize>(
+        &self,
+        y: MetaTensor,
+        operands: [&MetaTensor; N],
+        kind: Repeat,
+    ) -> MetaTensor {
+        if !self.is_selective() || operands.iter().any(|x| x.node.is_none()) {
+            return y;
+        }
+        let again = Again {
+            operands: RefCell::new(operands.map(|x| self.save(x)).into()),
+            result: RefCell::default(),
+            readers: Cell::new(0),
+            width: y.width,
+            kind,
+        };
+        MetaTensor { again: Some(Rc::new(again)), ..y }
+    }
+
+    pub(super) fn is_selective(&self) -> bool {
+        self.records.get() && self.is_selective.get()
+    }
+
+    /// Saves `x` for backward.
+    pub(super) fn save(&self, x: &MetaTensor) -> Saved {
+        match &x.again {
+            Some(again) => {
+                again.readers.set(again.readers.get() + 1);
+                Saved::Again(again.clone())
+            }
+            None => Saved::Held(x.clone()),
+        }
+    }
+
+    /// Returns the memory of `x` if nothing else holds it, else new memory of the same size.
+    pub(super) fn in_place(&self, x: MetaTensor) -> MetaTensor {
+        if Rc::strong_count(&x.memory) == 1 { x } else { self.tensor(x.width) }
+    }
+
     pub(super) fn trains(&self) -> bool {
         self.records.get() && self.trains.get()
     }
@@ -138,7 +241,7 @@ impl<'a> MetaTape<'a> {
     /// Returns a new tensor of `width` elements per token.
     pub fn tensor(&self, width: u64) -> MetaTensor {
         let bytes = self.batch.rows().saturating_mul(width).saturating_mul(self.batch.element);
-        MetaTensor { memory: Rc::new(self.ledger.hold(ACTIVATIONS, bytes)), width, node: None }
+        MetaTensor { memory: Rc::new(self.ledger.hold(ACTIVATIONS, bytes)), width, node: None, again: None }
     }
 
     /// Requests `bytes` of temporary memory for an operation.
@@ -146,15 +249,15 @@ impl<'a> MetaTape<'a> {
         self.ledger.hold(ACTIVATIONS, bytes)
     }
 
-    /// Puts `y` on the tape, if a parent is on it or weights are trained, and returns `y`. Backward calls `step` with
-    /// the gradient of `y`, if there is one.
+    /// Puts `y` on the tape if it `is_tracked` or weights are trained. Backward calls `step` with the gradient of `y`,
+    /// if any.
     pub(super) fn record(
         &self,
         mut y: MetaTensor,
         is_tracked: bool,
         step: impl FnOnce(&MetaTape<'a>, Rc<Held>) + 'a,
     ) -> MetaTensor {
-        y.node = None;
+        (y.node, y.again) = (None, None);
         if self.records.get() && (is_tracked || self.trains.get()) {
             let node = self.new_node();
             y.node = Some(node);
@@ -184,14 +287,14 @@ impl<'a> MetaTape<'a> {
         self.gradients.borrow_mut()[node].take()
     }
 
-    /// Registers a gradient of `x`, if `x` is on the tape. A second gradient is added to the first, in its memory.
+    /// Registers a gradient of `x`, if `x` is on the tape. Adds a second gradient in the memory of the first.
     pub(super) fn register(&self, x: Option<usize>, gradient: Rc<Held>) {
         if let Some(node) = x {
             self.gradients.borrow_mut()[node].get_or_insert(gradient);
         }
     }
 
-    /// Registers the gradient of a weight of `elements` elements. The gradient is held until the module is finished.
+    /// Registers the gradient of a weight, which is held until the module is finished.
     pub(super) fn register_weight(&self, elements: u64) {
         let bytes = elements.saturating_mul(self.batch.element);
         self.keep_weight(self.ledger.hold(GRADIENTS, bytes));
@@ -235,13 +338,12 @@ impl<'a> MetaTape<'a> {
     ) -> MetaTensor {
         let is_tracked = x.node.is_some();
         self.records.set(false);
-        let y = run(self, MetaTensor { node: None, ..x.clone() }, false);
+        let y = run(self, MetaTensor { node: None, again: None, ..x.clone() }, false);
         self.records.set(true);
         self.record(y, is_tracked, move |tape, dy| {
             let first = tape.steps.borrow().len();
-            let inner = MetaTensor { node: Some(tape.new_node()), ..x.clone() };
+            let inner = MetaTensor { node: Some(tape.new_node()), again: None, ..x.clone() };
             let (parent, node) = (x.node, inner.node);
-            // From here on, the second run's own tape holds the input.
             drop(x);
             let y = run(tape, inner, true);
             let out = y.node;

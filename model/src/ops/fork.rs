@@ -8,7 +8,7 @@ use burn_backend::ops::FloatTensorOps;
 use super::plain::{FusedOp, is_plain};
 use super::residual::ResidualOp;
 use super::shared::SharedInput;
-use super::tape::{Tracked, record};
+use super::tape::{Step, Tracked, recomputes, record, record_again};
 
 /// Returns `x` twice, for two readers in one backward pass, where the kernel of [`Residual`](super::Residual) adds
 /// their gradients.
@@ -44,23 +44,29 @@ impl<B: ResidualOp, C: CheckpointStrategy> ForkOp for Autodiff<B, C> {
     fn fused_fork(x: Tracked<B, C>, shared: SharedInput) -> Tracked<B, C> {
         // burn itself adds up the gradient of a leaf, because it is returned to the caller.
         let is_leaf = Self::float_is_require_grad(&x);
+        if recomputes::<C>() {
+            let y = x.primitive().clone();
+            return record_again::<B, C, _, _>([&x], y, |[x]| x, |_| (shared, is_leaf), backward::<B>);
+        }
         let (x, node) = x.into_parts();
-        record::<B, C, _, _>(
-            [node],
-            x,
-            |_| (shared, is_leaf),
-            |mut step, dy, (shared, is_leaf)| {
-                shared.enter(|state| {
-                    let adds = state.has_gradient && !is_leaf;
-                    let other = if adds { step.take_gradient::<B>(0) } else { None };
-                    let dx = match other {
-                        Some(other) => B::fused_residual(other, dy, shared.clone()),
-                        None => dy,
-                    };
-                    step.register::<B>(0, dx);
-                    state.has_gradient = true;
-                });
-            },
-        )
+        record::<B, C, _, _>([node], x, |_| (shared, is_leaf), backward::<B>)
     }
+}
+
+/// Adds the gradient of a reader to that of the other reader, if it has arrived.
+fn backward<B: ResidualOp>(
+    mut step: Step<'_, 1>,
+    dy: FloatTensor<B>,
+    (shared, is_leaf): (SharedInput, bool),
+) {
+    shared.enter(|state| {
+        let adds = state.has_gradient && !is_leaf;
+        let other = if adds { step.take_gradient::<B>(0) } else { None };
+        let dx = match other {
+            Some(other) => B::fused_residual(other, dy, shared.clone()),
+            None => dy,
+        };
+        step.register::<B>(0, dx);
+        state.has_gradient = true;
+    });
 }

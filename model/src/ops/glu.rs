@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::{gelu, silu};
 
 use super::plain::{FusedOp, in_f32, is_plain};
-use super::tape::{Tracked, record};
+use super::tape::{Tracked, record_again};
 
 /// The activation function of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,9 +89,10 @@ impl<B: GluKernels> GluOp for B {
 impl<B: GluKernels, C: CheckpointStrategy> GluOp for Autodiff<B, C> {
     fn fused_glu(gate: Tracked<B, C>, up: Tracked<B, C>, activation: Activation) -> Tracked<B, C> {
         let y = B::glu_forward(gate.primitive(), up.primitive(), activation);
-        record::<B, C, _, _>(
-            [gate.node(), up.node()],
+        record_again::<B, C, _, _>(
+            [&gate, &up],
             y,
+            move |[gate, up]| B::glu_forward(&gate, &up, activation),
             |save| ([&gate, &up].map(save), activation),
             |mut step, dy, (saved, activation)| {
                 let [gate, up] = saved.map(|id| step.value::<B>(id));

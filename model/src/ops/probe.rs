@@ -12,7 +12,7 @@ use burn_backend::TensorMetadata;
 #[cfg(feature = "cube")]
 use burn_cubecl::CubeBackend;
 
-use super::tape::{Tracked, record};
+use super::tape::{Step, Tracked, recomputes, record, record_again};
 
 /// An observation at one place of a pass.
 #[derive(Debug)]
@@ -104,12 +104,14 @@ impl ProbeOp for CubeBackend {
 
 impl<B: ProbeOp, C: CheckpointStrategy> ProbeOp for Autodiff<B, C> {
     fn probe(x: Tracked<B, C>, at: ProbePoint) -> Tracked<B, C> {
+        let for_gradient = ProbePoint { is_gradient: true, ..at.clone() };
+        let backward = |mut step: Step<'_, 1>, dy, at| step.register::<B>(0, B::probe(dy, at));
+        if recomputes::<C>() {
+            // A value that is computed again is not shown again.
+            let y = B::probe(x.primitive().clone(), at);
+            return record_again::<B, C, _, _>([&x], y, |[x]| x, |_| for_gradient, backward);
+        }
         let (x, node) = x.into_parts();
-        record::<B, C, _, _>(
-            [node],
-            B::probe(x, at.clone()),
-            |_| ProbePoint { is_gradient: true, ..at },
-            |mut step, dy, at| step.register::<B>(0, B::probe(dy, at)),
-        )
+        record::<B, C, _, _>([node], B::probe(x, at), |_| for_gradient, backward)
     }
 }

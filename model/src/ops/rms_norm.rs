@@ -9,7 +9,7 @@ use burn_backend::ops::FloatTensorOps;
 
 use super::plain::{FusedOp, in_f32, is_plain};
 use super::shared::SharedInput;
-use super::tape::{Tracked, record};
+use super::tape::{Tracked, record_again};
 
 /// Computes `y = x · r · weight` with `r = 1 / sqrt(mean(x²) + eps)` over the last dimension.
 ///
@@ -109,9 +109,10 @@ pub(super) fn record_norm<B: RmsNormKernels, C: CheckpointStrategy>(
 ) -> Tracked<B, C> {
     // burn itself adds up the gradient of a leaf, because it is returned to the caller.
     let is_leaf = Autodiff::<B, C>::float_is_require_grad(x);
-    record::<B, C, _, _>(
-        [x.node(), weight.node()],
+    record_again::<B, C, _, _>(
+        [x, weight],
         y,
+        move |[x, weight]| B::rms_norm_forward(&x, &weight, eps),
         |save| ([x, weight].map(save), eps, is_leaf, shared),
         |mut step, dy, (saved, eps, is_leaf, shared)| {
             let [x, weight] = saved.map(|id| step.value::<B>(id));

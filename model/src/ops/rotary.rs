@@ -7,7 +7,7 @@ use burn::tensor::{Tensor, TensorData};
 use burn_backend::TensorMetadata;
 
 use super::plain::{FusedOp, in_f32, is_plain};
-use super::tape::{Tracked, record};
+use super::tape::{Step, Tracked, recomputes, record, record_again};
 use crate::config::RopeScaling;
 
 /// The angle by which each plane of a head is rotated per position.
@@ -128,15 +128,16 @@ pub struct Rotation {
 
 impl<B: RotaryOp, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
     fn fused_rotary(x: Tracked<B, C>, rotation: Rotation) -> Tracked<B, C> {
+        let backward = |mut step: Step<'_, 1>, dy, rotation| {
+            step.register::<B>(0, B::fused_rotary(dy, Rotation { sign: -1.0, ..rotation }));
+        };
+        if recomputes::<C>() {
+            let y = B::fused_rotary(x.primitive().clone(), rotation);
+            let again = move |[x]: [FloatTensor<B>; 1]| B::fused_rotary(x, rotation);
+            return record_again::<B, C, _, _>([&x], y, again, |_| rotation, backward);
+        }
         let (x, node) = x.into_parts();
-        record::<B, C, _, _>(
-            [node],
-            B::fused_rotary(x, rotation),
-            |_| rotation,
-            |mut step, dy, rotation| {
-                step.register::<B>(0, B::fused_rotary(dy, Rotation { sign: -1.0, ..rotation }));
-            },
-        )
+        record::<B, C, _, _>([node], B::fused_rotary(x, rotation), |_| rotation, backward)
     }
 }
 

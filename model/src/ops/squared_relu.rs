@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
 
 use super::plain::{FusedOp, in_f32, is_plain};
-use super::tape::{Tracked, record};
+use super::tape::{Tracked, record_again};
 
 /// Computes `relu(x)²`. Backward: `dx = dy · 2 · relu(x)`.
 pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
@@ -45,9 +45,10 @@ impl<B: SquaredReluKernels> SquaredReluOp for B {
 
 impl<B: SquaredReluKernels, C: CheckpointStrategy> SquaredReluOp for Autodiff<B, C> {
     fn fused_squared_relu(x: Tracked<B, C>) -> Tracked<B, C> {
-        record::<B, C, _, _>(
-            [x.node()],
+        record_again::<B, C, _, _>(
+            [&x],
             B::squared_relu_forward(x.primitive()),
+            |[x]| B::squared_relu_forward(&x),
             |save| save(&x),
             |mut step, dy, saved| {
                 let x = step.value::<B>(saved);

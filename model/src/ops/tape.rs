@@ -1,8 +1,15 @@
 //! Recording of operations on burn's autodiff tape.
 
-use std::fmt::Debug;
+use std::any::TypeId;
+use std::fmt::{self, Debug};
+use std::marker::PhantomData;
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::checkpoint::{
+    base::Checkpointer,
+    retro_forward::RetroForward,
+    state::BackwardStates,
+    strategy::{CheckpointStrategy, NoCheckpointing},
+};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
@@ -31,6 +38,63 @@ where
             prep.finish(saved, y)
         }
         OpsKind::UnTracked(prep) => prep.finish(y),
+    }
+}
+
+/// Returns true if backward computes the results of [`record_again`] again, instead of saving them.
+pub fn recomputes<C: CheckpointStrategy>() -> bool {
+    TypeId::of::<C>() != TypeId::of::<NoCheckpointing>()
+}
+
+/// Like [`record`], for an operation that is cheap compared with the memory of its result: where the strategy `C`
+/// says so, an operation that saves `y` saves the parents of `y` instead, and backward computes `y` from them with
+/// `again`, which must return the same bits.
+pub fn record_again<B: Backend, C: CheckpointStrategy, S, const N: usize>(
+    parents: [&Tracked<B, C>; N],
+    y: FloatTensor<B>,
+    again: impl Fn([FloatTensor<B>; N]) -> FloatTensor<B> + Send + 'static,
+    save: impl FnOnce(&mut dyn FnMut(&Tracked<B, C>) -> NodeId) -> S,
+    backward: fn(Step<'_, N>, FloatTensor<B>, S),
+) -> Tracked<B, C>
+where
+    S: Clone + Send + Debug + 'static,
+{
+    let again = Again::<B, _, N> { parents: parents.map(|parent| parent.id()), again, backend: PhantomData };
+    let prepared = Recorded::<B, S, N>(backward)
+        .prepare::<C>(parents.map(|parent| parent.node()))
+        .memory_bound()
+        .retro_forward(again)
+        .parents::<B, _>(parents)
+        .stateful();
+    match prepared {
+        OpsKind::Tracked(mut prep) => {
+            let saved = save(&mut |parent| prep.checkpoint(parent));
+            prep.finish(saved, y)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(y),
+    }
+}
+
+/// Computes the result of an operation again.
+struct Again<B, F, const N: usize> {
+    parents: [NodeId; N],
+    again: F,
+    backend: PhantomData<fn() -> B>,
+}
+
+impl<B, F, const N: usize> Debug for Again<B, F, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Again")
+    }
+}
+
+impl<B: Backend, F, const N: usize> RetroForward for Again<B, F, N>
+where
+    F: Fn([FloatTensor<B>; N]) -> FloatTensor<B> + Send + 'static,
+{
+    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
+        let parents = self.parents.map(|parent| states.get_state::<FloatTensor<B>>(&parent));
+        states.save(out, (self.again)(parents));
     }
 }
 

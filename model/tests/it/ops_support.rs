@@ -223,14 +223,17 @@ pub fn assert_untracked(op: impl Operation, sizes: &[usize]) {
     assert_eq!(values(op(&plain)), all.output, "output without autodiff");
 }
 
-/// Asserts that parents that are memory bound under balanced checkpointing are recomputed correctly.
+/// Asserts that an operation gives the same bits under balanced checkpointing, where its parents and, if it is cheap,
+/// its own result are computed again in backward.
 #[track_caller]
 pub fn assert_recomputed(op: impl Operation, sizes: &[usize]) {
     let inputs = inputs(sizes);
     // `mul_scalar` is memory bound: it runs again for a child that needs its output in backward.
     let through_parents = |leaves: &[Tensor<1>]| {
         let parents: Vec<_> = leaves.iter().map(|leaf| leaf.clone().mul_scalar(0.5)).collect();
-        op(&parents)
+        let result = op(&parents);
+        // The square reads the result in backward.
+        result.clone() * result
     };
     let tracked = vec![true; sizes.len()];
     let (kept, balanced) = (Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing());

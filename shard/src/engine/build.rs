@@ -122,7 +122,7 @@ impl EngineBuilder {
         self.rules.extend(rules);
         let first = self.groups.len();
         for (layout, master) in layouts.iter().zip(masters) {
-            let options = GroupOptions {
+            let of_group = GroupOptions {
                 position: self.groups.len(),
                 module: first..first + layouts.len(),
                 reshard_after_forward: options.reshard_after_forward,
@@ -130,11 +130,11 @@ impl EngineBuilder {
                 is_initialised: layout.parameters.iter().any(|p| !(self.loaded)(&p.name)),
             };
             let (context, reducer) = (self.context.clone(), self.reducer.clone());
-            let group = ParamGroup::new(layout.clone(), options, master, context, reducer);
+            let group = ParamGroup::new(layout.clone(), of_group, master, context, reducer);
             self.groups.push(Arc::new(group));
         }
         let groups = self.groups[first..].to_vec();
-        Ok(ShardedModule::new(template, places, groups, self.context.clone()))
+        Ok(ShardedModule::new(template, places, groups, self.context.clone(), options.block))
     }
 
     /// Moves the values of `module` into this rank's shards, one per layout, and replaces the parameters by

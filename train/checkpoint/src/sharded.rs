@@ -9,14 +9,11 @@ use kiln_model::{Key, ModelConfig};
 use kiln_shard::layout::parameters_of;
 use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule};
 
-/// Prefix of the parameter names of the outer modules, as in `embed_tokens.weight`.
 const OUTER_PREFIX: &str = "";
 
-/// Names of the outer modules in logs and checkpoints.
 const EMBED: &str = "embed";
 const HEAD: &str = "head";
 
-/// Returns the name of block `index` in logs and checkpoints.
 fn layer_name(index: usize) -> String {
     format!("layers.{index}")
 }
@@ -30,24 +27,25 @@ pub struct ShardedDecoder {
     tied: bool,
 }
 
-/// Returns the sharding options of the embedding. The forward pass looks up rows, and the backward pass needs
-/// only their indices. A `tied` embedding stays in memory because the head uses it again.
+/// Returns the sharding options of the embedding. A `tied` embedding stays in memory for the head.
 fn embed_options(tied: bool) -> ShardOptions {
-    ShardOptions { reshard_after_forward: !tied, unshard_in_backward: false }
+    ShardOptions { reshard_after_forward: !tied, unshard_in_backward: false, block: 0 }
 }
 
-/// Sharding options of the head, where the backward pass starts.
-const HEAD_OPTIONS: ShardOptions = ShardOptions { reshard_after_forward: false, unshard_in_backward: true };
+fn block_options(index: usize) -> ShardOptions {
+    ShardOptions { block: index, ..ShardOptions::default() }
+}
+
+const HEAD_OPTIONS: ShardOptions =
+    ShardOptions { reshard_after_forward: false, unshard_in_backward: true, block: 0 };
 
 impl ShardedDecoder {
-    /// Shards `decoder`, module by module. Each weight is initialised just before it is sharded, so no rank
-    /// ever holds more than one whole parameter. Collective.
+    /// Shards `decoder`, module by module, so that no rank holds more than one whole parameter. Collective.
     pub fn new(decoder: Decoder, builder: EngineBuilder) -> Result<Self, ShardError> {
         Self::with_progress(decoder, builder, |_, _| {})
     }
 
-    /// Like [`ShardedDecoder::new`], and calls `progress` after each module with the number of finished
-    /// modules and the number of modules.
+    /// Shards `decoder` like [`ShardedDecoder::new`]. `progress` receives the numbers of finished and of all modules.
     pub fn with_progress(
         decoder: Decoder,
         mut builder: EngineBuilder,
@@ -60,7 +58,7 @@ impl ShardedDecoder {
         let mut layers = Vec::new();
         for (index, block) in decoder.layers.into_iter().enumerate() {
             let name = layer_name(index);
-            layers.push(builder.fully_shard(&name, &format!("{name}."), block, ShardOptions::default())?);
+            layers.push(builder.fully_shard(&name, &format!("{name}."), block, block_options(index))?);
             progress(index + 2, all);
         }
         let head = builder.fully_shard(HEAD, OUTER_PREFIX, decoder.head, HEAD_OPTIONS)?;
@@ -68,7 +66,7 @@ impl ShardedDecoder {
         Ok(ShardedDecoder { engine: Arc::new(builder.finish()?), embed, layers, head, tied })
     }
 
-    /// Returns the engine, which has the gradients, the optimizer step, the layout and the statistics.
+    /// Returns the engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
@@ -116,7 +114,7 @@ impl Modules for Pass<'_> {
     }
 }
 
-/// Returns the built-in decoder of this shape, to be used only for names and shapes. Initialises no weights.
+/// Returns the built-in decoder of this shape without initialized weights, to get names and shapes.
 pub(crate) fn outline(model: &ModelConfig) -> Result<Decoder, LayerError> {
     Decoder::new(&Layers::default(), model, Key::new(0), &Device::flex())
 }
@@ -135,8 +133,7 @@ pub struct ModuleOutline {
     pub options: ShardOptions,
 }
 
-/// Returns the modules of a decoder, as sharded by [`ShardedDecoder::new`]: the embedding, the blocks, the
-/// head. Initialises no weights.
+/// Returns the modules of a decoder in order: embedding, blocks, head. Initializes no weights.
 pub fn modules_of(decoder: &Decoder) -> Vec<ModuleOutline> {
     let outline = |name: String, shapes, options| ModuleOutline { name, shapes, options };
     let options = embed_options(decoder.head.lm_head.is_none());
@@ -144,25 +141,23 @@ pub fn modules_of(decoder: &Decoder) -> Vec<ModuleOutline> {
     for (index, block) in decoder.layers.iter().enumerate() {
         let name = layer_name(index);
         let shapes = parameters_of(block, &format!("{name}."));
-        modules.push(outline(name, shapes, ShardOptions::default()));
+        modules.push(outline(name, shapes, block_options(index)));
     }
     modules.push(outline(HEAD.to_owned(), parameters_of(&decoder.head, OUTER_PREFIX), HEAD_OPTIONS));
     modules
 }
 
-/// Returns full names and shapes of all parameters, as used by [`ShardedDecoder::new`], in the order of the
-/// modules. Initialises no weights.
+/// Returns full names and shapes of all parameters, in the order of the modules. Initializes no weights.
 pub fn parameter_shapes(decoder: &Decoder) -> Shapes {
     modules_of(decoder).into_iter().flat_map(|module| module.shapes).collect()
 }
 
-/// Returns the full names of all parameters, as used by [`ShardedDecoder::new`]. Initialises no weights.
+/// Returns the full names of all parameters, in the order of the modules. Initializes no weights.
 pub fn parameter_names(decoder: &Decoder) -> Vec<String> {
     parameter_shapes(decoder).into_iter().map(|(name, _)| name).collect()
 }
 
-/// Returns the layouts of a decoder's modules over `ranks` ranks, as in [`ShardedDecoder::new`] if nothing is
-/// frozen. Initialises no weights.
+/// Returns the layouts of a decoder's modules over `ranks` ranks if nothing is frozen. Initializes no weights.
 pub(crate) fn layout_of(decoder: &Decoder, ranks: usize) -> Vec<ParamGroupLayout> {
     let layout = |module: ModuleOutline| ParamGroupLayout::new(module.name, true, module.shapes, ranks);
     modules_of(decoder).into_iter().map(layout).collect()

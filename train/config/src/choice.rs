@@ -1,15 +1,14 @@
-//! Values that a configuration may leave to the device or to the tokenizer.
-
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::value::{BoolDeserializer, I64Deserializer, StrDeserializer, U64Deserializer};
+use serde::de::value::{
+    BoolDeserializer, I64Deserializer, MapAccessDeserializer, StrDeserializer, U64Deserializer,
+};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The value that leaves a choice to the device or to the tokenizer.
 const AUTO: &str = "auto";
 
 /// A value, or `"auto"`. [`Config::settle`](super::Config::settle) replaces choices that depend on the device.
@@ -28,6 +27,12 @@ impl<T> Choice<T> {
             Choice::Auto => None,
             Choice::Is(value) => Some(value),
         }
+    }
+}
+
+impl<T: Default> Default for Choice<T> {
+    fn default() -> Self {
+        Choice::Is(T::default())
     }
 }
 
@@ -62,7 +67,6 @@ impl<T: JsonSchema> JsonSchema for Choice<T> {
     }
 }
 
-/// Reads `"auto"`, or a value that is a name, a whole number or a boolean.
 struct AutoOr<T>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for AutoOr<T> {
@@ -89,5 +93,9 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for AutoOr<T> {
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
         T::deserialize(U64Deserializer::new(number)).map(Choice::Is)
+    }
+
+    fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Choice::Is)
     }
 }

@@ -1,5 +1,3 @@
-//! The location of a run's TensorBoard files.
-
 use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +6,6 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Name of the TensorBoard folder in a run folder.
 const FOLDER: &str = "tensorboard";
 
 /// The folder in which a run writes TensorBoard files, if it writes any.
@@ -68,7 +65,6 @@ impl JsonSchema for EventFolder {
     }
 }
 
-/// Reads `true`, `false` or a folder.
 struct BoolOrFolder;
 
 impl Visitor<'_> for BoolOrFolder {

@@ -1,13 +1,10 @@
-//! Values that users may write in a shorter form.
-
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 
-/// Parses the address at which to serve a page: `127.0.0.1:6006`, `localhost:6006`, or only a port (`6006`,
-/// `:6006`), which then only this machine can reach.
+/// Parses the address of a page: `127.0.0.1:6006`, `localhost:6006`, or a port of the loopback address (`6006`).
 ///
 /// # Errors
 ///
@@ -37,7 +34,6 @@ pub(super) enum Paths {
     One(PathBuf),
 }
 
-/// Deserializes an address as in [`http_address`], or a port as a number.
 pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
     let address = match Address::deserialize(from)? {
         Address::Port(port) => http_address(&port.to_string()),
@@ -46,7 +42,6 @@ pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Socke
     address.map(Some).map_err(de::Error::custom)
 }
 
-/// Deserializes an array of paths, or one path.
 pub(super) fn paths<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error> {
     match Paths::deserialize(from)? {
         Paths::Many(paths) => Ok(paths),

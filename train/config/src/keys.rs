@@ -1,5 +1,4 @@
-//! Every key of a configuration: for users as a commented file (`kiln config`), and for editors as a JSON schema.
-//! Both are derived from the configuration's types and their documentation.
+//! Every key of a configuration: as a commented file (`kiln config`), and as a JSON schema for editors.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -48,7 +47,6 @@ impl ConfigArgs {
                     config = apply(&mut set, argument)?;
                 }
                 config.validate()?;
-                // The sizes of a preset are shown as well, if the section describes the model completely.
                 if let Ok(model) = config.model.resolve(None) {
                     let ModelSection { preset, context_length, .. } = config.model;
                     config.model =
@@ -68,7 +66,6 @@ impl ConfigArgs {
     }
 }
 
-/// Returns the text of the section `[experiment]`, whose keys the user defines.
 fn experiment(schema: &Json, config: &Table) -> String {
     let section = "experiment";
     let keys = config.get(section).cloned().unwrap_or_else(|| Value::Table(Table::new()));
@@ -78,11 +75,9 @@ fn experiment(schema: &Json, config: &Table) -> String {
     text.trim_end().to_owned()
 }
 
-/// Width of a comment in columns.
 const WIDTH: usize = 110;
 
-/// Lists all keys of `schema` with the values in `config`, each below its meaning. A key without a value is
-/// commented out. Keys in `set` are marked where they differ from `defaults`.
+/// Lists all keys of `schema` with meaning and value; marks keys of `set` that differ from `defaults`.
 fn commented(schema: &Json, config: &Table, defaults: &Table, set: &Table) -> String {
     let mut text = String::new();
     for (section, keys) in sections() {
@@ -121,12 +116,11 @@ fn commented(schema: &Json, config: &Table, defaults: &Table, set: &Table) -> St
     text.trim_end().to_owned()
 }
 
-/// Returns a comment with the meaning of a key and its possible values.
 fn key_comment(schema: &Json, described: &Json) -> String {
     let mut values = Vec::new();
     let kind = kind(schema, described, &mut values);
     let meaning = described["description"].as_str().unwrap_or_default();
-    // Values with their own meanings follow one by one.
+    // Values that have their own meanings are listed below the key's meaning.
     let kind = if kind.split(", ").count() == values.len() { String::new() } else { format!(" ({kind})") };
     let mut text = comment(&format!("{meaning}{kind}"), "");
     for (value, meaning) in values {
@@ -173,13 +167,11 @@ fn kind(schema: &Json, described: &Json, values: &mut Vec<(String, String)>) -> 
     }
 }
 
-/// Follows the `$ref` of `described`, if it has one.
 fn resolve<'a>(schema: &'a Json, described: &'a Json) -> &'a Json {
     let path = described["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
     path.and_then(|path| schema.pointer(path)).unwrap_or(described)
 }
 
-/// Formats `text` as comment lines.
 fn comment(text: &str, indent: &str) -> String {
     let mut lines = String::new();
     let mut line = format!("# {indent}");
@@ -212,7 +204,6 @@ mod tests {
             let text = commented(&json_schema(), values, &defaults, values);
             let read: Config = toml::from_str(&text).expect("a configuration");
             assert_eq!(read, Config::default());
-            // Keys without a value are included.
             let with_all: String = text.lines().filter(|line| line.contains(" =")).collect();
             let keys = sections().into_iter().flat_map(|(_, keys)| keys);
             keys.for_each(|key| assert!(with_all.contains(&format!("{key} =")), "{key} is missing"));

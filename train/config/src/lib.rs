@@ -1,8 +1,7 @@
 //! The configuration of a run.
 //!
-//! A TOML file is parsed to [`Config`] (unknown keys are errors, `--set` is applied), checked as a whole by
-//! [`Config::validate`], and resolved against the data to a [`Config`] without unset values, which is written
-//! to the run folder and can start the same run again.
+//! A TOML file is parsed to [`Config`], checked by [`Config::validate`], and completed from the data. The run folder
+//! stores the complete [`Config`], which can start the same run again.
 
 /// Declares a section of a configuration: its keys, each with its default.
 macro_rules! section {

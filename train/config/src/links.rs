@@ -9,10 +9,8 @@ use serde::{Deserialize, Serialize};
 use kiln_sys::durable::write_named;
 use kiln_sys::files;
 
-/// Version of the file format that this build reads and writes.
 const VERSION: u64 = 1;
 
-/// Maximum size of a file in bytes; longer files were not written by Kiln.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Measurements of networks.
@@ -28,8 +26,7 @@ pub struct Links {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// The transport, as named by [`Communicator::backend`](kiln_collectives::Communicator::backend): `local`,
-    /// `tcp`, `mpi` or `nccl`.
+    /// The [backend](kiln_collectives::Communicator::backend): `local`, `tcp`, `mpi` or `nccl`.
     pub backend: String,
     /// Number of ranks in the group.
     pub ranks: usize,
@@ -39,8 +36,8 @@ pub struct Link {
     pub operation: Operation,
     /// Fixed latency of a call in seconds.
     pub latency_s: f64,
-    /// Bytes that a rank sends per second once the latency has passed, as counted by the
-    /// [`Recorder`](kiln_collectives::Recorder).
+    /// Bytes that a rank sends per second, after the latency, as a [`Recorder`](kiln_collectives::Recorder) counts
+    /// them.
     pub bytes_per_s: f64,
 }
 

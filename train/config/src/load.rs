@@ -1,5 +1,3 @@
-//! Loads a [`Config`] from a file and `--set` overrides.
-
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -15,8 +13,7 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}; name a TOML file, such as one in configs/")]
     Read { path: PathBuf, source: std::io::Error },
-    /// The file is not TOML, or has an unknown key or a value of the wrong type. `message` names it and its
-    /// location.
+    /// The file is not valid TOML, or has an unknown key or a value of the wrong type.
     #[error("{path}: {message}")]
     Parse { path: PathBuf, message: String },
     /// An override is not `section.key=value`.
@@ -64,8 +61,7 @@ fn list(problems: &[String]) -> String {
     }
 }
 
-/// Reads `path` and applies `overrides` (`section.key=value`; the value is TOML, or else a string) on top.
-/// Checks keys and types, not yet the values.
+/// Reads `path` and applies `overrides` (`section.key=value`). Checks keys and types, but not values.
 pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
     let (_, mut table, mut config) = read(path)?;
     for argument in overrides {
@@ -74,7 +70,6 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// Reads the file `path` as text, as a table, and as a configuration.
 pub(super) fn read(path: &Path) -> Result<(String, Table, Config), ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -93,7 +88,6 @@ pub(super) fn read(path: &Path) -> Result<(String, Table, Config), ConfigError> 
     }
 }
 
-/// The message about a program-defined key that is NaN or infinite.
 const NON_FINITE: &str =
     "expected a finite number: checkpoints store program-defined keys as JSON, which has no NaN or infinity";
 
@@ -120,7 +114,6 @@ fn non_finite(table: &Table) -> Option<String> {
 fn plain(message: &str) -> String {
     let whole = "expected a whole number, 0 or more";
     [
-        // The TOML parser's messages about numbers out of its range.
         ("u64 value was too large", TOO_LARGE),
         ("integer number overflowed", TOO_LARGE),
         ("unknown field", "unknown key"),
@@ -133,14 +126,13 @@ fn plain(message: &str) -> String {
     .fold(message.to_owned(), |message, (from, to)| message.replace(from, to))
 }
 
-/// The message about a whole number beyond TOML's range.
 const TOO_LARGE: &str = "the number is too large: whole numbers go from -9223372036854775808 to \
                          9223372036854775807";
 
 /// Minimum similarity of two names, from 0 to 1, for one to be a typo of the other.
 const ALIKE: f64 = 0.7;
 
-/// If the parser's `message` is about an unknown name, suggests which of the names that it quotes was meant.
+/// Suggests the quoted name that resembles the unknown name in the parser's `message`.
 fn did_you_mean(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let unknown = quoted.next().filter(|_| message.starts_with("unknown "));
@@ -152,14 +144,12 @@ fn did_you_mean(message: &str) -> String {
         .map_or_else(String::new, |(_, name)| format!("; did you mean `{name}`?"))
 }
 
-/// Returns whether a text is a whole number of any size.
 fn is_whole(text: &str) -> bool {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     digits.starts_with(|first: char| first.is_ascii_digit())
         && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_')
 }
 
-/// Puts one override into `table`, and reads the resulting configuration.
 pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigError> {
     let malformed = || ConfigError::Override { argument: shown(argument) };
     let (path, value) = argument.split_once('=').ok_or_else(malformed)?;
@@ -197,8 +187,7 @@ pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigE
         }
         Err(error) => error,
     };
-    // Retried as a string, so that a string that looks like another type need not be quoted for both the shell
-    // and TOML.
+    // Retried as a string, so that users need not quote it for both the shell and TOML.
     let may_be_text = !matches!(value, Value::String(_) | Value::Array(_) | Value::Table(_));
     let error = match may_be_text.then(|| read(Value::String(text.to_owned()))) {
         Some(Ok(config)) => return Ok(config),
@@ -219,15 +208,14 @@ pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigE
     Err(refused(message))
 }
 
-/// Returns the section at `path`, such as `model.extra`, and creates it if it is missing. Returns `None` if a part
-/// of the path is a value instead of a section.
+/// Returns the section at `path`, such as `model.extra`, creating it if missing; `None` if `path` contains a value.
 fn section<'a>(table: &'a mut Table, path: &str) -> Option<&'a mut Table> {
     path.split('.').try_fold(table, |table, name| {
         table.entry(name).or_insert_with(|| Value::Table(Table::new())).as_table_mut()
     })
 }
 
-/// If the parser's `error` is about the type of `value`, describes the expected type, with an example.
+/// Describes the expected type, with an example, if the parser's `error` is about the type of `value`.
 fn expectation(error: &toml::de::Error, path: &str, value: &Value) -> Option<String> {
     let (found, expected) = error.message().split_once(", expected ")?;
     let found = found.strip_prefix("invalid type: ").or(found.strip_prefix("invalid value: "))?;
@@ -242,7 +230,6 @@ fn expectation(error: &toml::de::Error, path: &str, value: &Value) -> Option<Str
     Some(format!("expected {kind}, as in --set {quote}{path}={example}{quote}"))
 }
 
-/// For each type: the parser's word, the words for messages, and an example.
 const KINDS: &[(&str, &str, &str)] = &[
     ("u64", "a whole number, 0 or more", "8"),
     ("usize", "a whole number, 0 or more", "8"),
@@ -255,7 +242,6 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("internally tagged enum RopeScaling", "a table", "{ kind = \"linear\", factor = 4.0 }"),
 ];
 
-/// Shortens an argument for messages.
 fn shown(argument: &str) -> String {
     const MOST: usize = 80;
     match argument.char_indices().nth(MOST) {

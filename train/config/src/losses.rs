@@ -81,8 +81,7 @@ impl Losses {
         make(LossInit { section }).map(Some)
     }
 
-    /// Returns the loss that `section` describes, for a model of `vocab_size` tokens; `None` for the
-    /// cross-entropy.
+    /// Returns the loss that `section` describes, for a vocabulary of `vocab_size`; `None` for the cross-entropy.
     ///
     /// # Errors
     ///

@@ -1,5 +1,3 @@
-//! The section that describes the model.
-
 use kiln_model::{AttentionBias, FULL_ATTENTION, ModelConfig, MoeConfig, RopeScaling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -68,14 +66,12 @@ pub struct ModelSection {
 }
 
 impl ModelSection {
-    /// Returns the model that the section describes, with `vocab_size` if the section sets none. `Err` names the
-    /// missing or unknown key.
+    /// Returns the model, with `vocab_size` if the section sets none. The error names the missing or unknown key.
     pub fn resolve(&self, vocab_size: Option<usize>) -> Result<ModelConfig, String> {
         self.resolve_from(None, vocab_size)
     }
 
-    /// Like [`ModelSection::resolve`], but unset keys take the values of `weights`, the model of the initial
-    /// weights, if there is one.
+    /// Like [`ModelSection::resolve`], but unset keys come from `weights`, the model of the initial weights.
     pub fn resolve_from(
         &self,
         weights: Option<&ModelConfig>,
@@ -112,8 +108,8 @@ impl ModelSection {
         model.entry("kv_heads").or_insert(heads);
         model.entry("tie_embeddings").or_insert(Value::Boolean(true));
         let mut model: ModelConfig = model.try_into().map_err(|error: toml::de::Error| error.to_string())?;
-        // The section replaces `[model.moe]` as a whole; only this key, if it is unset, keeps the value of the
-        // initial weights.
+        // The section replaces `[model.moe]` as a whole, except for this key, which the initial weights keep if it is
+        // unset.
         if let (Some(moe), Some(of_weights)) =
             (&mut model.moe, weights.and_then(|weights| weights.moe.as_ref()))
         {

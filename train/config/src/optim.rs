@@ -1,10 +1,7 @@
-//! The section `[optim]`: the optimizer, its schedule, and groups of parameters with their own options.
-
 use kiln_shard::{AdamW, AdjustLr, Muon};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `optim.kind` of AdamW, for all parameters.
 pub(crate) const ADAMW: &str = "adamw";
 
 /// `optim.kind` of Muon for the matrices of blocks, with AdamW for all other parameters.
@@ -120,21 +117,17 @@ pub struct OptimGroup {
     pub min_lr_ratio: Option<f64>,
 }
 
-/// The course of a learning rate over the steps of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LrSchedule {
-    /// Kind of schedule.
     pub(crate) schedule: Schedule,
-    /// Steps of linear warm-up.
     pub(crate) warmup_steps: u64,
     /// Steps of the final decay of `wsd`; a tenth of the run if `None`.
     pub(crate) decay_steps: Option<u64>,
-    /// Final learning rate relative to the peak.
     pub(crate) min_lr_ratio: f64,
 }
 
 impl OptimGroup {
-    /// Returns the group's own schedule, if the group sets any of its keys. `of_rest` is the schedule of `[optim]`.
+    /// Returns the group's own schedule, with unset keys from `of_rest`; `None` if the group sets no key.
     pub(crate) fn lr_schedule(&self, of_rest: LrSchedule) -> Option<LrSchedule> {
         let OptimGroup { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
         let is_own =
@@ -147,31 +140,27 @@ impl OptimGroup {
         })
     }
 
-    /// Returns whether the group sets no option for its parameters.
     pub(super) fn has_no_option(&self) -> bool {
         let OptimGroup { parameters, dims, .. } = self.clone();
         *self == OptimGroup { parameters, dims, ..OptimGroup::default() }
     }
 }
 
-/// Returns whether `kind` is the default, which is omitted from written configurations.
 fn is_adamw(kind: &str) -> bool {
     kind == ADAMW
 }
 
-/// Returns whether `rate` is the default, which is omitted from written configurations.
 fn is_expert_bias_lr(rate: &f64) -> bool {
     *rate == EXPERT_BIAS_LR
 }
 
 impl OptimSection {
-    /// Returns the schedule of `lr`.
     pub(crate) fn lr_schedule(&self) -> LrSchedule {
         let OptimSection { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
         LrSchedule { schedule, warmup_steps, decay_steps, min_lr_ratio }
     }
 
-    /// Returns the distinct schedules of the run: first the schedule of `lr`, then those of the groups, in order.
+    /// Returns the distinct schedules: first for `lr`, then for the groups, in order.
     pub(crate) fn lr_schedules(&self) -> Vec<LrSchedule> {
         let first = self.lr_schedule();
         let mut schedules = vec![first];

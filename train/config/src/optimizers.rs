@@ -49,10 +49,8 @@ impl Default for Optimizers {
     }
 }
 
-/// Returns Muon for the matrices of blocks, and AdamW for all other parameters.
 fn muon(section: &OptimSection) -> Optimizer {
-    // The rule with few elements comes first: a module's groups are reduced in this order, the last one while
-    // backward continues.
+    // The rule with few elements comes first: groups are reduced in this order, the last one while backward continues.
     let rules: Vec<Arc<dyn Rule>> = vec![Arc::new(section.adamw()), Arc::new(section.muon())];
     Optimizer::new(MUON, rules, |name, shape| {
         let is_matrix = name.starts_with("layers.") && shape.len() >= 2;
@@ -117,8 +115,8 @@ impl Optimizers {
                 schedule: group.schedule.or(choice.schedule),
             })
         });
-        // Every optimizer and group leaves the biases that balance experts to this rule: they follow the load of
-        // the experts, not a gradient.
+        // These biases follow the load of the experts instead of a gradient, so no optimizer or group replaces this
+        // rule.
         let sign = Sign { rate: section.expert_bias_lr };
         Ok(optimizer.with_rule(sign, |name, _| name.rsplit('.').next() == Some(Moe::BIAS)))
     }
@@ -130,7 +128,6 @@ impl fmt::Debug for Optimizers {
     }
 }
 
-/// Options of a group of parameters.
 struct OwnOptions {
     parameters: GlobSet,
     dims: Option<usize>,
@@ -176,7 +173,6 @@ impl OwnOptions {
     }
 }
 
-/// Compiles a pattern in which `*` matches anything.
 fn glob(pattern: &str) -> Result<Glob, ConfigError> {
     Glob::new(pattern)
         .map_err(|error| ConfigError::invalid(format!("optim.groups: \"{pattern}\": {}", error.kind())))
@@ -238,7 +234,6 @@ mod tests {
         assert_eq!(rule("embed_tokens.weight", &[16, 4]), "adamw");
     }
 
-    /// Under every optimizer, and whatever the groups set, the load of the experts steers these biases.
     #[test]
     fn expert_biases_use_the_sign_rule() {
         for kind in ["adamw", "muon"] {
@@ -254,7 +249,6 @@ mod tests {
         }
     }
 
-    /// The last group that sets a key of a schedule wins.
     #[test]
     fn groups_refer_to_schedules_by_index() {
         let text = "[[groups]]\nparameters = ['*']\nschedule = 'constant'\n\

@@ -1,5 +1,3 @@
-//! Changes some keys of a configuration and keeps the rest of the user's file.
-
 use std::path::Path;
 
 use toml::{Table, Value};
@@ -36,8 +34,7 @@ pub fn rewritten(path: &Path, overrides: &[String], removed: &[&str]) -> Result<
     Ok(document.to_string())
 }
 
-/// Copies the value of `key` in the section `sections`, such as `a.b`, from `table` into the file's `item`. Does
-/// nothing if `table` has no such value.
+/// Copies the value of `key` in `sections`, such as `a.b`, from `table` to `item`, if `table` has the value.
 fn set(mut item: &mut Item, mut table: &Table, sections: &str, key: &str) -> Option<()> {
     for name in sections.split('.') {
         table = table.get(name)?.as_table()?;
@@ -92,7 +89,6 @@ mod tests {
         assert_eq!(rewrite(text, &[], &[]), text);
     }
 
-    /// Covers keys without their own line, and values on several lines.
     #[test]
     fn every_form_of_toml_is_edited_in_place() {
         for (text, setting, expected) in [

@@ -9,8 +9,7 @@ pub fn learning_rate(optim: &OptimSection, step: u64, steps: u64) -> f64 {
     rate(optim.lr, optim.lr_schedule(), step, steps)
 }
 
-/// Returns the [`learning_rate`], and one rate for each different schedule of a group of parameters, in the
-/// order of `OptimSection::lr_schedules`.
+/// Returns the [`learning_rate`], and one for each other schedule, in the order of `OptimSection::lr_schedules`.
 pub fn learning_rates(optim: &OptimSection, step: u64, steps: u64) -> LearningRates {
     let others = optim.lr_schedules().split_off(1);
     let others = others.into_iter().map(|schedule| rate(optim.lr, schedule, step, steps));
@@ -38,11 +37,10 @@ fn rate(lr: f64, schedule: LrSchedule, step: u64, steps: u64) -> f64 {
     }
 }
 
-/// Relative change of a learning rate at a resume above which it is reported.
+/// Relative change of a learning rate above which a resume reports it.
 const JUMP: f64 = 0.01;
 
-/// Returns a message about a learning rate that jumps when a run resumes with the configuration `after`, having
-/// done `step` steps with `before`. Returns `None` if the next step has nearly the same rate with both.
+/// Returns a warning if the learning rate jumps when a run resumes after `step` with `after` instead of `before`.
 pub fn jump(step: u64, before: &Config, after: &Config) -> Option<String> {
     if step == 0 || step >= after.train.steps {
         return None;
@@ -142,7 +140,6 @@ mod tests {
         }
     }
 
-    /// A resume reports a rate that jumps, and no other change of a rate.
     #[test]
     fn resume_reports_jumps() {
         let config = |schedule, steps| {
@@ -157,13 +154,11 @@ mod tests {
             "{message}"
         );
         assert!(message.contains("optim.lr = 1.000e-1") && !message.contains("multiply"), "{message}");
-        // No jump: the rate continues as before, also beyond the end, or no step is left.
         assert_eq!(jump(60, &cosine, &cosine), None);
         assert_eq!(jump(110, &config(Schedule::Constant, 110), &config(Schedule::Constant, 210)), None);
         assert_eq!(jump(60, &wsd, &config(Schedule::Wsd, 210)), None);
         assert_eq!(jump(110, &cosine, &config(Schedule::Cosine, 100)), None);
         assert_eq!(jump(0, &cosine, &wsd), None);
-        // A change of any key of the schedule is reported.
         for (step, after) in
             [(110, config(Schedule::Wsd, 210)), (60, config(Schedule::Wsd, 70)), (60, cosine.clone())]
         {
@@ -186,7 +181,6 @@ mod tests {
         );
     }
 
-    /// A group's schedule is that of `[optim]` with its own keys, and gets a separate rate only if it differs.
     #[test]
     fn groups_follow_their_schedules() {
         let group = |schedule, warmup_steps| OptimGroup { schedule, warmup_steps, ..OptimGroup::default() };

@@ -1,5 +1,3 @@
-//! Sections and keys of a configuration file.
-
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -185,8 +183,9 @@ pub struct ShardSection {
     pub shard_size: Option<usize>,
     /// The modules whose gathered weights are freed after the forward pass.
     pub reshard: Reshard,
-    /// The parts of the forward pass that are recomputed in backward.
-    pub recompute: Recompute,
+    /// The parts of the forward pass that are recomputed in backward; with `auto`, the least with which the run is
+    /// planned to fit into memory.
+    pub recompute: Choice<Recompute>,
     /// The form in which gradients of micro-batches accumulate: as shards, with a reduction in every
     /// micro-batch, or as whole gradients on every rank, with one reduction per step. The default is `sharded`,
     /// and `unsharded` under `NO_SHARD`. A resumed run keeps its value.
@@ -201,10 +200,14 @@ pub struct ShardSection {
 }
 
 impl ShardSection {
-    /// Returns the form in which gradients of micro-batches accumulate: the value that is set, or the
-    /// strategy's default.
+    /// Returns the form of gradient accumulation: the value that is set, or the strategy's default.
     pub fn accumulate(&self) -> Accumulate {
         self.accumulate.unwrap_or_else(|| Accumulate::from_strategy(self.strategy))
+    }
+
+    /// Returns the recomputed parts; none if that is not settled yet.
+    pub fn recompute(&self) -> Recompute {
+        self.recompute.given().unwrap_or_default()
     }
 }
 

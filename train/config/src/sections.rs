@@ -1,5 +1,3 @@
-//! The names of all sections and keys, from the types of the configuration.
-
 use std::cell::RefCell;
 
 use serde::de::value::{Error, MapDeserializer};
@@ -8,7 +6,6 @@ use serde::forward_to_deserialize_any;
 
 use super::Config;
 
-/// The sections of a configuration, each with its keys.
 pub(super) type SectionKeys = Vec<(&'static str, &'static [&'static str])>;
 
 /// Returns every section with its keys in order of declaration, which a JSON schema does not keep.
@@ -20,10 +17,10 @@ pub(super) fn sections() -> SectionKeys {
     found.into_inner()
 }
 
-/// A deserializer that presents every section without any key, and collects the names of sections and keys.
+/// A deserializer that presents every section without keys, and collects the names of sections and keys.
 #[derive(Clone, Copy)]
 struct Names<'a> {
-    /// The section to deserialize; `None` for the whole configuration.
+    /// `None` for the whole configuration.
     section: Option<&'static str>,
     found: &'a RefCell<SectionKeys>,
 }
@@ -63,8 +60,7 @@ impl<'de> Deserializer<'de> for Names<'_> {
     }
 }
 
-/// Returns the full name of the key that a flag such as `--lr` or `--seq-len` would set; `None` if there is no
-/// such key, or several sections have one.
+/// Returns the key that a flag such as `--seq-len` would set; `None` if there is no such key, or several.
 pub fn key_of_flag(flag: &str) -> Option<String> {
     let name = flag.trim_start_matches('-').replace('-', "_");
     let mut found = sections().into_iter().filter(|(_, keys)| keys.iter().any(|key| **key == *name));

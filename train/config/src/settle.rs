@@ -1,5 +1,3 @@
-//! Settles the values that a configuration leaves to the device.
-
 use kiln_shard::Policy;
 
 use super::choice::Choice;
@@ -39,7 +37,7 @@ impl Config {
         Policy {
             strategy: self.shard.strategy,
             reshard: self.shard.reshard,
-            recompute: self.shard.recompute,
+            recompute: self.shard.recompute(),
             accumulate: self.shard.accumulate(),
             compute_dtype: self.precision.compute().into(),
             reduce_dtype: self.precision.reduce.into(),
@@ -60,7 +58,7 @@ impl Config {
     /// Replaces `auto` and unset values. Returns the values that depend on the device, as lines of a configuration.
     pub fn settle(&mut self, defaults: DeviceDefaults) -> Vec<String> {
         if self.optim.kind == MUON {
-            // The settings that a run used are recorded in its folder.
+            // So that the run folder records Muon's settings.
             self.optim.muon.get_or_insert_default();
         }
         let mut settled = Vec::new();
@@ -80,7 +78,7 @@ impl Config {
         settled
     }
 
-    /// Returns whether the configuration allows f16, which has a small range and needs a loss scale.
+    /// Returns whether the configuration allows f16, which needs a loss scale.
     fn can_scale_losses(&self) -> bool {
         !self.shard.offload && !self.has_expert_bias()
     }
@@ -99,8 +97,7 @@ impl Config {
         })
     }
 
-    /// Returns the largest number of sequences, with at most `tokens` tokens in total, that divides a rank's part
-    /// of the batch; at least one.
+    /// Returns the largest divisor of a rank's batch, in sequences, with at most `tokens` tokens; at least 1.
     pub fn rows_of(&self, tokens: usize) -> usize {
         let per_rank = self.train.global_batch / self.train.ranks.max(1);
         let most = (tokens / self.data.seq_len.max(1)).min(per_rank);
@@ -128,14 +125,11 @@ mod tests {
         let (mut cpu, mut gpu) = (asked.clone(), asked.clone());
         assert_eq!(cpu.settle(DeviceDefaults::CPU), ["precision.compute = \"f32\"", "train.micro_batch = 4"]);
         assert_eq!(gpu.settle(GPU), ["precision.compute = \"bf16\"", "train.micro_batch = 32"]);
-        // Before settling, the CPU's defaults apply.
         assert_eq!((asked.micro_batch(), asked.precision.compute()), (4, Precision::F32));
-        // The written configuration can be read, settled or not.
         for config in [&asked, &gpu] {
             let text = toml::to_string(config).expect("TOML");
             assert_eq!(&self::config(&text), config);
         }
-        // A settled configuration has no value left to settle.
         assert_eq!(gpu.clone().settle(DeviceDefaults::CPU), [""; 0]);
         assert_eq!((gpu.micro_batch(), gpu.precision.compute()), (32, Precision::Bf16));
     }
@@ -155,7 +149,6 @@ mod tests {
         }
     }
 
-    /// GPUs without bf16 use f16, unless the configuration rules it out.
     #[test]
     fn f16_is_chosen_where_allowed() {
         let old = DeviceDefaults { precision: Precision::F16, ..GPU };
@@ -176,7 +169,6 @@ mod tests {
         }
     }
 
-    /// Micro-batches divide a rank's batch evenly, whether it has few sequences or many.
     #[test]
     fn micro_batches_divide_the_rank_batch() {
         let mut config = config("[data]\nseq_len = 512\n");

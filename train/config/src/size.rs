@@ -1,5 +1,3 @@
-//! Sizes with a unit.
-
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
@@ -66,7 +64,6 @@ impl JsonSchema for ByteSize {
     }
 }
 
-/// Reads a size from text.
 struct Text;
 
 impl Visitor<'_> for Text {

@@ -1,7 +1,6 @@
 //! Checks of a whole configuration, before any work starts.
 //!
-//! The largest accepted numbers are far beyond any real run, yet small enough that nothing overflows, no loop is
-//! endless, and a typo is an error at once.
+//! The limits are far beyond any real run, yet prevent overflow and endless loops, and catch typos.
 
 use std::iter;
 use std::ops::RangeInclusive;
@@ -21,22 +20,17 @@ use super::{
 /// Maximum number of optimizer steps. With [`MAX_BATCH`], positions in the data fit into 64 bits.
 const MAX_STEPS: u64 = 1_000_000_000_000;
 
-/// Maximum number of sequences in a step or a micro-batch.
 const MAX_BATCH: usize = 10_000_000;
 
-/// Maximum number of tokens in a sequence.
 const MAX_SEQ_LEN: usize = 10_000_000;
 
-/// Longest context of a model; models from Hugging Face have longer contexts than runs train on.
+/// Models from Hugging Face have longer contexts than runs train on.
 const MAX_CONTEXT: u64 = 1 << 40;
 
-/// Maximum number of Newton–Schulz iterations in a step.
 const MAX_NS_STEPS: u64 = 100;
 
-/// Maximum number of compute threads on a machine.
 const MAX_THREADS: usize = 4096;
 
-/// A range of numbers: its description, and a test for membership.
 type Range = (&'static str, fn(f64) -> bool);
 
 const POSITIVE: Range = ("positive and finite", |value| value > 0.0 && value.is_finite());
@@ -69,9 +63,8 @@ impl Config {
         self.check_device(&mut problems);
         self.check_precision(&mut problems);
         self.check_mpi(&mut problems);
-        // An unknown vocabulary has a placeholder size, which no other size has to divide.
+        // No other size has to divide the vocabulary size, so a placeholder serves.
         match self.model.resolve(Some(self.data.vocab_size.max(1))) {
-            // The initial weights supply the missing sizes.
             Err(_) if self.init_from().is_some() => {}
             Ok(model) => {
                 if let Err(error) = model.validate() {
@@ -105,7 +98,6 @@ impl Config {
         if kind != MUON && muon.is_some() {
             problems.push(format!("[optim.muon] is for optim.kind = \"muon\", not \"{kind}\""));
         }
-        // Without the section, its defaults are checked.
         let muon = muon.clone().or_else(|| (kind == MUON).then(MuonSection::default));
         if let Some(MuonSection { lr, momentum, weight_decay, ns_steps, .. }) = muon {
             rates.push(("optim.muon.lr", lr, FROM_0));
@@ -200,7 +192,6 @@ impl Config {
         self.check_schedules(problems);
     }
 
-    /// Checks for schedules that are longer than the run.
     fn check_schedules(&self, problems: &mut Vec<String>) {
         let (OptimSection { groups, .. }, steps) = (&self.optim, self.train.steps);
         let of_rest = self.optim.lr_schedule();
@@ -264,7 +255,6 @@ impl Config {
         }
     }
 
-    /// Checks settings that do not apply to MPI.
     fn check_mpi(&self, problems: &mut Vec<String>) {
         let CommSection { backend, seal, ports, .. } = &self.comm;
         if *backend != CommBackend::Mpi {
@@ -284,7 +274,6 @@ impl Config {
         }
     }
 
-    /// Returns whether the choice of experts is balanced by biases.
     pub(super) fn has_expert_bias(&self) -> bool {
         self.model.moe.as_ref().is_some_and(|moe| moe.expert_bias)
     }
@@ -319,7 +308,6 @@ impl Config {
         }
     }
 
-    /// Checks settings that depend on GPUs.
     fn check_device(&self, problems: &mut Vec<String>) {
         let (name, missing, transport) = match self.device.backend {
             Backend::Auto | Backend::Cpu => return,
@@ -365,7 +353,6 @@ impl Config {
     }
 }
 
-/// Returns an error message if `value` is not in `range`; `key` is the key or flag that set it.
 fn out_of_range(key: &str, value: u64, range: RangeInclusive<u64>) -> Option<String> {
     let (least, most) = range.into_inner();
     match value {
@@ -375,8 +362,7 @@ fn out_of_range(key: &str, value: u64, range: RangeInclusive<u64>) -> Option<Str
     }
 }
 
-/// Returns an error message if `device.threads` is too large for this machine: far more threads than cores slow
-/// each other down.
+/// Returns an error message if `threads` far exceeds the cores, since the threads then slow each other down.
 fn too_many_threads(threads: usize) -> Option<String> {
     let (mine, all) = (cores(), cores_of_machine());
     // This process may be restricted to some cores, but `device.threads` is for all ranks of the machine.
@@ -389,7 +375,7 @@ fn too_many_threads(threads: usize) -> Option<String> {
     })
 }
 
-/// Returns an error message if there are too many ranks as threads; `key` names where the number was set.
+/// Returns an error message if there are too many ranks as threads; `key` is the setting.
 pub fn thread_ranks(key: &str, ranks: usize) -> Option<String> {
     (ranks > MAX_RANKS_PER_NODE).then(|| {
         format!(

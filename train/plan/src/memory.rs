@@ -343,16 +343,19 @@ impl<'a> Pass<'a> {
         }
         let batch = tape.batch();
         let flops = batch.rows() as f64 * layer.flops_per_token(batch.seq_len as usize) / 3.0;
-        let again = self.shape.policy.recompute == Recompute::Block;
+        let recompute = self.shape.policy.recompute;
+        let again = recompute.repeats(index);
         self.on_leave(tape, module, if again { 3.0 * flops } else { 2.0 * flops });
-        let y = match self.shape.policy.recompute {
-            Recompute::None => {
+        let y = match again {
+            false => {
                 self.groups.borrow_mut().read_in_forward(module);
+                tape.set_selective(recompute == Recompute::Selective);
                 let y = self.compute(flops, || layer.meta_forward(x, tape));
+                tape.set_selective(false);
                 self.groups.borrow_mut().leave_forward(module, true);
                 y
             }
-            Recompute::Block => {
+            true => {
                 let groups = self.groups.clone();
                 let ledger = self.ledger.clone();
                 tape.checkpoint(x, move |tape, x, again| {

@@ -110,7 +110,12 @@ fn cost(row: &PlanRow) -> f64 {
     match row.step_s {
         Some(seconds) => seconds,
         None => {
-            let again = f64::from(u8::from(row.recompute == Recompute::Block));
+            let again = match row.recompute {
+                Recompute::None => 0.0,
+                Recompute::Selective => 0.1,
+                Recompute::Block => 1.0,
+                Recompute::Every(blocks) => 1.0 / blocks.get() as f64,
+            };
             let offloads = f64::from(u8::from(row.offload));
             1.0 + again + 4.0 * offloads + 1e-15 * row.sent_bytes as f64
         }
@@ -143,7 +148,7 @@ pub fn advise(
 /// Returns the configuration of `row` with the other value of `shard.accumulate`.
 fn other(planned: &Planned<'_>, row: &PlanRow) -> Config {
     let mut config = planned.config.clone();
-    (config.shard.strategy, config.shard.recompute) = (row.strategy, row.recompute);
+    (config.shard.strategy, config.shard.recompute) = (row.strategy, row.recompute.into());
     config.shard.shard_size = planned.shard_size().filter(|_| row.strategy.is_hybrid());
     config.shard.offload = row.offload;
     config.shard.accumulate = Some(match row.accumulate {
@@ -156,9 +161,15 @@ fn other(planned: &Planned<'_>, row: &PlanRow) -> Config {
 
 /// Describes how a row runs, as in `FULL_SHARD with recompute`.
 fn way(row: &PlanRow) -> String {
-    let with = [(row.recompute == Recompute::Block, "recompute"), (row.offload, "offload")];
-    let with: Vec<_> = with.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect();
-    match with[..] {
+    let recompute = match row.recompute {
+        Recompute::None => None,
+        Recompute::Selective => Some("selective recompute".to_owned()),
+        Recompute::Block => Some("recompute".to_owned()),
+        Recompute::Every(blocks) => Some(format!("recompute of every block in {blocks}")),
+    };
+    let offload = row.offload.then(|| "offload".to_owned());
+    let with: Vec<_> = recompute.into_iter().chain(offload).collect();
+    match &with[..] {
         [] => row.strategy.to_string(),
         _ => format!("{} with {}", row.strategy, with.join(" and ")),
     }

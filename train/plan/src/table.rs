@@ -97,6 +97,16 @@ impl Planned<'_> {
         self.config.shard.shard_size.or((self.target.nodes > 1).then_some(per_node))
     }
 
+    /// Returns the values of `shard.recompute` to compare: those without a number, and the configured one.
+    fn recomputes(&self) -> Vec<Recompute> {
+        let mut all = vec![Recompute::None, Recompute::Selective, Recompute::Block];
+        let configured = self.config.shard.recompute();
+        if !all.contains(&configured) {
+            all.insert(2, configured);
+        }
+        all
+    }
+
     /// Returns all rows, ordered by strategy, recomputation and offload. If no row fits with its micro-batch,
     /// appends rows with the largest micro-batches that fit: a larger micro-batch accumulates fewer gradients.
     pub fn rows(&self) -> Vec<PlanRow> {
@@ -122,12 +132,12 @@ impl Planned<'_> {
         let offloads: &[bool] = if offloads { &[false, true] } else { &[false] };
         let mut configs = Vec::new();
         for strategy in self.strategies() {
-            for recompute in [Recompute::None, Recompute::Block] {
+            for recompute in self.recomputes() {
                 for &offload in offloads {
                     let mut config = self.config.clone();
                     config.shard.strategy = strategy;
                     config.shard.shard_size = self.shard_size().filter(|_| strategy.is_hybrid());
-                    (config.shard.recompute, config.shard.offload) = (recompute, offload);
+                    (config.shard.recompute, config.shard.offload) = (recompute.into(), offload);
                     configs.push(config);
                 }
             }
@@ -177,7 +187,7 @@ impl Planned<'_> {
         Some(PlanRow {
             strategy: config.shard.strategy,
             mesh: shape.mesh.to_string(),
-            recompute: config.shard.recompute,
+            recompute: config.shard.recompute(),
             accumulate: config.shard.accumulate(),
             offload: config.shard.offload,
             micro_batch,

@@ -16,7 +16,6 @@ usage: collectives_peer --backend local --ranks N
   --job      name that all ranks of one world share
   --seal     protection of the traffic between ranks (default off)";
 
-/// The transport between the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Local,
@@ -25,7 +24,6 @@ pub enum Backend {
     Sockets,
 }
 
-/// The options of the command line.
 #[derive(Debug)]
 pub struct Arguments {
     pub backend: Backend,

@@ -8,18 +8,14 @@ use std::hint::black_box;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// An error of this program, which `main` prints and turns into an exit code.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// Maximum duration of an operation.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Returns the label of an operation outside training.
 pub fn label(name: &str) -> Label {
     Label::new(name, Phase::Other)
 }
 
-/// An operation that a command can request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Op {
     AllGather,
@@ -28,7 +24,6 @@ pub enum Op {
 }
 
 impl Op {
-    /// All operations.
     pub const ALL: [Op; 3] = [Op::AllGather, Op::ReduceScatter, Op::Memcpy];
 }
 
@@ -42,9 +37,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// The buffers that the ranks of this process copy from in `memcpy`, by size.
-///
-/// They are shared because in a gather, too, all ranks read the same chunks: caches help both equally.
+/// The buffers that `memcpy` copies from, by size. Ranks share them, as ranks in a gather read the same chunks.
 #[derive(Clone, Default)]
 pub struct Sources(Arc<Mutex<BTreeMap<usize, Arc<Buffer>>>>);
 
@@ -92,7 +85,6 @@ impl Exercise {
             Op::ReduceScatter => (values(0, full), shard),
             Op::Memcpy => (sources.get(full), full),
         };
-        // Initially, every element is wrong.
         let output = Some(Buffer::from_slice(&vec![-1.0f32; output]));
         let mut exercise = Exercise { op, label: label("exercise"), input, output };
         let outcome = exercise.run(group).and_then(|()| exercise.check(rank, ranks));
@@ -108,7 +100,6 @@ impl Exercise {
         }
     }
 
-    /// Runs the operation once.
     pub fn run(&mut self, group: &dyn Communicator) -> Result<(), Failure> {
         let mut output = self.output.take().ok_or("an earlier run failed")?;
         let (label, input) = (self.label.clone(), Arc::clone(&self.input));
@@ -123,8 +114,7 @@ impl Exercise {
         Ok(())
     }
 
-    /// Compares every element with its expected value. All values are small integers, so that sums are exact
-    /// in any order.
+    /// Compares every element with its expected value: small integers, whose sums are exact in any order.
     fn check(&self, rank: usize, ranks: usize) -> Result<(), Failure> {
         let output = self.output.as_ref().ok_or("an earlier run failed")?;
         debug_assert_eq!(output.dtype(), DType::F32);

@@ -6,11 +6,9 @@
 //!     --backend tcp --ranks 2 --rank 0 --port 29500
 //! ```
 //!
-//! Rank 0 reads commands from standard input, one `OP BYTES ITERATIONS` per line, and answers each with a
-//! line of JSON; at the end of input all ranks exit. `OP` is `all_gather` or `reduce_scatter` of `f32`, where
-//! `BYTES` is the size of the full tensor, or `memcpy`, in which every rank copies `BYTES` bytes. With
-//! `--backend local` all ranks are threads of this process; otherwise start one process per rank.
-//! `benches/peers` provides the same protocol for other systems.
+//! Rank 0 reads commands `OP BYTES ITERATIONS` from standard input and answers each with a line of JSON. `OP` is
+//! `all_gather` or `reduce_scatter` of `f32`, where `BYTES` is the size of the full tensor, or `memcpy`, which copies
+//! `BYTES` on every rank. All ranks exit at the end of input. `benches/peers` has the same protocol for other systems.
 
 mod arguments;
 mod exercise;
@@ -63,7 +61,7 @@ fn serve_local(ranks: usize) -> Result<(), Failure> {
                 scope.spawn(move || serve::serve(&group, sources))
             })
             .collect();
-        // All threads are joined before the first failure, that of the lowest rank, is returned.
+        // Joins all threads before returning the failure of the lowest rank.
         let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
         outcomes.into_iter().try_for_each(|outcome| outcome.unwrap_or_else(|_| Err("a rank panicked".into())))
     })

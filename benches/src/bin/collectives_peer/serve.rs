@@ -9,13 +9,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum wait for the next command: the driver may be timing another system in between.
+/// Maximum wait for a command: the driver may be timing another system in between.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Length of a broadcast command in bytes; unused bytes are spaces.
+/// Bytes of a broadcast command, padded with spaces.
 const COMMAND_LENGTH: usize = 64;
 
-/// One line from the driver.
 struct Command {
     op: Op,
     bytes: usize,
@@ -42,8 +41,7 @@ impl FromStr for Command {
 
 /// Runs commands until there are no more. Only rank 0 reads and writes.
 ///
-/// The time of a command is that of the slowest rank, measured from a barrier, over all iterations; one
-/// iteration before the barrier is not counted.
+/// Reports the time of the slowest rank over all iterations, after one warm-up iteration and a barrier.
 pub fn serve(group: &dyn Communicator, sources: Sources) -> Result<(), Failure> {
     let mut input = (group.rank() == 0).then(|| io::stdin().lock());
     let mut exercises: BTreeMap<(Op, usize), Exercise> = BTreeMap::new();
@@ -79,8 +77,7 @@ pub fn serve(group: &dyn Communicator, sources: Sources) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Returns the next command, the same on every rank; `None` at the end of input. A blank line also ends the
-/// input.
+/// Returns the next command, the same on every rank; `None` at the end of input or at a blank line.
 fn next_line(
     group: &dyn Communicator,
     input: Option<&mut io::StdinLock<'_>>,
@@ -88,7 +85,7 @@ fn next_line(
     let mut line = String::new();
     if let Some(input) = input {
         input.read_line(&mut line)?;
-        // A line that does not fit a message is not a valid command anyway; the answer says so.
+        // A longer line is not a valid command, and the answer reports that.
         line.retain(|character| character.is_ascii_graphic() || character == ' ');
         line.truncate(COMMAND_LENGTH);
     }

@@ -11,22 +11,15 @@ use crate::trace::Trace;
 /// The required part of the report of `kiln-bench step --json`.
 #[derive(Deserialize)]
 pub struct Report {
-    /// The shape of the model.
     pub model: Model,
-    /// Seconds of each step.
     pub step_s: Vec<f64>,
-    /// Planned peak memory of a rank in bytes.
     planned_rank_bytes: Option<u64>,
-    /// Tokens per second, and FLOP/s of the model at that rate.
     tokens_per_s: f64,
     model_flops_per_s: f64,
-    /// Sequences per step.
     pub global_batch: u64,
-    /// Tokens per sequence.
     pub seq_len: u64,
 }
 
-/// The shape of a model.
 #[derive(Clone, Copy, Deserialize)]
 pub struct Model {
     pub vocab_size: u64,
@@ -36,7 +29,6 @@ pub struct Model {
 }
 
 impl Report {
-    /// Reads the report in the file `report.json` of a folder.
     pub fn read(folder: &Path) -> Result<Report, String> {
         let path = folder.join("report.json");
         let at = |problem: String| format!("{}: {problem}", path.display());
@@ -44,7 +36,6 @@ impl Report {
         serde_json::from_str(&text).map_err(|error| at(error.to_string()))
     }
 
-    /// Returns the FLOPs of the model per token.
     pub fn flops_per_token(&self) -> f64 {
         self.model_flops_per_s / self.tokens_per_s
     }
@@ -55,7 +46,6 @@ impl Report {
     }
 }
 
-/// The cost of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Cost {
     /// Number of kernels and matrix products.
@@ -86,7 +76,6 @@ impl Cost {
         Ok(cost)
     }
 
-    /// Combines each field of two costs.
     fn with(self, other: Cost, combine: impl Fn(f64, f64) -> f64) -> Cost {
         Cost {
             launches: combine(self.launches, other.launches),
@@ -97,8 +86,7 @@ impl Cost {
         }
     }
 
-    /// Formats a row of the table. Shows the time only for whole steps: on a busy machine, the difference
-    /// between two runs is meaningless.
+    /// Formats a table row, with the time for whole steps only: busy machines distort differences between runs.
     fn row(&self, what: &str, is_measured: bool) -> String {
         let Cost { launches, allocated, copied, sent, micros } = *self;
         let micros = if is_measured { format!("{:.0}", micros / launches) } else { String::new() };
@@ -106,12 +94,9 @@ impl Cost {
     }
 }
 
-/// Memory that a whole run has requested from the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Reserved {
-    /// Maximum number of bytes on the device.
     device: u64,
-    /// Pinned bytes on the host.
     pinned: u64,
 }
 
@@ -148,22 +133,17 @@ impl Reserved {
     }
 }
 
-/// The launches and memory allowed for a preset.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Most {
-    /// Launches per block.
     block: u32,
-    /// Launches per step, in addition to those of its blocks.
+    /// Launches per step, without those of its blocks.
     rest: u32,
-    /// MiB of the device that the run with more blocks requests from the driver.
     reserved_mib: u32,
-    /// MiB of pinned memory on the host.
     pinned_mib: u32,
 }
 
-/// Prints the cost and the memory of the steps in `folders`, two for each preset, and checks them against
-/// `limits`. Returns true if all limits are met.
+/// Prints the cost and the memory of steps in `folders`, two per preset; returns whether they meet `limits`.
 pub fn run(folders: &[PathBuf], limits: Option<&Path>) -> Result<bool, String> {
     let limits: Option<BTreeMap<String, Most>> = match limits {
         None => None,

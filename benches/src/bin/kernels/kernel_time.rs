@@ -1,5 +1,4 @@
-//! The time of a launch of one of our kernels on a GPU: for attention from the machine code of its loop, for
-//! all others from the bytes that they move.
+//! The time of a kernel launch on a GPU: attention by the machine code of its loop, others by the bytes they move.
 
 use crate::host::Report;
 use crate::occupancy;
@@ -7,24 +6,21 @@ use crate::ptx::Kernel;
 use crate::sass::Mix;
 use crate::trace::Call;
 
-/// Multiprocessors of an H100 or H200 (SXM), the quarters of each, and the FLOPs of a multiprocessor per
-/// cycle at the data sheet's rate (NVIDIA's H100 whitepaper).
+/// Multiprocessors of an H100 or H200 (SXM), quarters of each, and FLOPs per cycle of each (NVIDIA's H100 whitepaper).
 const MULTIPROCESSORS: f64 = 132.0;
 const QUARTERS: f64 = 4.0;
 const FLOPS_PER_CYCLE: f64 = 4096.0;
 
-/// The share of the bandwidth that kernels streaming large tensors are expected to reach.
+/// Share of the bandwidth that kernels streaming large tensors are expected to reach.
 const STREAMING: f64 = 0.85;
-/// The share of its bound that attention is expected to reach: FlashAttention-2, which uses the same
-/// instructions, reaches 35 % of an H100's peak (Shah et al., arXiv:2407.08608), which is 0.56 of its bound.
-/// Products of warpgroups have a higher bound, and reach about the same share of it: FlashAttention-3 without
-/// specialized warps reaches 570 of 989 TFLOP/s in the same paper.
+/// Expected share of attention's bound. FlashAttention-2 reaches 35 % of an H100's peak, 0.56 of its bound (Shah et
+/// al., arXiv:2407.08608). Products of warpgroups reach about the same share of their higher bound: FlashAttention-3
+/// without specialized warps reaches 570 of 989 TFLOP/s.
 const ATTENTION: f64 = 0.56;
 
 /// Parameters in a block of the optimizer's kernels (`SEGMENT` in `shard/src/optim/segments.rs`).
 const SEGMENT: f64 = (1 << 14) as f64;
 
-/// The rates of a GPU.
 pub struct Gpu {
     /// FLOP/s in bf16.
     pub flops: f64,
@@ -32,7 +28,6 @@ pub struct Gpu {
     bandwidth: f64,
 }
 
-/// The sizes of a step.
 pub struct Shape {
     tokens: f64,
     seq: f64,
@@ -55,20 +50,18 @@ impl Shape {
         }
     }
 
-    /// Returns the number of elements of a head for one token.
     pub fn head_width(&self) -> f64 {
         self.model / self.heads
     }
 }
 
-/// The time of a launch.
 pub struct KernelTime {
     pub operation: &'static str,
     /// Seconds at the data sheet's rates.
     pub least: f64,
     /// Expected seconds.
     pub expected: f64,
-    /// A table row about the hot loop, for kernels whose time the loop determines.
+    /// Table row about the hot loop, if the loop determines the time.
     pub row: Option<String>,
 }
 
@@ -114,7 +107,7 @@ impl Gpu {
         (least, least / STREAMING)
     }
 
-    /// Returns the cycles per second at which the data sheet's FLOP/s are reached.
+    /// Returns the clock at which the data sheet's FLOP/s are reached.
     fn clock(&self) -> f64 {
         self.flops / (MULTIPROCESSORS * FLOPS_PER_CYCLE)
     }
@@ -141,8 +134,8 @@ impl Gpu {
         shape: &Shape,
         operation: &'static str,
     ) -> KernelTime {
-        // Products of a query tile with a key tile: scores and values; in backward, scores and the gradient
-        // of probabilities again, and those that produce the gradients.
+        // Products of a query tile with a key tile: scores and values; in backward, scores and the gradient of
+        // probabilities again, and the gradients.
         let products = match operation {
             "attention forward" => 2.0,
             "attention backward, queries" => 3.0,
@@ -163,7 +156,7 @@ impl Gpu {
         let longest = rounds / computed / (blocks * warps) * cycles * (warps / QUARTERS).max(1.0);
         let mut least = shared_out.max(longest) / self.clock();
         if operation == "attention backward, queries" {
-            // Before its loop, it multiplies the result by its gradient, which it needs later as well.
+            // Before its loop, the kernel multiplies the result by its gradient.
             least += self.moves(2.0 * shape.tokens * shape.model).0;
         }
         let shared = u64::from(kernel.shared_fixed) + call.number("shared");
@@ -185,16 +178,14 @@ impl Gpu {
     }
 }
 
-/// Returns the share of all scores of a sequence that is computed in tiles of `rows` and `columns`: half of
-/// them, and the part of diagonal tiles that lies above the diagonal.
+/// Returns the share of scores computed in tiles of `rows` and `columns`: half, and parts above the diagonal.
 fn computed_share(seq: f64, rows: f64, columns: f64) -> f64 {
     let tiles = (seq / rows).round().max(1.0) as u32;
     let ends = (1..=tiles).map(|tile| (f64::from(tile) * rows / columns).ceil() * columns);
     ends.map(|end| end.min(seq)).sum::<f64>() * rows / (seq * seq)
 }
 
-/// Returns the minimum number of bytes that a launch moves to and from device memory. Data read twice within
-/// a launch counts once, and small tables not at all, since they are cached.
+/// Returns the minimum bytes that a launch moves to and from device memory. Cached small tables do not count.
 fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
     let blocks = call.volume("grid") as f64;
     let threads = blocks * call.volume("block") as f64;
@@ -203,7 +194,7 @@ fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
     let of = |start: &str, part: &str| name.starts_with(start) && name.contains(part);
     // Two bytes of each activation.
     if of("forward_kernel_f_", "_w_") {
-        // One block per row: reads and writes it.
+        // Reads and writes one row per block.
         blocks * shape.model * 4.0
     } else if name.starts_with("residual_norm_") {
         // Also reads the result of a layer, and writes the stream.
@@ -220,7 +211,7 @@ fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
         // Reads two tensors, or reads one and writes as much.
         shape.tokens * shape.model * 4.0
     } else if name.starts_with("row_losses_") {
-        // One block per row of scores: reads them in f32, and writes their gradient in bf16.
+        // One block per row of scores: reads scores in f32, and writes their gradient in bf16.
         blocks * shape.vocabulary * 6.0
     } else if name.starts_with("squares") {
         blocks * SEGMENT * 4.0

@@ -1,5 +1,4 @@
-//! The limits file: how many registers and spilled bytes a kernel may use, and whether it must use tensor
-//! cores.
+//! The limits file: registers and spilled bytes that a kernel may use, and whether it must use tensor cores.
 
 use std::fs;
 use std::path::Path;
@@ -9,25 +8,20 @@ use serde::Deserialize;
 use crate::ptx::Kernel;
 use crate::table::Table;
 
-/// A limits file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     kernel: Vec<Entry>,
 }
 
-/// The limits of a kernel, on every architecture.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    /// The kernel's name; `*` stands for any text. The first matching entry applies.
+    /// Kernel name; `*` stands for any text. The first matching entry applies.
     name: String,
-    /// Maximum number of registers per thread.
     registers: u32,
-    /// Maximum number of spilled bytes per thread.
     #[serde(default)]
     spills: u32,
-    /// True if the kernel must use tensor cores.
     #[serde(default)]
     tensor_cores: bool,
 }
@@ -39,7 +33,7 @@ impl Limits {
         toml::from_str(&text).map_err(|error| at(error.to_string()))
     }
 
-    /// Returns one sentence for every kernel that exceeds its limits or has no entry.
+    /// Returns one sentence for each kernel that exceeds its limits or has no entry.
     pub fn check(&self, table: &Table) -> Vec<String> {
         table.rows().flat_map(|(worst, _)| self.check_kernel(worst)).collect()
     }
@@ -64,7 +58,6 @@ impl Limits {
     }
 }
 
-/// Reports whether `name` matches `pattern`, in which `*` stands for any text.
 fn fits(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,

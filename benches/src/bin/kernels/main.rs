@@ -1,16 +1,11 @@
-//! Compiles kernels with NVIDIA's assembler, prints their resource usage, and compares it with limits. From
-//! traces of training steps it computes the host cost of a step, and predicts its time on a GPU.
+//! Compiles kernels with NVIDIA's assembler and compares their resource usage with limits. From traces of training
+//! steps, computes the host cost of a step, and predicts its time on a GPU.
 //!
-//! `kernels FOLDER…` takes every PTX file in the folders, has `ptxas` compile it for the architecture that it
-//! names, and prints one row per kernel and architecture: the most registers, spilled bytes and shared memory
-//! of its variants, and whether they use tensor cores. The rows are then compared with
-//! `benches/kernels.toml`. It does not matter which program launched the kernels: `benches/kernels.sh` runs
-//! any program under the stand-in for a driver.
+//! `kernels FOLDER…` compiles the PTX files in the folders, prints one row per kernel and architecture with the maximum
+//! of its variants, and compares the rows with `benches/kernels.toml`. `benches/kernels.sh` creates the files.
 //!
-//! `kernels --host` and `kernels --predict` take two folders for each preset, created by
-//! `benches/host_cost.sh`: runs with few and with more blocks. `trace` reads the launches, `host` counts
-//! them, `sass` reads machine code, `kernel_time` and `matmul` give a launch its time, and `predict` adds up
-//! a step.
+//! `kernels --host` and `kernels --predict` take two folders per preset, created by `benches/host_cost.sh`: runs with
+//! few and with more blocks.
 
 mod host;
 mod kernel_time;
@@ -42,19 +37,14 @@ const USAGE: &str = "usage: kernels [--limits FILE] [--ptxas PROGRAM] [--entries
 --nvdisasm  NVIDIA's disassembler
 --python    a Python with nvidia-matmul-heuristics";
 
-/// The path of `ptxas` after `benches/standins/setup.sh`.
+/// Path of `ptxas` after `benches/standins/setup.sh`.
 const PTXAS: &str = "target/standins/python/nvidia/cu13/bin/ptxas";
 
-/// The action of the program.
 #[derive(PartialEq)]
 enum Mode {
-    /// Check kernels against limits.
     Table,
-    /// Print entries for the limits file.
     Entries,
-    /// Count the host costs of a step.
     Host,
-    /// Predict a step on the GPU with this name.
     Predict(String),
 }
 
@@ -106,7 +96,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the program; returns true if everything is within its limits.
 fn run(arguments: &Arguments) -> Result<bool, String> {
     match &arguments.mode {
         Mode::Table | Mode::Entries => hold_kernels(arguments),
@@ -117,7 +106,6 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     }
 }
 
-/// Checks kernels against their limits; returns true if all are within them.
 fn hold_kernels(arguments: &Arguments) -> Result<bool, String> {
     let mut table = Table::default();
     for folder in &arguments.folders {

@@ -8,34 +8,30 @@ use std::process::{Command, Stdio};
 use crate::kernel_time::Gpu;
 use crate::trace::Call;
 
-/// The script that queries NVIDIA's library.
 const SCRIPT: &str = "benches/matmul_times.py";
 
-/// The number of cuBLASLt's type for f32 (`CUDA_R_32F`).
+/// cuBLASLt's number for f32 (`CUDA_R_32F`).
 const F32: &str = "0";
 
-/// Times of the products of a step.
 pub struct Matmuls {
-    /// Times by the arguments of the script.
+    /// By the arguments of the script.
     seconds: BTreeMap<String, f64>,
-    /// Expected FLOP/s.
     expected: f64,
 }
 
-/// Returns true if the result of a product is f32.
 fn is_f32(call: Call<'_>) -> bool {
     call.field("types").ends_with(&format!(",{F32}"))
 }
 
-/// Returns a product as arguments of the script: rows, columns and inner dimension in cuBLASLt's column-major
-/// order, the transposed operands, and the dtype of the result.
+/// Returns a product as arguments of the script, in cuBLASLt's column-major order: rows, columns, inner dimension,
+/// transposed operands, dtype of the result.
 fn words(call: Call<'_>) -> String {
     let result = if is_f32(call) { "f32" } else { "bf16" };
     let [m, n, k] = ["m", "n", "k"].map(|key| call.number(key));
     format!("{m} {n} {k} {} {result}", call.field("transposed"))
 }
 
-/// Returns the bytes of its result that a product reads because it adds to it.
+/// Returns the bytes of its result that a product reads to add to it.
 fn read_of_result(call: Call<'_>) -> f64 {
     let adds = !matches!(call.field("beta"), "" | "0");
     let bytes = if is_f32(call) { 4.0 } else { 2.0 };
@@ -48,7 +44,6 @@ fn flops(call: Call<'_>) -> f64 {
 }
 
 impl Matmuls {
-    /// Returns how long `calls` take on a GPU.
     pub fn of<'a>(
         calls: impl Iterator<Item = Call<'a>>,
         gpu: &str,
@@ -80,7 +75,6 @@ impl Matmuls {
         Ok(Matmuls { seconds, expected })
     }
 
-    /// Returns the source of the times.
     pub fn source(&self) -> &'static str {
         "nvidia-matmul-heuristics, at least; at the plan's share of the peak, expected"
     }
@@ -91,8 +85,8 @@ impl Matmuls {
         let least = self.seconds.get(&words).copied().unwrap_or(0.0);
         // Small products and memory-bound products are slower than the share implies.
         let expected = least.max(flops(call) / self.expected);
-        // NVIDIA's times are those of products that do not add to their result. A tile reads its part of the
-        // result after all other work: other tiles may hide that, but are not expected to.
+        // NVIDIA's times exclude the reads of a product that adds to its result, which other tiles are not expected to
+        // hide.
         let (_, reads) = gpu.moves(read_of_result(call));
         (format!("product {words}"), least, expected + reads)
     }

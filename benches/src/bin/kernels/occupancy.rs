@@ -3,15 +3,14 @@
 /// Registers of a multiprocessor, which are allocated to warps in units of 256.
 const REGISTERS: u64 = 65_536;
 const REGISTER_UNIT: u64 = 256;
-/// Shared memory of a multiprocessor, and the amount that each block takes in addition to its own.
+/// Shared memory of a multiprocessor, and the extra amount per block.
 const SHARED: u64 = 228 << 10;
 const SHARED_BESIDE: u64 = 1 << 10;
-/// Maximum number of warps and blocks of a multiprocessor.
 const WARPS: u64 = 64;
 const BLOCKS: u64 = 32;
 
-/// Returns how many blocks of `threads` threads, with `registers` registers each and `shared` bytes of shared
-/// memory, a multiprocessor runs at the same time.
+/// Returns how many blocks of `threads` threads, `registers` registers per thread and `shared` bytes of shared memory a
+/// multiprocessor runs at the same time.
 pub fn blocks(threads: u64, registers: u64, shared: u64) -> u64 {
     let warps = threads.div_ceil(32).max(1);
     let by_registers = REGISTERS / ((registers.max(1) * 32).next_multiple_of(REGISTER_UNIT) * warps);

@@ -1,8 +1,5 @@
-//! Predicts the time of a step on a GPU on which it has never run: for every launch in the trace of a step,
-//! the minimum time by the GPU's data sheet, and the expected time.
-//!
-//! Takes two runs, with few blocks and with more. All blocks are the same, so the time of the whole model
-//! follows.
+//! Predicts the minimum and the expected time of a step on another GPU, launch by launch, from the traces of two runs
+//! with few and with more blocks.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,10 +15,9 @@ use crate::matmul::Matmuls;
 use crate::ptx::{self, Kernel, Tools};
 use crate::trace::{Call, Trace};
 
-/// Minimum expected seconds of a launch, however little it does.
+/// Minimum expected seconds of a launch.
 const LAUNCH_S: f64 = 2e-6;
 
-/// The time of all launches of an operation.
 #[derive(Clone, Copy, Debug, Default)]
 struct Time {
     launches: f64,
@@ -31,7 +27,6 @@ struct Time {
     expected: f64,
 }
 
-/// The times of a step's operations.
 type Times = BTreeMap<String, Time>;
 
 /// Prints the prediction for the steps in `folders`, two for each preset.
@@ -76,7 +71,6 @@ pub fn run(folders: &[PathBuf], gpu: &str, tools: &Tools, python: &Path) -> Resu
     Ok(())
 }
 
-/// The predicted step of a preset.
 struct Step {
     reports: [Report; 2],
     times: [Times; 2],
@@ -125,7 +119,6 @@ impl Step {
         Ok(Step { reports, times, matmuls: matmuls.source() })
     }
 
-    /// Formats the table of the operations, and a row for the table of presets.
     fn text(&self, preset: &str, layers: f64, peak: f64) -> (String, String) {
         let [fewer, more] = &self.reports;
         let (low, high) = (fewer.model.layers as f64, more.model.layers as f64);
@@ -179,8 +172,7 @@ impl Step {
     }
 }
 
-/// Returns the operation that a call belongs to, and its minimum and expected seconds; `None` for calls that
-/// do not keep the device busy.
+/// Returns a call's operation, and its minimum and expected seconds; `None` for calls that leave the device idle.
 fn time(
     call: Call<'_>,
     gpu: &Gpu,

@@ -8,43 +8,31 @@ use std::process::Command;
 use crate::sass::{self, Code};
 use crate::trace::Trace;
 
-/// NVIDIA's programs.
 pub struct Tools {
-    /// The assembler.
     pub ptxas: PathBuf,
-    /// The disassembler, if machine code should be examined.
     pub nvdisasm: Option<PathBuf>,
 }
 
-/// A kernel as compiled for one architecture.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kernel {
-    /// The kernel's name in the PTX, without the hash of its settings that CubeCL appends.
+    /// Name in the PTX, without the hash of settings that CubeCL appends.
     pub name: String,
-    /// The kernel's full name in the PTX.
     pub entry: String,
-    /// The architecture it was compiled for, such as `sm_90a`.
     pub architecture: String,
-    /// Registers per thread.
     pub registers: u32,
     /// Spilled bytes per thread: stores and loads.
     pub spills: u32,
     /// Bytes per block, fixed by the kernel or at its launch.
     pub shared: u32,
-    /// Fixed bytes per block.
     pub shared_fixed: u32,
-    /// True if the kernel has an instruction for tensor cores.
     pub tensor_cores: bool,
-    /// The kernel's machine code, if there is a disassembler.
     pub code: Code,
 }
 
-/// Instructions for tensor cores: PTX ISA, warp-level (`wmma`, `mma`), asynchronous warpgroup-level, and
-/// fifth generation.
+/// Instructions for tensor cores (PTX ISA): `wmma`, `mma`, asynchronous warpgroup-level, fifth generation.
 const TENSOR_CORES: [&str; 4] = ["wmma.mma.", "mma.sync.", "wgmma.mma_async.", "tcgen05.mma."];
 
-/// Compiles every `.ptx` file of `folder`. If the folder has a `trace.txt`, the shared memory that launches
-/// requested is taken from it.
+/// Compiles every `.ptx` file of `folder`. Takes shared memory at launch from `trace.txt`, if there is one.
 pub fn assemble_all(folder: &Path, tools: &Tools) -> Result<Vec<Kernel>, String> {
     let at = |error: std::io::Error| format!("{}: {error}", folder.display());
     let mut files = Vec::new();
@@ -73,7 +61,6 @@ pub fn assemble_all(folder: &Path, tools: &Tools) -> Result<Vec<Kernel>, String>
 fn assemble(file: &PathBuf, Tools { ptxas, nvdisasm }: &Tools) -> Result<Vec<Kernel>, String> {
     let ptx = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let architecture = architecture(&ptx).ok_or(format!("{}: no .target", file.display()))?.to_owned();
-    // The machine code is kept next to the PTX.
     let machine = match nvdisasm {
         Some(_) => file.with_extension("cubin"),
         None => PathBuf::from("/dev/null"),
@@ -102,7 +89,6 @@ fn assemble(file: &PathBuf, Tools { ptxas, nvdisasm }: &Tools) -> Result<Vec<Ker
     }
 }
 
-/// Returns the machine code in a file, by kernel.
 fn disassemble(file: &Path, nvdisasm: &Path) -> Result<BTreeMap<String, Code>, String> {
     let at = |problem: String| format!("{} {}: {problem}", nvdisasm.display(), file.display());
     let output =
@@ -126,7 +112,7 @@ fn architecture(ptx: &str) -> Option<&str> {
     line.split([',', ' ']).next()
 }
 
-/// Parses the kernels in the report of `ptxas -v` on one file, which has several lines for each.
+/// Parses the report of `ptxas -v` on one file, which has several lines per kernel.
 fn read_report(said: &str, ptx: &str, architecture: &str) -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = Vec::new();
     for line in said.lines() {
@@ -150,23 +136,20 @@ fn read_report(said: &str, ptx: &str, architecture: &str) -> Vec<Kernel> {
     kernels
 }
 
-/// Returns the text from the name of an entry to the next entry: its instructions.
+/// Returns the instructions of an entry: the text up to the next entry.
 fn body<'a>(ptx: &'a str, name: &str) -> &'a str {
     let start = ptx.find(&format!(".entry {name}")).unwrap_or(0);
     let rest = &ptx[start..];
-    // Skips its own `.entry`.
     let end = rest.get(1..).and_then(|rest| rest.find(".entry ")).map_or(rest.len(), |at| at + 1);
     &rest[..end]
 }
 
-/// Returns the number before `unit`; 0 if there is no such number.
 fn number_before(line: &str, unit: &str) -> u32 {
     let before = line.find(unit).map(|at| &line[..at]);
     let word = before.and_then(|before| before.rsplit(' ').next());
     word.and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// Returns the most shared memory that launches requested, by kernel.
 fn shared_at_launch(trace: &Trace) -> BTreeMap<String, u32> {
     let mut most = BTreeMap::new();
     for call in trace.calls().filter(|call| call.name() == "launch") {
@@ -191,7 +174,6 @@ mod tests {
 { wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 ; }
 ";
 
-    /// Output of ptxas 13.0.
     const REPORT: &str = "\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'product' for 'sm_90a'

@@ -5,43 +5,36 @@ use std::collections::BTreeMap;
 /// FLOPs of a product of fragments `m16n8k16` (`HMMA`).
 const FLOPS_OF_HMMA: u32 = 4096;
 
-/// FLOPs of the tensor cores in a quarter of a multiprocessor of sm_90 per cycle, by the data sheet.
+/// FLOPs per cycle of the tensor cores in a quarter of a multiprocessor of sm_90, by the data sheet.
 const TENSOR_FLOPS: f64 = 1024.0;
 
-/// The share of [`TENSOR_FLOPS`] that products of fragments (`mma.sync`) reach, and only those of a warpgroup
-/// (`wgmma`) exceed (Luo et al., arXiv:2402.13499, table of tensor core throughput).
+/// Share of [`TENSOR_FLOPS`] that products of fragments (`mma.sync`) reach; products of a warpgroup (`wgmma`) exceed it
+/// (Luo et al., arXiv:2402.13499, table of tensor core throughput).
 const HMMA_SHARE: f64 = 0.629;
 
 /// Bytes that a quarter of a multiprocessor moves between registers and L1 or shared memory per cycle.
 const L1_BYTES: f64 = 32.0;
 
-/// Threads of a warp.
 const LANES: f64 = 32.0;
 
-/// Warps of a warpgroup.
 const WARPS: u32 = 4;
 
 /// Numbers of instructions in some code, by the unit that executes them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mix {
-    /// All instructions.
     pub all: u32,
     /// Products on tensor cores, of fragments or of a warpgroup.
     pub tensor: u32,
-    /// FLOPs of products of fragments (`HMMA`).
     pub fragment_flops: u32,
     /// The warp's share of the FLOPs of its warpgroup's products (`HGMMA`).
     pub warpgroup_flops: u32,
     /// Exponentials, reciprocals and conversions between integers and floats.
     pub special: u32,
-    /// f32 arithmetic.
     pub float: u32,
     /// Integer arithmetic, comparisons, selections, and packing.
     pub integer: u32,
-    /// Shuffles between threads.
     pub shuffle: u32,
-    /// Bytes that a warp moves to or from L1 and shared memory, and its share of the bytes that products of
-    /// its warpgroup read.
+    /// Bytes that a warp moves to or from L1 and shared memory, with its share of its warpgroup's products.
     pub l1_bytes: u32,
     /// Bytes that a thread reads from device memory.
     pub read: u32,
@@ -86,8 +79,8 @@ impl Mix {
         }
     }
 
-    /// Returns the minimum cycles of a quarter of a multiprocessor that a warp takes: those of the busiest
-    /// unit, by the rates of CUDA's programming guide for compute capability 9.0, with the name of the unit.
+    /// Returns the minimum cycles of a warp on a quarter of a multiprocessor, and the busiest unit, by the rates of
+    /// CUDA's programming guide for compute capability 9.0.
     pub fn cycles(&self) -> (f64, &'static str) {
         let units = [
             (f64::from(self.all), "issue"),
@@ -100,18 +93,15 @@ impl Mix {
         units.into_iter().max_by(|one, other| one.0.total_cmp(&other.0)).unwrap_or((0.0, "issue"))
     }
 
-    /// Returns the FLOPs on tensor cores.
     pub fn tensor_flops(&self) -> f64 {
         f64::from(self.fragment_flops) + f64::from(self.warpgroup_flops)
     }
 
-    /// Returns the cycles of the tensor cores of a quarter of a multiprocessor.
     fn tensor_cycles(&self) -> f64 {
         (f64::from(self.fragment_flops) / HMMA_SHARE + f64::from(self.warpgroup_flops)) / TENSOR_FLOPS
     }
 }
 
-/// An instruction without its guard.
 #[derive(Clone, Copy)]
 struct Instruction<'a> {
     opcode: &'a str,
@@ -124,7 +114,6 @@ fn shape(opcode: &str) -> [u32; 3] {
     sizes.collect::<Vec<_>>().try_into().unwrap_or_default()
 }
 
-/// Returns true if an operand describes the location of a matrix in shared memory.
 fn is_descriptor(operand: &str) -> bool {
     operand.trim_start().starts_with("gdesc[")
 }
@@ -141,18 +130,14 @@ fn width(opcode: &str) -> u32 {
     opcode.split('.').find_map(of).unwrap_or(4)
 }
 
-/// Returns the number of matrices of 8 rows that `ldmatrix` loads.
 fn matrices(opcode: &str) -> u32 {
     opcode.rsplit('.').next().and_then(|count| count.parse().ok()).filter(|count| *count <= 4).unwrap_or(1)
 }
 
-/// The machine code of a kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Code {
-    /// All instructions, each counted once.
     pub once: Mix,
-    /// The loop with the most FLOPs on tensor cores, or else the most traffic; of two equal ones, the shorter
-    /// one. Includes instructions that only some iterations reach.
+    /// The loop with the most FLOPs on tensor cores, or else the most traffic; the shorter one of equals.
     pub hot_loop: Option<Mix>,
 }
 
@@ -237,8 +222,7 @@ mod tests {
         assert_eq!(hot.cycles(), (16.0, "shared memory"));
     }
 
-    /// Output of nvdisasm 13 for two products of a warpgroup compiled by ptxas: one with both matrices in
-    /// shared memory, one with one.
+    /// Output of nvdisasm 13 for two products of a warpgroup, with both and with one matrix in shared memory.
     const WARPGROUP: &str = "\
 	.text.ignored
 .text.attention_01234567:
@@ -262,15 +246,12 @@ mod tests {
         let code = &kernels["attention_01234567"];
         let hot = code.hot_loop.as_ref().expect("a loop");
         assert_eq!((hot.all, hot.tensor), (6, 3));
-        // Twice 64 x 64 x 16 and once 64 x 128 x 16 multiplications and additions, a quarter of them for each
-        // warp.
+        // 64 x 64 x 16 twice and 64 x 128 x 16 once, a quarter for each warp.
         assert_eq!(hot.warpgroup_flops, 2 * 16 * (2 * 64 * 64 + 64 * 128) / 4);
         assert_eq!((hot.fragment_flops, code.once.fragment_flops), (0, 8192));
         assert_eq!(hot.tensor_flops(), f64::from(hot.warpgroup_flops));
-        // A and B of the first two, B of the last, two bytes per element.
         assert_eq!(hot.l1_bytes, 2 * 16 * (2 * (64 + 64) + 128) / 4);
-        // A multiprocessor takes 32 cycles for 64 x 64 x 16, and 64 for the other one; its shared memory
-        // takes less.
+        // 32 cycles for 64 x 64 x 16, and 64 for the other product; shared memory takes less.
         assert_eq!(hot.cycles(), (128.0, "tensor cores"));
     }
 }

@@ -5,13 +5,11 @@ use std::fmt::Write;
 
 use crate::ptx::Kernel;
 
-/// For every kernel and architecture, the maximum usage of any variant of the kernel, with tensor cores if
-/// all variants use them, and the number of variants: of dtype, shape or vectorisation.
+/// Maximum usage and number of variants (of dtype, shape or vectorisation), by kernel and architecture.
 #[derive(Default)]
 pub struct Table(BTreeMap<(String, String), (Kernel, usize)>);
 
 impl Table {
-    /// Adds a kernel, or another variant of a kernel.
     pub fn add(&mut self, kernel: Kernel) {
         let key = (kernel.name.clone(), kernel.architecture.clone());
         let (worst, variants) = self.0.entry(key).or_insert_with(|| (kernel.clone(), 0));
@@ -22,12 +20,10 @@ impl Table {
         worst.tensor_cores &= kernel.tensor_cores;
     }
 
-    /// Returns the kernels with their maximum usage, and the numbers of their variants, by name.
     pub fn rows(&self) -> impl Iterator<Item = &(Kernel, usize)> {
         self.0.values()
     }
 
-    /// Formats the table as text.
     pub fn text(&self) -> String {
         let width = self.rows().map(|(worst, _)| worst.name.len()).max().unwrap_or(0).max(6);
         let mut text = format!(

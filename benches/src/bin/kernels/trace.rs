@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// The first kernel of an update, which is launched once per step.
+/// First kernel of an update, which is launched once per step.
 const UPDATE: &str = "adamw_factors";
 /// Prefix of the kernels of an update. The last of them ends a step.
 const UPDATES: &str = "adamw";
@@ -13,28 +13,24 @@ const UPDATES: &str = "adamw";
 pub struct Call<'a>(&'a str);
 
 impl<'a> Call<'a> {
-    /// Returns the name of the call.
     pub fn name(self) -> &'a str {
         self.0.split(' ').next().unwrap_or_default()
     }
 
-    /// Returns the value of a field; empty if the call has no such field.
     pub fn field(self, key: &str) -> &'a str {
         let value = |word: &'a str| word.strip_prefix(key).and_then(|rest| rest.strip_prefix('='));
         self.0.split(' ').find_map(value).unwrap_or_default()
     }
 
-    /// Returns a numeric field; 0 if it is missing.
     pub fn number(self, key: &str) -> u64 {
         self.field(key).parse().unwrap_or(0)
     }
 
-    /// Returns the blocks of a launch, or the threads of a block: the product of a field of three numbers.
+    /// Returns the product of a field of three numbers: blocks of a launch, or threads of a block.
     pub fn volume(self, key: &str) -> u64 {
         self.extent(key).iter().product()
     }
 
-    /// Returns a field of three numbers, such as the grid of a launch.
     pub fn extent(self, key: &str) -> [u64; 3] {
         let mut extent = [1; 3];
         for (to, from) in extent.iter_mut().zip(self.field(key).split(',')) {
@@ -43,39 +39,32 @@ impl<'a> Call<'a> {
         extent
     }
 
-    /// Returns true if the device computes something: a kernel or a matrix product.
+    /// Returns whether the call launches a kernel or a matrix product.
     pub fn launches(self) -> bool {
         matches!(self.name(), "launch" | "cublaslt_matmul")
     }
 }
 
-/// The calls of a whole process.
 pub struct Trace(String);
 
 impl Trace {
-    /// Creates a trace with these lines.
     #[cfg(test)]
     pub fn of(lines: &str) -> Trace {
         Trace(lines.to_owned())
     }
 
-    /// Reads the trace in the file `trace.txt` of a folder.
     pub fn read(folder: &Path) -> Result<Trace, String> {
         let path = folder.join("trace.txt");
         fs::read_to_string(&path).map(Trace).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Returns all calls in order.
     pub fn calls(&self) -> impl Iterator<Item = Call<'_>> {
         self.0.lines().map(Call)
     }
 
-    /// Returns the calls of the last step: all calls after the update of the previous step, up to the end of
-    /// its own.
+    /// Returns the calls of the last step, up to the end of its update.
     ///
-    /// # Errors
-    ///
-    /// If there are fewer than three steps. The first two compile kernels and allocate memory.
+    /// Fails if there are fewer than three steps: the first two compile kernels and allocate memory.
     pub fn last_step(&self) -> Result<Vec<Call<'_>>, String> {
         let calls: Vec<_> = self.calls().collect();
         let is = |at: usize, start: &str| {

@@ -11,45 +11,40 @@ use kiln_shard::Engine;
 
 use crate::disk;
 
-/// Number of saves, and of plain writes, in a round.
+/// Saves, and plain writes, in a round.
 const TIMES: u64 = 3;
 
-/// Bytes per call of plain writing.
 const BLOCK: usize = 1 << 20;
 
 /// Means over a round, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beside {
-    /// Time of a step without a concurrent save.
     pub step: f64,
-    /// Time that steps were blocked by a save: for starting it, and for copying data that the next update
-    /// changes before it is written.
+    /// Time that a save blocks steps: for its start, and for copies of data that the next update changes.
     pub held: f64,
-    /// Processor time of the writers of all ranks for a save.
+    /// Processor time of all ranks' writers for a save.
     pub cpu: f64,
     /// Total time by which steps were longer until a save was complete.
     pub slowed: f64,
-    /// Total time by which steps were longer while the same number of bytes was only written.
+    /// Total time by which steps were longer during plain writes of as many bytes.
     pub plain_slowed: f64,
 }
 
-/// Seconds of a step, and of its update.
 #[derive(Clone, Copy, Debug, Default)]
 struct Step {
     whole: f64,
     update: f64,
 }
 
-/// The steps of one rank.
 pub struct Steps<'a> {
     pub engine: &'a Engine,
-    /// Runs the step with the given number; returns the seconds of its update.
+    /// Runs the step with this number; returns the seconds of its update.
     pub step: &'a dyn Fn(u64) -> Result<f64, TrainError>,
 }
 
 impl Steps<'_> {
-    /// Alternates between saves and plain writes of as many bytes to `raw`, between steps without any
-    /// concurrent work, so that fluctuations of the machine's speed affect the steps before and after alike.
+    /// Alternates saves, plain writes to `raw`, and steps without concurrent work, which changes in the machine's
+    /// speed affect alike.
     pub fn beside_saves(
         &self,
         first_step: u64,
@@ -67,8 +62,7 @@ impl Steps<'_> {
             self.sum(0.0)?;
             Ok::<_, TrainError>(Step { whole: start.elapsed().as_secs_f64(), update })
         };
-        // Runs steps until `done`, and one more, which is the reference for the next; returns by how much
-        // they were longer.
+        // Runs steps until `done`, and one more as the reference for the next; returns by how much they were longer.
         let mut before = timed()?;
         let mut until = |done: &mut dyn FnMut() -> Result<bool, TrainError>| {
             let mut steps = vec![timed()?];
@@ -120,8 +114,7 @@ impl Steps<'_> {
     }
 }
 
-/// Returns the total time by which updates were longer, where they were, and the total time by which steps
-/// were longer, than the mean of a step before and one after them.
+/// Returns the total time by which updates and steps were longer than the mean of a step before and one after.
 fn more_than_usual(steps: &[Step], before: Step, after: Step) -> [f64; 2] {
     let update = f64::midpoint(before.update, after.update);
     let whole = f64::midpoint(before.whole, after.whole);

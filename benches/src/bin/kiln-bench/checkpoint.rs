@@ -1,5 +1,4 @@
-//! `kiln-bench checkpoint`: saving and loading compared with plain writing and reading of as many bytes, and
-//! how much background saves slow the steps down.
+//! `kiln-bench checkpoint`: saving and loading compared with plain I/O, and how much saves slow steps down.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -51,56 +50,42 @@ pub struct CheckpointArgs {
     json: bool,
 }
 
-/// The results. Times are in seconds, medians over the rounds.
+/// Results. Times are in seconds, medians over the rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CheckpointTable {
-    /// Number of parameters.
     pub parameters: usize,
-    /// Ranks.
     pub ranks: usize,
     /// Bytes of weights and moments.
     pub bytes: u64,
-    /// Rounds.
     pub rounds: usize,
     /// Plain sequential writing of as many bytes, synced.
     pub raw_write_s: f64,
-    /// A blocking save.
     pub save_s: f64,
-    /// `save_s` over `raw_write_s`, median of the ratios within rounds.
+    /// Median of the ratios within rounds, as for the ratios of times below.
     pub save_over_raw: f64,
     /// Plain sequential reading of as many bytes, not cached.
     pub raw_read_s: f64,
     /// Loading, not cached.
     pub load_s: f64,
-    /// `load_s` over `raw_read_s`, median of the ratios within rounds.
     pub load_over_raw: f64,
-    /// Bytes that all ranks together have read, over `bytes`.
+    /// Bytes that all ranks have read, over `bytes`.
     pub read_over_bytes: f64,
-    /// A step without a concurrent save.
     pub step_s: f64,
-    /// The time that the steps were blocked by a background save: for starting it, and for copying data that
-    /// the next optimizer step changes before it is written.
+    /// Time that a save blocks steps: for its start, and for copies of data that the next step changes.
     pub held_s: f64,
-    /// `held_s` over `save_s`, median of the ratios within rounds.
     pub held_over_save: f64,
-    /// Processor time of the writers of all ranks for a save, in seconds of one core.
+    /// Processor time of all ranks' writers for a save, in seconds of one core.
     pub cpu_s: f64,
-    /// `cpu_s` spread over all cores, over `save_s`, median of the ratios within rounds: the share by which a
-    /// save must lengthen steps that leave no core idle.
+    /// `cpu_s` over all cores, over `save_s`: the share by which a save lengthens steps that leave no core idle.
     pub cpu_over_save: f64,
-    /// Total time by which the steps were longer until the save was complete: blocked by it, and slowed down
-    /// by its concurrent work.
+    /// Total time by which steps were longer until the save was complete.
     pub slowed_s: f64,
-    /// `slowed_s` over `save_s`, median of the ratios within rounds.
     pub slowed_over_save: f64,
-    /// Total time by which the steps were longer while as many bytes were only written concurrently,
-    /// bypassing the system's cache.
+    /// Total time by which steps were longer during concurrent plain writes that bypass the system's cache.
     pub plain_slowed_s: f64,
-    /// `plain_slowed_s` over `save_s`, median of the ratios within rounds.
     pub plain_slowed_over_save: f64,
 }
 
-/// One round, as measured by rank 0.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
     raw_write: f64,
@@ -112,10 +97,8 @@ struct Round {
 }
 
 impl CheckpointArgs {
-    /// Measures, and returns the results as text or JSON.
     pub fn run(self) -> Result<String, TrainError> {
         let table = self.measure()?;
-        // Numbers only: this cannot fail.
         let json = || serde_json::to_string_pretty(&table).unwrap_or_default();
         Ok(if self.json { json() } else { table.to_text() })
     }
@@ -151,7 +134,6 @@ impl CheckpointArgs {
     }
 }
 
-/// The measurement on one rank.
 struct Bench<'a> {
     config: &'a Config,
     shape: &'a ModelConfig,
@@ -165,9 +147,7 @@ impl Bench<'_> {
         self.model.engine()
     }
 
-    /// Returns the number of parameters, the number of bytes, and the rounds.
     fn rounds(&self, count: usize) -> Result<(usize, u64, Vec<Round>), TrainError> {
-        // The first step allocates moments and buffers.
         self.step(1)?;
         let mut rounds = Vec::new();
         for index in 0..count {
@@ -189,7 +169,7 @@ impl Bench<'_> {
         };
         let rank = self.engine().world().rank();
         let mut round = Round::default();
-        // Writes of earlier rounds are finished first, so that they do not affect this round.
+        // Finishes writes of earlier rounds, so that they do not affect this round.
         self.alone(|| disk::forget(self.folder))?;
         let mut saver = Saver::new(options(false), rank);
         round.save = self.together(|| {
@@ -287,7 +267,6 @@ fn table(ranks: usize, parameters: usize, bytes: u64, rounds: &[Round]) -> Check
 }
 
 impl CheckpointTable {
-    /// Formats the table for people.
     pub fn to_text(&self) -> String {
         let gigabytes = self.bytes as f64 / 1e9;
         let line = |what: &str, seconds: f64, more: String| format!("{what:<44} {seconds:>8.3} s  {more}\n");

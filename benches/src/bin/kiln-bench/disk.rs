@@ -9,10 +9,9 @@ use kiln::checkpoint::CheckpointError;
 use kiln::run::TrainError;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
-/// Bytes per call.
 const BLOCK: usize = 4 << 20;
 
-/// Writes `bytes` bytes sequentially into one new file, and waits until they are on disk.
+/// Writes one new file sequentially, and waits until it is on disk.
 pub fn write(path: &Path, bytes: u64) -> io::Result<()> {
     let mut file = File::create(path)?;
     in_blocks(bytes, BLOCK, |block| file.write_all(block))?;
@@ -32,7 +31,6 @@ pub fn in_blocks(bytes: u64, size: usize, mut write: impl FnMut(&[u8]) -> io::Re
     Ok(())
 }
 
-/// Reads a file from its start to its end.
 pub fn read(path: &Path) -> io::Result<()> {
     let mut file = File::open(path)?;
     let mut block = vec![0; BLOCK];
@@ -40,8 +38,7 @@ pub fn read(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Drops the contents of `path`, a file or a folder of files, from the system's cache, so that the next read
-/// comes from the disk.
+/// Drops `path`, a file or a folder of files, from the system's cache, so that the next read comes from the disk.
 pub fn forget(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return fs::read_dir(path)?.try_for_each(|entry| forget(&entry?.path()));
@@ -51,7 +48,6 @@ pub fn forget(path: &Path) -> io::Result<()> {
     Ok(posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
 }
 
-/// Returns a closure that turns an I/O error into the reason why `path` cannot be measured.
 pub fn error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TrainError {
     move |source| CheckpointError::Io { operation, path: path.to_owned(), source }.into()
 }

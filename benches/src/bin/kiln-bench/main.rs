@@ -1,5 +1,4 @@
-//! Measures kernels, whole training steps, and checkpoints on a disk. `kiln bench strategies` compares
-//! strategies.
+//! Measures kernels, training steps, and checkpoints. `kiln bench strategies` compares strategies.
 //!
 //!     cargo run --release -p kiln-benches --bin kiln-bench -- step --config configs/90m.toml
 
@@ -28,9 +27,7 @@ use step::StepArgs;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Exit code of a measurement that failed.
 const FAILED: u8 = 1;
-/// Exit code for wrong arguments or configuration.
 const USAGE: u8 = 2;
 
 /// Measures training steps, kernels and checkpoints.
@@ -60,7 +57,6 @@ fn main() -> ExitCode {
     ExitCode::from(if !output::finish() && code == 0 { FAILED } else { code })
 }
 
-/// Measures, prints the results, and returns the exit code.
 fn run(command: Command) -> Result<u8, BenchError> {
     let (text, passed) = match command {
         Command::Checkpoint(args) => (args.run()?, true),

@@ -27,19 +27,17 @@ use kiln_shard::{EngineBuilder, memory};
 
 use crate::process;
 
-/// Numbers of steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
-    /// Number of timed steps.
     pub timed: usize,
-    /// Number of warm-up steps before them, at least one.
+    /// Steps before the timed ones, at least one.
     pub warmup: usize,
 }
 
-/// Measurements of the steps of a configuration. Times are in seconds, those of the slowest rank.
+/// Measured steps of a configuration. Times are in seconds, those of the slowest rank.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Each step, from its first token until the device has completed all of its work.
+    /// Each step, until the device has completed all of its work.
     pub steps: Vec<f64>,
     /// The update in each step, until the device has completed it.
     pub updates: Vec<f64>,
@@ -47,21 +45,18 @@ pub struct Measured {
     pub queued: Vec<f64>,
     /// Time from the start of the process to the end of the first step, if the system reports it.
     pub first_step: Option<f64>,
-    /// Number of parameters.
     pub parameters: usize,
     /// FLOPs of a step per token, by [`Decoder::flops_per_token`].
     pub flops_per_token: f64,
-    /// The most bytes of host memory that each rank has held, by the counting allocator.
+    /// Peak bytes of host memory of each rank, by the counting allocator.
     pub rank_bytes: Vec<u64>,
-    /// The most bytes of device memory that the allocator has reserved for these steps; `None` if tensors are
-    /// in host memory.
+    /// Peak bytes that the device's allocator reserved; `None` if tensors are in host memory.
     pub device_bytes: Option<u64>,
-    /// Bytes of device memory in use after the last step.
     pub device_used: Option<u64>,
 }
 
 impl Measured {
-    /// Combines the measurements of two ranks: a step is over when it is over on both.
+    /// Combines two ranks: a step is over when it is over on both.
     fn and(mut self, other: Measured) -> Measured {
         for (ours, theirs) in [
             (&mut self.steps, other.steps),
@@ -78,8 +73,8 @@ impl Measured {
     }
 }
 
-/// Runs the steps of `config` on `device`, with ranks as threads of this process. On CUDA, a rank that
-/// communicates alone uses NCCL, like a rank in a run of several processes.
+/// Runs the steps of `config`, with ranks as threads. On CUDA, a single rank uses NCCL, as in a run of several
+/// processes.
 pub fn measure(
     config: &Config,
     model: &ModelConfig,
@@ -125,7 +120,6 @@ pub fn measure(
     Ok(measured)
 }
 
-/// Runs `body` on the ranks of `config`.
 fn on_ranks<T: Send>(
     config: &Config,
     threads: usize,
@@ -144,12 +138,10 @@ fn on_ranks<T: Send>(
     Ok(run_ranks(config.train.ranks, threads, body)?)
 }
 
-/// Waits until the device has done all work that this thread has queued.
 pub fn sync(device: &Device) -> Result<(), TrainError> {
     device.sync().map_err(|error| TrainError::Crash(format!("the device failed: {error}")))
 }
 
-/// Returns the bytes of device memory that the allocator holds, used or not.
 fn reserved(device: &Device) -> Option<u64> {
     device.memory_pool_usage().map(|usage| usage.bytes_reserved)
 }

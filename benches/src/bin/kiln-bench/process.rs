@@ -7,7 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 /// Ticks per second in `/proc`, the same on every architecture that Linux supports today.
 const TICKS: f64 = 100.0;
 
-/// Returns the seconds since the system started this process, to hundredths; `None` if unknown.
+/// Returns the seconds since this process started, to hundredths.
 pub fn age() -> Option<f64> {
     let stat = read_to_string("/proc/self/stat").ok()?;
     let started = started(&stat)? / TICKS;
@@ -15,14 +15,12 @@ pub fn age() -> Option<f64> {
     Some(now.tv_sec() as f64 + now.tv_nsec() as f64 * 1e-9 - started)
 }
 
-/// Returns the ticks from boot to the start of the process: field 22 (`proc_pid_stat(5)`). The name of the
-/// program, field 2, may contain spaces and brackets.
+/// Parses field 22 (`proc_pid_stat(5)`). The program's name, field 2, may contain spaces and brackets.
 fn started(stat: &str) -> Option<f64> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Returns the most memory that this process has used, in bytes; `None` if unknown.
 pub fn peak_rss() -> Option<u64> {
     high_water(&read_to_string("/proc/self/status").ok()?)
 }

@@ -11,73 +11,50 @@ use serde::Serialize;
 use crate::measure::Measured;
 use crate::process;
 
-/// The report. Its keys match those of the peer (`benches/peers/torch_fsdp.py`) for values that both report.
+/// Report on steps. Keys match those of the peer (`benches/peers/torch_fsdp.py`) for values that both report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {
-    /// `"kiln"`.
     pub system: &'static str,
-    /// Kiln's version.
     pub version: &'static str,
-    /// A description of the device.
     pub device: String,
-    /// The shape of the model.
     pub model: ModelConfig,
-    /// Its number of parameters.
     pub parameters: usize,
-    /// The strategy for sharding state over ranks.
     pub strategy: Strategy,
-    /// The activations recomputed in backward.
     pub recompute: Recompute,
-    /// Dtype of computation.
     pub dtype: Precision,
-    /// Number of ranks, as threads.
     pub ranks: usize,
-    /// Compute threads of each rank.
     pub threads_per_rank: usize,
-    /// Sequences per step.
     pub global_batch: usize,
-    /// Sequences per pass of a rank.
     pub micro_batch: usize,
-    /// Tokens per sequence.
     pub seq_len: usize,
     /// Tokens per second, from the median of `step_s`.
     pub tokens_per_s: f64,
-    /// Seconds of every timed step on the slowest rank.
     pub step_s: Vec<f64>,
-    /// Median of the seconds of updates.
     pub update_s: f64,
-    /// Median of the seconds until the host had queued a step for the device; on the CPU, which computes
-    /// immediately, this is the whole step.
+    /// Median seconds until the host has queued a step; on the CPU, this is the whole step.
     pub queued_s: f64,
-    /// Seconds from the start of the process to the end of its first step.
     pub first_step_s: Option<f64>,
     /// FLOP/s of the model, by [`kiln_model::Decoder::flops_per_token`].
     pub model_flops_per_s: f64,
-    /// FLOP/s that the device reaches in matrix products, from `device.peak_tflops`, its data sheet, or a
-    /// matrix product measured after the steps; `None` if none of these is known.
+    /// FLOP/s in matrix products: `device.peak_tflops`, the data sheet's, or measured. `None` if unknown.
     pub peak_flops_per_s: Option<f64>,
-    /// `model_flops_per_s` over `peak_flops_per_s`.
     pub mfu: Option<f64>,
-    /// The most memory that the process has used, for all ranks together.
     pub peak_rss_sum_bytes: Option<u64>,
-    /// The most bytes of host memory that each rank has held, by the counting allocator.
+    /// Peak bytes of host memory of each rank, by the counting allocator.
     pub peak_rank_bytes: Vec<u64>,
     /// Planned memory of a rank, on the device if it has its own memory.
     pub planned_rank_bytes: Option<u64>,
     /// Planned memory of the weights and the optimizer's state, which outlive a step.
     pub planned_state_bytes: Option<u64>,
-    /// Planned memory that the device's allocator reserves for these, including the workspace of matrix
-    /// products, if the device has its own memory.
+    /// Planned memory that the device's allocator reserves, including the workspace of matrix products.
     pub planned_reserved_bytes: Option<u64>,
-    /// The most bytes of device memory reserved for the steps, if the device has its own memory.
+    /// Peak bytes of device memory reserved for the steps, if the device has its own memory.
     pub peak_reserved_bytes: Option<u64>,
-    /// Bytes of device memory used by weights, moments and other data that outlives a step, after the last
-    /// one.
+    /// Bytes of device memory that outlive the last step, such as weights and moments.
     pub used_device_bytes: Option<u64>,
 }
 
 impl StepReport {
-    /// Reports on `measured` steps of `config` on a device with this `peak`.
     pub fn new(
         config: &Config,
         model: ModelConfig,
@@ -97,7 +74,7 @@ impl StepReport {
             device,
             parameters: measured.parameters,
             strategy: config.shard.strategy,
-            recompute: config.shard.recompute,
+            recompute: config.shard.recompute(),
             dtype: config.precision.compute(),
             ranks,
             threads_per_rank: threads_per_rank(&config.device, ranks),
@@ -123,13 +100,10 @@ impl StepReport {
         }
     }
 
-    /// Formats the report as one line of JSON.
     pub fn to_json(&self) -> String {
-        // Numbers and strings only: this cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Formats the report for people.
     pub fn to_text(&self) -> String {
         let known = |value: Option<f64>, unit: &str| match value {
             Some(value) => format!("{value:.2} {unit}"),

@@ -1,5 +1,4 @@
-//! `kiln-bench step`: the time of training steps on made-up tokens, in the format of
-//! `benches/peers/torch_fsdp.py`, so that `benches/compare` can compare the two.
+//! `kiln-bench step`: times training steps, in the format of `benches/peers/torch_fsdp.py`, for `benches/compare`.
 
 use std::path::PathBuf;
 
@@ -39,7 +38,6 @@ pub struct StepArgs {
 }
 
 impl StepArgs {
-    /// Measures, and returns the report as text or JSON.
     pub fn run(self) -> Result<String, TrainError> {
         let mut config = match &self.config {
             Some(path) => config::load(path, &self.overrides)?,
@@ -79,7 +77,7 @@ impl StepArgs {
     }
 }
 
-/// Checks a configuration for steps on made-up tokens, and returns the shape of its model.
+/// Checks a configuration for steps on made-up tokens, and returns its model.
 pub fn checked(config: &mut Config) -> Result<ModelConfig, TrainError> {
     if config.data.path.as_os_str().is_empty() {
         // No data is read.
@@ -89,7 +87,6 @@ pub fn checked(config: &mut Config) -> Result<ModelConfig, TrainError> {
     config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)
 }
 
-/// Checks the numbers of steps, which must not be 0.
 pub fn counted(timed: usize, warmup: usize) -> Result<Steps, TrainError> {
     check_counts(&[("--steps", timed), ("--warmup", warmup)])?;
     Ok(Steps { timed, warmup })

@@ -57,7 +57,7 @@ impl CrossEntropyKernels for Flex {
     }
 }
 
-/// Multiplies `gradient` by the first value of `factor`, in place if nothing else holds `gradient`.
+/// Multiplies `gradient` by the first value of `factor`, in place if possible.
 fn scaled<T: Real>(mut gradient: FlexTensor, factor: &FlexTensor) -> FlexTensor {
     let factor = Values::<T>::of(factor)[0];
     if factor != T::ONE {
@@ -71,24 +71,23 @@ fn scaled<T: Real>(mut gradient: FlexTensor, factor: &FlexTensor) -> FlexTensor 
     gradient
 }
 
-/// The operands of the loss.
 struct Head<'a, S: Scalar, P: Products<S, S::Real>> {
     hidden: Matrix<'a, S>,
     products: P,
     /// `[d_model, vocab]`.
     weight: P::Right<'a>,
-    /// The transposed weight, if the gradient of `hidden` is requested.
+    /// Present if the gradient of `hidden` is requested.
     transposed: Option<P::Right<'a>>,
     layout: HeadLayout,
     targets: &'a [i64],
     scale: S::Real,
     options: LogitOptions,
-    /// Number of rows, width of a row, size of the vocabulary.
+    /// `[rows, d_model, vocab]`.
     shape: [usize; 3],
 }
 
 impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
-    /// Returns the loss, and the requested gradients. `weight` is the weight of the output projection.
+    /// Returns the loss, and the requested gradients of `hidden` and of the projection's `weight`.
     fn run(&self, weight: &FlexTensor, wanted: [bool; 2]) -> (FlexTensor, [Option<FlexTensor>; 2]) {
         let ([rows, d_model, vocab], products) = (self.shape, self.products);
         let mut dhidden = zeros::<S::Real>(wanted[0], rows * d_model);
@@ -125,8 +124,7 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
             };
             sum += losses.iter().sum::<f64>();
 
-            // Gradients of the logits without a factor per row. The factor is applied to the hidden values
-            // and their gradients, which are narrower.
+            // The factor per row is applied to the hidden values and their gradients, which are narrower.
             let dlogits = products.operands(logits.into());
             let dlogits = Matrix::rows(&dlogits, [block.len(), vocab]);
             let scale = self.scale;
@@ -169,8 +167,7 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
     }
 }
 
-/// Returns the loss of one row and a factor, and overwrites the logits with values that, times this factor, are the
-/// gradient of the logits.
+/// Returns the loss of one row, and the factor by which the rewritten logits become their gradient.
 #[inline(always)]
 fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
     let Ok(target) = usize::try_from(target) else {
@@ -183,13 +180,11 @@ fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
     ((sum.ln() + (shift - picked)).to_f64(), T::ONE / sum)
 }
 
-/// The cross-entropy and the z-loss of one row.
 struct RowLoss {
     cross_entropy: f64,
     z_loss: f64,
 }
 
-/// Computes [`row_loss`] with capped logits and a z-loss.
 #[inline(always)]
 fn row_loss_with<T: Real>(logits: &mut [T], target: i64, options: LogitOptions) -> (RowLoss, T) {
     let Ok(target) = usize::try_from(target) else {
@@ -202,7 +197,6 @@ fn row_loss_with<T: Real>(logits: &mut [T], target: i64, options: LogitOptions) 
     let z = options.z_loss.unwrap_or(0.0);
     let log_sum = (shift + sum.ln()).to_f64();
     if options.z_loss.is_some() {
-        // ln² has the gradient 2 · ln · softmax.
         let factor = T::from_f64(1.0 + 2.0 * z * log_sum);
         logits.iter_mut().for_each(|value| *value *= factor);
     }
@@ -214,7 +208,7 @@ fn row_loss_with<T: Real>(logits: &mut [T], target: i64, options: LogitOptions) 
     (RowLoss { cross_entropy, z_loss: z * log_sum * log_sum }, T::ONE / sum)
 }
 
-/// Replaces logits by `cap · tanh(logits / cap)`, and returns the derivatives of this function.
+/// Replaces logits by `cap · tanh(logits / cap)`, and returns the derivatives.
 #[inline(always)]
 fn cap_row<T: Real>(logits: &mut [T], cap: T) -> Vec<T> {
     let mut slopes = vec![T::ZERO; logits.len()];
@@ -226,7 +220,6 @@ fn cap_row<T: Real>(logits: &mut [T], cap: T) -> Vec<T> {
     slopes
 }
 
-/// Multiplies each row of `width` values by the row's factor.
 fn scale_rows<S: Scalar>(values: &mut [S], width: usize, factor: impl Fn(usize) -> S::Real + Sync + Send) {
     let rows = rows_per_block(width);
     for_each_block(

@@ -1,6 +1,5 @@
 //! Selects kernels by the dtype of a tensor.
 
-/// Runs `$body` with the type alias `$name` bound to the type that matches `$dtype`.
 macro_rules! with_type {
     ($dtype:expr, $name:ident => $body:expr, { $($pattern:pat => $type:ty),+ $(,)? }) => {
         match $dtype {
@@ -14,8 +13,7 @@ macro_rules! with_type {
 }
 pub(super) use with_type;
 
-/// Runs `$body` with the type alias `$real` bound to the type in which kernels compute `$dtype`: `f64` for
-/// `f64`, and `f32` for everything else.
+/// Runs `$body` with `$real` bound to the type that computes `$dtype`: `f64` for `f64`, otherwise `f32`.
 macro_rules! with_real {
     ($dtype:expr, $real:ident => $body:expr) => {
         $crate::ops::cpu::dispatch::with_type!($dtype, $real => $body, {
@@ -26,8 +24,7 @@ macro_rules! with_real {
 }
 pub(super) use with_real;
 
-/// Runs `$body` with `$products` bound to the matrix products of operands of type `$scalar`: those of the option
-/// `$bf16` if it is set, or else those of [`with_real`].
+/// Runs `$body` with `$products` bound to the products of `$scalar`: `$bf16` if set, else [`with_real`]'s.
 macro_rules! with_products {
     ($bf16:expr, $dtype:expr, $products:ident, $scalar:ident => $body:expr) => {
         match $bf16 {
@@ -44,7 +41,6 @@ macro_rules! with_products {
 }
 pub(super) use with_products;
 
-/// Runs `$body` with the type alias `$scalar` bound to the element type of tensors of `$dtype`.
 macro_rules! with_scalar {
     ($dtype:expr, $scalar:ident => $body:expr) => {
         $crate::ops::cpu::dispatch::with_type!($dtype, $scalar => $body, {

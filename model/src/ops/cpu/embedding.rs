@@ -19,7 +19,7 @@ impl EmbeddingKernels for Flex {
         let [batch, seq] = ids.layout().shape().dims();
         let rows = row_numbers(ids, vocab);
         let shape = Shape::from([batch, seq, d_model]);
-        // Rows are copied in their own dtype, so that only rows with an id are read.
+        // Copied in their own dtype, so that only rows with an id are read.
         with_scalar!(weight.dtype(), S => gather::<S>(weight, &rows, shape))
     }
 
@@ -31,8 +31,7 @@ impl EmbeddingKernels for Flex {
     ) -> FlexTensor {
         let [vocab, d_model] = shape.dims();
         let rows = row_numbers(ids, vocab);
-        // Positions sorted by table row: the positions of row `v` are `places[starts[v]..starts[v + 1]]`, in
-        // ascending order.
+        // Positions sorted by table row: those of row `v` are `places[starts[v]..starts[v + 1]]`, in ascending order.
         let mut starts = vec![0usize; vocab + 1];
         for &row in &rows {
             starts[row + 1] += 1;
@@ -69,7 +68,6 @@ impl EmbeddingKernels for Flex {
     }
 }
 
-/// Returns the ids as row numbers of a table of `vocab` rows.
 fn row_numbers(ids: &FlexTensor, vocab: usize) -> Vec<usize> {
     let row = |id: i64| {
         let row = usize::try_from(id).ok().filter(|&row| row < vocab);
@@ -83,7 +81,6 @@ fn gather<S: Scalar>(weight: &FlexTensor, rows: &[usize], shape: Shape) -> FlexT
     let weight: &[S] = &weight;
     let [_, _, d_model] = shape.dims();
     let write = |start: usize, block: &mut [MaybeUninit<S>]| {
-        // Without columns there are no rows to copy.
         let rows = &rows[start / d_model.max(1)..];
         for (out, &row) in block.chunks_exact_mut(d_model.max(1)).zip(rows) {
             out.write_copy_of_slice(&weight[row * d_model..][..d_model]);

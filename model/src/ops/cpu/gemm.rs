@@ -1,8 +1,7 @@
 //! Matrix products: a safe interface to the `gemm` crate, used with one thread per call.
 //!
-//! A product for several threads is cut into chunks here, because the crate's own threads wait for each other several
-//! times per product, and one of them packs operands for all. The crate computes the sums over `k` in an order that
-//! depends only on `k`, so the cut does not change a bit of the result.
+//! Products are cut into chunks per thread here, because the crate's own threads wait for each other. Sums over `k`
+//! have an order that depends only on `k`, so the cut does not change the result.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -14,38 +13,32 @@ use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::Real;
 use super::transpose::row_major;
 
-/// Minimum number of multiplications for which a product uses a second thread.
+/// Minimum multiplications for which a product uses a second thread.
 const WORTH_A_THREAD: usize = 1 << 20;
-/// Minimum number of multiplications for which a left operand with contiguous columns is first copied to row-major
-/// order.
+/// Minimum multiplications for which a transposed left operand is copied to row-major order.
 const WORTH_A_COPY: usize = 1 << 22;
-/// Minimum number of multiplications per element of the operand for which the copy is made.
+/// Minimum multiplications per copied element.
 const USES: usize = 128;
-/// Number of rows of the crate's register tile, and of columns of its vector register: cuts are made at multiples of
-/// these. The crate's tiles are up to four registers wide, but an uneven cut costs more than a narrower last tile.
+/// Rows of the crate's register tile, and columns of its vector register: chunks are cut at multiples of these.
 const TILE: [usize; 2] = [6, 16];
-/// Number of columns of the crate's widest register tile, by which the crate multiplies thresholds.
+/// Columns of the crate's widest register tile, by which the crate multiplies thresholds.
 const WIDEST_TILE: usize = 64;
-/// Minimum average number of rows or columns per chunk. Even after cuts have moved to tile boundaries, chunks have
-/// more than 64: the crate sums products of at most 64 by 64 in a different order.
+/// Minimum average rows or columns per chunk. The crate sums products of up to 64 × 64 in a different order.
 const CHUNK: usize = 128;
 
-/// Makes the crate read a row-major left operand in place instead of first copying it, its default. The operand's
-/// rows fit in a core's L1 cache, so this is up to a fifth faster.
+/// Makes the crate read a row-major left operand in place instead of copying it: up to a fifth faster.
 static READ_ROWS_IN_PLACE: Once = Once::new();
 
 /// Products of `f32` or `f64`.
 #[derive(Clone, Copy, Debug)]
 pub struct Floats;
 
-/// An operand: a view, or a copy in row-major order.
 pub enum Operand<'a, T> {
     View(Matrix<'a, T>),
     Copy(Vec<T>, [usize; 2]),
 }
 
 impl<T: Real> Operand<'_, T> {
-    /// Copies `matrix`, whose columns are contiguous.
     fn copied(matrix: Matrix<'_, T>) -> Self {
         Operand::Copy(row_major(matrix), matrix.shape())
     }
@@ -76,7 +69,7 @@ impl<T: Real> Multiplier<T> for Floats {
         Operand::View(rhs)
     }
 
-    /// Copies the operand to the layout in which products read both operands along contiguous axes, and pack nothing.
+    /// Copies the operand, so that products read both operands along contiguous axes and pack nothing.
     fn transposed_right(self, rhs: Matrix<'_, T>) -> Operand<'_, T> {
         Operand::copied(rhs)
     }
@@ -101,7 +94,6 @@ unsafe impl<T: Real> Products<T, T> for Floats {
     }
 }
 
-/// Writes `lhs · rhs`; see [`Products::multiply`].
 fn gemm<T: Real>(
     mut out: MatrixMut<'_, T>,
     output: Output<T>,
@@ -124,9 +116,8 @@ fn gemm<T: Real>(
         _ => 1,
     };
     READ_ROWS_IN_PLACE.call_once(|| gemm::set_rhs_packing_threshold(usize::MAX / WIDEST_TILE));
-    // A transposed left operand is copied once, in parallel, which is faster than the crate's copy for every
-    // chunk. A transposed right operand is not copied: the crate packs it anyway, and transposing it first
-    // takes longer than it saves.
+    // Copying a transposed left operand once, in parallel, is faster than the crate's copy per chunk. For a
+    // transposed right operand, which the crate always packs, a copy takes longer than it saves.
     let copy = (on_pool && worth_a_copy(lhs, n)).then(|| row_major(lhs));
     let lhs = copy.as_ref().map_or(lhs, |copy| Matrix::rows(copy, [m, k]));
     let target = out.raw();
@@ -140,14 +131,11 @@ fn gemm<T: Real>(
         }
         let target = target.at([rows.start, columns.start]);
         let (lhs, rhs) = (lhs.slice(rows, 0..k), rhs.slice(0..k, columns));
-        // SAFETY: the constructors of the views have checked that every element of their shapes exists (where
-        // `k` is 0 no operand is read), the shapes match (asserted above), and the ranges lie inside them.
-        // `out` is borrowed mutably until all chunks are done, so it overlaps neither operand. Its rows do
-        // not overlap each other and neither do the ranges of chunks, so each element is written by one
-        // thread. Elements that the product is added to are initialised (asserted above). `T` is `f32` or
-        // `f64`, which `gemm` supports: `Real` is implemented for no other type. The strides fit in `isize`
-        // because they are bounded by slice lengths wherever they are used (a dimension of 1 never multiplies
-        // its stride).
+        // SAFETY: the views' constructors have checked that all elements of their shapes exist (no operand is read
+        // if `k` is 0), the shapes match, and the ranges lie inside them. `out` is borrowed mutably, so it overlaps
+        // neither operand; rows and chunks are disjoint, so one thread writes each element. Elements to add to are
+        // initialised (asserted above). `gemm` supports every `Real`: `f32` and `f64`. Strides fit in `isize`, as
+        // slice lengths bound them wherever they are used.
         unsafe {
             gemm::gemm(
                 lhs.shape()[0],
@@ -178,14 +166,12 @@ fn gemm<T: Real>(
     }
 }
 
-/// Returns whether to copy the left operand of a product of `n` columns to row-major order first.
 fn worth_a_copy<T: Real>(lhs: Matrix<'_, T>, n: usize) -> bool {
     let [m, k] = lhs.shape();
     lhs.is_transposed() && n >= USES && m * n * k >= WORTH_A_COPY
 }
 
-/// Returns the number of chunks for the rows and for the columns of a product: at most one chunk per thread, chosen
-/// so that operands are packed as rarely as possible.
+/// Returns the number of chunks of rows and of columns, at most one per thread, that packs operands least often.
 fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
     let most = |len: usize| (len / CHUNK).max(1);
     // Packing a transposed operand takes about twice as long.
@@ -198,7 +184,7 @@ fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
         .unwrap_or([1, 1])
 }
 
-/// Returns chunk `index` of `0..len`, cut at multiples of `tile` into `chunks` chunks that are as equal as possible.
+/// Returns chunk `index` of `0..len`, cut at multiples of `tile` into `chunks` nearly equal chunks.
 fn range(len: usize, chunks: usize, index: usize, tile: usize) -> Range<usize> {
     let at = |index: usize| (len * index / chunks).div_ceil(tile).saturating_mul(tile).min(len);
     match chunks {

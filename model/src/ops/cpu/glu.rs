@@ -10,7 +10,6 @@ use super::uninit::{UninitVec, written};
 use super::values::{Values, new_tensor};
 use crate::ops::glu::{Activation, GluKernels};
 
-/// Runs `$body` with the type alias `$gate` bound to the functions of an [`Activation`].
 macro_rules! with_gate {
     ($activation:expr, $gate:ident => $body:expr) => {
         match $activation {
@@ -62,9 +61,7 @@ impl GluKernels for Flex {
     }
 }
 
-/// The functions of an [`Activation`].
 trait Gate {
-    /// Returns the activation of `g`.
     fn of<T: Real>(g: T) -> T;
     /// Returns `factor` times the derivative at `g`.
     fn times_slope<T: Real>(factor: T, g: T) -> T;
@@ -101,7 +98,6 @@ impl Gate for Gelu {
     }
 }
 
-/// Returns the cumulative distribution function of the standard normal distribution at `x`.
 #[inline(always)]
 fn normal_distribution<T: Real>(x: T) -> T {
     let half = T::from_f64(0.5);
@@ -147,12 +143,11 @@ fn gradient_values<G: Gate, S: Scalar>([gate, up, dy]: [&[S]; 3], wanted: [bool;
             },
         );
     });
-    // SAFETY: each block is as long as its operands, and the loops write every element of a requested
-    // gradient.
+    // SAFETY: blocks are as long as their operands, and the loops write every element of a requested gradient.
     [dgate, dup].map(|gradient| gradient.map(|gradient| unsafe { gradient.assume_init() }))
 }
 
-/// Returns the gradients of one gate value and of the up value that it multiplies.
+/// Returns the gradients of one gate value, and of the up value that it multiplies.
 #[inline(always)]
 fn derivatives<G: Gate, S: Scalar>(g: S, u: S, dy: S) -> [S; 2] {
     let (g, u, dy) = (g.real(), u.real(), dy.real());

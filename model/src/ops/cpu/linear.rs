@@ -87,7 +87,7 @@ impl LinearKernels for Flex {
             let dy = Values::<T>::of(dy);
             let dy: &[T] = &dy;
             let mut db = vec![T::ZERO; d_out];
-            // Blocks of columns, so that each sum runs over the rows in order on one thread.
+            // Blocks of columns: one thread runs each sum over the rows in order.
             for_each_block(&mut db, 256, #[inline(always)] |first, block| {
                 for row in dy.chunks_exact(d_out.max(1)) {
                     for (sum, &value) in block.iter_mut().zip(&row[first..]) {
@@ -100,8 +100,7 @@ impl LinearKernels for Flex {
     }
 }
 
-/// Computes `xᵀ · dy`. Takes the transposed copy of `x` from `prepared`, or stores it there if a copy is
-/// worthwhile.
+/// Computes `xᵀ · dy`, with the copy of `xᵀ` from `prepared`, or stores one there if worthwhile.
 fn weight_gradient<S: Scalar, P: Products<S, S>>(
     products: P,
     x: &FlexTensor,
@@ -118,7 +117,7 @@ where
     if prepared.is_none() {
         *prepared = products.copied_left(x, d_out).map(|copy| Box::new(copy) as Box<dyn Any + Send>);
     }
-    // The copy was made above, or by another map that reads the same `x`.
+    // Copied above, or by another map that reads the same `x`.
     match prepared.as_ref().and_then(|copy| copy.downcast_ref::<P::Left<'static>>()) {
         Some(copy) => products.product(copy, &rhs, shape),
         None => products.product(&products.left(x, Threads::Pool), &rhs, shape),

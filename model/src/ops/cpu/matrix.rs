@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// A matrix stored in a slice: element (i, j) is at `i * strides[0] + j * strides[1]`.
+/// A matrix in a slice: element (i, j) is at `i * strides[0] + j * strides[1]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a, T> {
     values: &'a [T],
@@ -13,11 +13,7 @@ pub struct Matrix<'a, T> {
 }
 
 impl<'a, T> Matrix<'a, T> {
-    /// Creates a view of `values`.
-    ///
-    /// # Panics
-    ///
-    /// If an element would lie outside `values`.
+    /// Creates a view of `values`. Panics if an element would lie outside `values`.
     pub fn new(values: &'a [T], shape: [usize; 2], strides: [usize; 2]) -> Self {
         check_bounds(values.len(), shape, strides);
         Matrix { values, shape, strides }
@@ -28,26 +24,20 @@ impl<'a, T> Matrix<'a, T> {
         Self::new(values, shape, [shape[1], 1])
     }
 
-    /// Returns the numbers of rows and columns.
     pub fn shape(self) -> [usize; 2] {
         self.shape
     }
 
-    /// Returns the distance in elements between two rows and between two columns.
+    /// Returns the distances in elements between two rows and between two columns.
     pub fn strides(self) -> [usize; 2] {
         self.strides
     }
 
-    /// Returns the slice that contains the matrix.
     pub fn values(self) -> &'a [T] {
         self.values
     }
 
-    /// Returns a view of the given rows and columns.
-    ///
-    /// # Panics
-    ///
-    /// If the range exceeds the matrix.
+    /// Returns a view of some rows and columns. Panics if a range exceeds the matrix.
     pub fn slice(self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let within = |range: &Range<usize>, len| range.start <= range.end && range.end <= len;
         assert!(
@@ -61,12 +51,11 @@ impl<'a, T> Matrix<'a, T> {
         Matrix { values, shape, strides: self.strides }
     }
 
-    /// Returns whether the matrix is transposed: its columns are contiguous and its rows are not.
+    /// Returns whether columns are contiguous and rows are not.
     pub fn is_transposed(&self) -> bool {
         self.strides[0] == 1 && self.strides[1] > 1
     }
 
-    /// Returns the transposed matrix, in the same memory.
     pub fn t(self) -> Self {
         let ([rows, columns], [row, column]) = (self.shape, self.strides);
         Matrix { values: self.values, shape: [columns, rows], strides: [column, row] }
@@ -88,11 +77,7 @@ pub struct MatrixMut<'a, T> {
 unsafe impl<T: Send> Send for MatrixMut<'_, T> {}
 
 impl<'a, T: Copy> MatrixMut<'a, T> {
-    /// Creates a view of `values` whose rows are `row_stride` apart.
-    ///
-    /// # Panics
-    ///
-    /// If an element would lie outside `values` or rows would overlap.
+    /// Creates a view with rows `row_stride` apart. Panics if rows would overlap or leave `values`.
     pub fn new(values: &'a mut [T], shape: [usize; 2], row_stride: usize) -> Self {
         check_bounds(values.len(), shape, [row_stride, 1]);
         assert!(shape[0] <= 1 || row_stride >= shape[1], "rows of {} elements, {row_stride} apart", shape[1]);
@@ -105,47 +90,34 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         Self::new(values, shape, shape[1])
     }
 
-    /// Creates a view of uninitialised `values` in row-major order.
     pub fn uninit(values: &'a mut [MaybeUninit<T>], shape: [usize; 2]) -> Self {
         check_bounds(values.len(), shape, [shape[1], 1]);
         let (values, row_stride) = (values.as_mut_ptr().cast(), shape[1]);
         MatrixMut { values, shape, row_stride, init: false, lifetime: PhantomData }
     }
 
-    /// Returns the numbers of rows and columns.
     pub fn shape(&self) -> [usize; 2] {
         self.shape
     }
 
-    /// Returns the address of the first element, and the distance in elements between two rows. Every element of the
-    /// shape exists, and nothing else reads or writes it.
+    /// Returns the address of the first element and the row stride. Only this matrix accesses the elements.
     pub fn raw(&mut self) -> Target<T> {
         Target { values: self.values, row_stride: self.row_stride }
     }
 
-    /// Returns whether the elements are initialised, so that a product may add to them.
     pub fn is_init(&self) -> bool {
         self.init
     }
 
-    /// Splits the matrix into `count` matrices of adjacent columns.
-    ///
-    /// # Panics
-    ///
-    /// If `count` does not divide the number of columns.
+    /// Splits the columns into `count` adjacent matrices. Panics if `count` does not divide them.
     pub fn split_columns(self, count: usize) -> impl Iterator<Item = MatrixMut<'a, T>> {
         let [rows, columns] = self.shape;
         assert!(columns.is_multiple_of(count), "{columns} columns in {count} matrices");
         let shape = [rows, columns / count];
-        // The matrices have no element in common, and each lies inside this one.
         (0..count).map(move |i| MatrixMut { values: self.values.wrapping_add(i * shape[1]), shape, ..self })
     }
 
-    /// Returns the rows of the given range.
-    ///
-    /// # Panics
-    ///
-    /// If the range exceeds the matrix.
+    /// Returns a range of rows. Panics if the range exceeds the matrix.
     pub fn slice(&mut self, rows: Range<usize>) -> MatrixMut<'_, T> {
         assert!(rows.start <= rows.end && rows.end <= self.shape[0], "{rows:?} of {:?}", self.shape);
         let values = self.values.wrapping_add(rows.start * self.row_stride);
@@ -167,12 +139,10 @@ fn check_bounds(len: usize, shape: [usize; 2], strides: [usize; 2]) {
     );
 }
 
-/// The output of a product, for threads that each write some of its rows and columns.
+/// An output shared by threads that write disjoint elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<T> {
-    /// The first element.
     pub values: *mut T,
-    /// Distance in elements between two rows.
     pub row_stride: usize,
 }
 
@@ -180,7 +150,6 @@ pub struct Target<T> {
 unsafe impl<T: Send> Sync for Target<T> {}
 
 impl<T> Target<T> {
-    /// Returns the elements from the given row and column on.
     pub fn at(self, [row, column]: [usize; 2]) -> Self {
         Target { values: self.values.wrapping_add(row * self.row_stride + column), ..self }
     }

@@ -1,12 +1,7 @@
 //! The CPU kernels, one file per operation.
 //!
-//! A kernel gives the same bits for any number of threads: work is cut into blocks whose size depends only on the
-//! shapes, every block has its own output, and sums across blocks are computed in the order of the blocks. Work runs
-//! in the rayon pool of the caller.
-//!
-//! Helpers of the operations: `parallel` cuts work into blocks, `scalar` defines the float types, `dispatch` selects
-//! one of them, `values` and `matrix` are views of tensors. `products` is the interface of matrix multiplication,
-//! implemented by `gemm` and `bf16`.
+//! Results have the same bits for any number of threads: blocks depend only on the shapes, and their sums are added in
+//! order. Work runs in the caller's rayon pool. `products` is implemented by `gemm` and `bf16`.
 
 mod attention;
 mod bf16;

@@ -1,12 +1,11 @@
-//! Runs work in blocks of a fixed size, compiled for this machine's vector instructions.
+//! Work in blocks of a fixed size, compiled for this machine's vector instructions.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-/// Number of elements in a block of an elementwise kernel: few enough for the operands to fit in a core's L2 cache,
-/// and enough work to be worth passing to another thread.
+/// Elements per block of an elementwise kernel: the operands fit in a core's L2 cache.
 pub const BLOCK: usize = 16 * 1024;
 
 /// Returns the number of rows of `width` elements in a block.
@@ -14,15 +13,14 @@ pub fn rows_per_block(width: usize) -> usize {
     (BLOCK / width.max(1)).max(1)
 }
 
-/// Runs `f` compiled for the vector instructions of this machine. `f` and everything in its inner loops must
-/// be marked `#[inline(always)]`: a function that is not inlined keeps the baseline instructions.
+/// Runs `f`, compiled for this machine's vector instructions. `f` and all functions in its inner loops must be
+/// `#[inline(always)]`: other functions keep the baseline instructions.
 #[inline(always)]
 pub fn simd<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
 }
 
-/// Runs `f(start, block)` on every block of `size` elements of `data`, where `start` is the index of the
-/// block's first element. `f` is compiled as in [`simd`].
+/// Runs `f(start, block)`, compiled as in [`simd`], on each block of `size` elements from index `start` on.
 pub fn for_each_block<T: Send>(data: &mut [T], size: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
     let run = |start: usize, block: &mut [T]| {
         simd(
@@ -37,8 +35,7 @@ pub fn for_each_block<T: Send>(data: &mut [T], size: usize, f: impl Fn(usize, &m
     }
 }
 
-/// Calls `f` on the index and the elements of every row of `data`, of `width` elements each, in blocks of rows. `f`
-/// is compiled as in [`simd`].
+/// Calls `f`, compiled as in [`simd`], with the index and the `width` elements of each row.
 pub fn for_each_row<T: Send>(data: &mut [T], width: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
     if width == 0 {
         return;
@@ -55,8 +52,7 @@ pub fn for_each_row<T: Send>(data: &mut [T], width: usize, f: impl Fn(usize, &mu
     );
 }
 
-/// Calls `f` with each item and its index, in parallel if threads are available. A thread takes up to `at_once` items
-/// at a time; use 1 if items differ in work.
+/// Calls `f` with each item's index and the item, in parallel. Use `at_once` 1 if items differ in work.
 pub fn for_each_item<T: Send>(
     items: impl IntoIterator<Item = T>,
     at_once: usize,
@@ -80,18 +76,14 @@ pub fn map_items<T: Send, R: Send>(items: impl IntoIterator<Item = T>, f: impl F
     results.into_iter().map(|result| result.expect("invariant: each item was passed")).collect()
 }
 
-/// Calls `task` with each index below `count`.
-///
-/// Not generic over the task, unlike rayon's own functions, which would be compiled for each kernel and dtype. That
-/// took a fifth of this crate's build time.
+/// Calls `task` with each index. Not generic: rayon's functions, compiled per kernel and dtype, took a fifth of this
+/// crate's build time.
 fn for_each_index(count: usize, at_once: usize, task: &(dyn Fn(usize) + Sync)) {
     (0..count).into_par_iter().with_max_len(at_once).for_each(task);
 }
 
-/// Calls `task` with each index below `count`, in parallel if threads are available.
-///
-/// For tasks of similar size. The calling thread stays awake while it waits for the last tasks, because waking it
-/// would take longer than those tasks.
+/// Calls `task` with each index below `count`, in parallel, for tasks of similar size. The caller spins while it waits:
+/// waking it would take longer than the last tasks.
 pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
     struct Done<'a>(&'a AtomicUsize);
     impl Drop for Done<'_> {
@@ -114,7 +106,7 @@ pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
             task(0);
         }
         while left.load(Ordering::Acquire) > 0 {
-            // Runs a task that no other thread has taken, if there is one.
+            // Runs a task that no other thread has taken.
             if rayon::yield_now() != Some(rayon::Yield::Executed) {
                 (0..16).for_each(|_| std::hint::spin_loop());
                 std::thread::yield_now();
@@ -123,7 +115,7 @@ pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
     });
 }
 
-/// Splits `data` into `count` consecutive blocks of `size` elements. All results are `None` if `data` is.
+/// Splits `data` into `count` blocks of `size` elements, or into `None`s if there is no data.
 pub fn blocks<T>(data: Option<&mut [T]>, size: usize, count: usize) -> Vec<Option<&mut [T]>> {
     match data {
         None => std::iter::repeat_with(|| None).take(count).collect(),

@@ -1,4 +1,4 @@
-//! Matrix products of operands of one type, for kernels that are written once for all types.
+//! Matrix products of operands of one type, for kernels written once for all types.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -7,45 +7,42 @@ use super::matrix::{Matrix, MatrixMut};
 use super::scalar::{Real, Scalar};
 use super::uninit::UninitVec;
 
-/// The treatment of values that are already in the output of a product.
+/// Treatment of the values that an output contains before a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Output<T> {
-    /// Overwrites them, without reading them, with the product times this factor.
+    /// Overwrites the values, without reading them, with the product times this factor.
     Overwrite(T),
-    /// Adds the product to them.
+    /// Adds the product to the values.
     Add,
 }
 
-/// The threads that a product runs on. Both choices give the same bits.
+/// Threads that a product runs on. Both choices give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
     /// The calling thread, for products inside a parallel loop.
     One,
-    /// The current rayon pool.
     Pool,
 }
 
-/// A way to multiply matrices of elements `S`: [`Floats`](super::gemm::Floats) for `f32` and `f64`, and
-/// [`Bf16Gemm`](super::bf16::Bf16Gemm) for bf16.
+/// A way to multiply `S`: [`Floats`](super::gemm::Floats), or [`Bf16Gemm`](super::bf16::Bf16Gemm) for bf16.
 pub trait Multiplier<S: Scalar>: Copy + Sync {
-    /// A left operand that can be used in any number of products.
+    /// A left operand, for any number of products.
     type Left<'a>;
-    /// A right operand that can be used in any number of products.
+    /// A right operand, for any number of products.
     type Right<'a>: Send + Sync;
-    /// Maximum number of rows of a left operand that attention multiplies at a time, on one thread.
+    /// Maximum rows of a left operand that attention multiplies at a time.
     const ROWS: usize;
 
     /// Prepares `lhs`, `[m, k]`, as a left operand.
     fn left(self, lhs: Matrix<'_, S>, threads: Threads) -> Self::Left<'_>;
 
-    /// Copies `lhs` as the left operand of several products with `n` columns each. Returns `None` if a copy would not
-    /// make them faster.
+    /// Copies `lhs` for several products of `n` columns each, or returns `None` if a copy would not be faster.
     fn copied_left(self, lhs: Matrix<'_, S>, n: usize) -> Option<Self::Left<'static>>;
 
     /// Prepares `rhs`, `[k, n]`, as a right operand.
     fn right(self, rhs: Matrix<'_, S>, threads: Threads) -> Self::Right<'_>;
 
-    /// Prepares `rhs`, whose columns are contiguous, as the right operand of many products that run on one thread.
+    /// Prepares `rhs`, whose columns are contiguous, for many products on one thread.
     fn transposed_right(self, rhs: Matrix<'_, S>) -> Self::Right<'_>;
 
     /// Converts `values` to elements of operands.
@@ -58,7 +55,7 @@ pub trait Multiplier<S: Scalar>: Copy + Sync {
 ///
 /// [`Products::multiply`] must write every element of an output that it overwrites.
 pub unsafe trait Products<S: Scalar, O: Scalar<Real = S::Real>>: Multiplier<S> {
-    /// Writes the product of `lhs` and the given rows and columns of `rhs`, which begin at multiples of 32.
+    /// Writes the product of `lhs` and a part of `rhs`, whose rows and columns begin at multiples of 32.
     ///
     /// # Panics
     ///
@@ -73,11 +70,7 @@ pub unsafe trait Products<S: Scalar, O: Scalar<Real = S::Real>>: Multiplier<S> {
         threads: Threads,
     );
 
-    /// Returns `lhs · rhs`, `[m, k]` by `[k, n]`, in row-major order, on the current rayon pool.
-    ///
-    /// # Panics
-    ///
-    /// If the shapes do not match.
+    /// Returns `[m, k] · [k, n]` in row-major order, on the current rayon pool. Panics if shapes do not match.
     fn product(self, lhs: &Self::Left<'_>, rhs: &Self::Right<'_>, [m, k, n]: [usize; 3]) -> Vec<O> {
         let mut out = UninitVec::new(m * n);
         let target = MatrixMut::uninit(out.slots(), [m, n]);

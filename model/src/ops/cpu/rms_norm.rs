@@ -63,7 +63,6 @@ fn inverse_rms<S: Scalar>(x: &[S], eps: S::Real) -> S::Real {
     S::Real::ONE / (mean_square + eps).sqrt()
 }
 
-/// Returns the gradient of one element of a row.
 #[inline(always)]
 fn dx_of<S: Scalar>(((dy, w), x): ((&S, &S), &S), r: S::Real, shift: S::Real) -> S::Real {
     r * (dy.real() * w.real() - x.real() * r * shift)

@@ -34,16 +34,14 @@ struct Table<T> {
     positions: usize,
 }
 
-/// Identifies a table: type of its values, head dimension and bits of the frequencies.
 type TableKey = (TypeId, usize, [u64; 6]);
 
-/// Tables in use. A model uses one table, which every layer of every step reads.
+/// Tables in use: one per model, shared by all layers.
 static TABLES: LazyLock<Mutex<HashMap<TableKey, Arc<dyn Any + Send + Sync>>>> = LazyLock::new(Mutex::default);
 
-/// Returns the table for at least `positions` positions.
 fn table<T: Real>(head_dim: usize, frequencies: RotaryFrequencies, positions: usize) -> Arc<Table<T>> {
     let key = (TypeId::of::<T>(), head_dim, frequencies.bits());
-    // An entry is inserted whole or not at all, so the map is valid after a panic.
+    // Entries are inserted whole, so the map is valid after a panic.
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     let cached = tables.get(&key).and_then(|table| Arc::clone(table).downcast::<Table<T>>().ok());
     if let Some(table) = cached.filter(|table| table.positions >= positions) {

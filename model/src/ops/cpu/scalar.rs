@@ -9,14 +9,12 @@ use bytemuck::Pod;
 
 use super::transpose_square::{transpose_square, transpose_square_f32};
 
-/// A type of float that tensors contain, and that kernels read and write.
+/// A float type of tensors, which kernels read and write.
 pub trait Scalar: Element + Pod {
-    /// The type in which kernels compute with elements of this type: `Self`, or `f32` for half precision.
+    /// Type in which kernels compute: `Self`, or `f32` for half precision.
     type Real: Real;
 
-    /// Converts the value to the type in which kernels compute.
     fn real(self) -> Self::Real;
-    /// Returns the nearest value of this type.
     fn nearest(value: Self::Real) -> Self;
 }
 
@@ -47,20 +45,19 @@ fn f32_of_bf16(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
-/// Rounds to nearest, ties to even, without a branch, so that loops that call this vectorise.
+/// Rounds to nearest, ties to even, without a branch, so that loops vectorise.
 #[inline(always)]
 fn nearest_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    // A NaN stays a NaN, even if all bits that distinguish it from infinity are in the lower half.
+    // A NaN stays a NaN, even if only its lower half distinguishes it from infinity.
     let quiet = bits >> 16 | 0x40;
     bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
 }
 
-/// `f32`, in which training runs, or `f64`, in which tests compare gradients with finite differences.
+/// `f32` for training, or `f64` for tests with finite differences.
 ///
-/// Kernels use separate multiplications and additions, never fused ones, so that the vectorised body and the scalar
-/// tail of a loop round in the same way.
+/// Kernels never fuse multiplication and addition, so that vectorised bodies and scalar tails round the same way.
 pub trait Real:
     Scalar<Real = Self>
     + PartialOrd
@@ -72,24 +69,15 @@ pub trait Real:
     + AddAssign
     + MulAssign
 {
-    /// 0.
     const ZERO: Self;
-    /// 1.
     const ONE: Self;
-    /// Negative infinity.
     const NEG_INFINITY: Self;
 
-    /// Returns the nearest value of this type.
     fn from_f64(value: f64) -> Self;
-    /// Square root.
     fn sqrt(self) -> Self;
-    /// Natural logarithm.
     fn ln(self) -> Self;
-    /// e to the power of `self`.
     fn exp(self) -> Self;
-    /// Hyperbolic tangent.
     fn tanh(self) -> Self;
-    /// Error function.
     fn erf(self) -> Self;
 
     /// Transposes a square of 16 by 16 between matrices whose rows are `x_stride` and `y_stride` apart.
@@ -139,19 +127,18 @@ macro_rules! real {
 real!(f32, exp_f32, tanh_f32, erf_f32, transpose_square_f32);
 real!(f64, f64::exp, f64::tanh, libm::erf, transpose_square);
 
-/// Computes e to the power of `x` without a branch, a call or a table, so that loops that call this vectorise.
+/// Computes eˣ without a branch, call or table, so that loops vectorise.
 ///
-/// The argument is reduced to `x = n·ln 2 + r` with `|r| <= ln 2 / 2`, and e to the power of `r` is the polynomial of
-/// Cephes' `expf` (Moshier), with an error of about one unit in the last place. Results below the smallest normal
-/// number are zero, because subnormals are slow and no kernel needs them.
+/// Reduces to `x = n·ln 2 + r` with `|r| <= ln 2 / 2`; for eʳ, uses the polynomial of Cephes' `expf` (Moshier), with
+/// an error of about one unit in the last place. Subnormal results become zero, because they are slow.
 #[inline(always)]
 fn exp_f32(x: f32) -> f32 {
-    /// Adding 1.5·2^23 rounds to an integer, which is then in the low bits of the mantissa.
+    /// Adding 1.5·2^23 rounds to an integer, in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0;
-    /// ln 2 in two parts, the first of which has few enough bits for `n * LN_2_HIGH` to be exact.
+    /// ln 2 in two parts, with few enough bits in the first for `n * LN_2_HIGH` to be exact.
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    /// Logarithms of the largest finite and of the smallest normal number.
+    /// Logarithms of the largest finite and the smallest normal number.
     const LARGEST: f32 = 88.722_84;
     const SMALLEST: f32 = -87.336_54;
 
@@ -183,13 +170,10 @@ fn exp_f32(x: f32) -> f32 {
     }
 }
 
-/// Computes the hyperbolic tangent of `x` without a branch, a call or a table, like [`exp_f32`].
-///
-/// Near 0, where `1 - 2 / (e²ˣ + 1)` would lose digits, uses the polynomial of Cephes' `tanhf` (Moshier), with an
-/// error of about two units in the last place.
+/// Computes tanh like [`exp_f32`]. Near 0, where `1 - 2 / (e²ˣ + 1)` loses digits, uses the polynomial of Cephes'
+/// `tanhf` (Moshier), with an error of about two units in the last place.
 #[inline(always)]
 fn tanh_f32(x: f32) -> f32 {
-    /// Boundary between the two formulas.
     const NEAR: f32 = 0.625;
 
     let (size, square) = (x.abs(), x * x);
@@ -203,13 +187,11 @@ fn tanh_f32(x: f32) -> f32 {
     if size < NEAR { near } else { far }
 }
 
-/// Computes the error function of `x` without a branch, a call or a table, like [`exp_f32`].
-///
-/// Evaluates `x · P(x²) / Q(x²)`, a minimax fit up to the point where the nearest `f32` is 1. The relative error is
-/// below 4e-7, mostly from rounding the terms, so results near 1 are not always monotonic.
+/// Computes the error function like [`exp_f32`], as `x · P(x²) / Q(x²)`, a minimax fit. The relative error is below
+/// 4e-7, so results near 1 are not always monotonic.
 #[inline(always)]
 fn erf_f32(x: f32) -> f32 {
-    /// The smallest argument for which the result is 1.
+    /// Smallest argument whose result is 1.
     const LARGEST: f32 = 3.925;
 
     let square = x * x;
@@ -230,8 +212,7 @@ fn erf_f32(x: f32) -> f32 {
     if x.abs() >= LARGEST { 1.0f32.copysign(x) } else { near }
 }
 
-/// Number of independent accumulators of a reduction: enough to hide the latency of an addition, and fixed,
-/// so that a sum has the same order of additions on every machine.
+/// Accumulators of a reduction, which hide the latency of additions. Fixed, so that all machines add in one order.
 const LANES: usize = 32;
 
 #[inline(always)]
@@ -280,7 +261,7 @@ pub fn dot3<S: Scalar>(a: &[S], b: &[S], c: &[S]) -> S::Real {
     fold(lanes, |a, b| a + b)
 }
 
-/// Returns the largest value, or negative infinity for an empty slice. NaN is skipped.
+/// Returns the largest value, skipping NaN, or negative infinity if there is none.
 #[inline(always)]
 pub fn max<T: Real>(a: &[T]) -> T {
     let larger = |a: T, b: T| if b > a { b } else { a };
@@ -297,7 +278,7 @@ pub fn max<T: Real>(a: &[T]) -> T {
     fold(lanes, larger)
 }
 
-/// Replaces every value by e to the power of `value - shift`, and returns the sum of the new values.
+/// Replaces each value by e^(value - shift), and returns the sum of the new values.
 #[inline(always)]
 pub fn exp_sum<T: Real>(a: &mut [T], shift: T) -> T {
     let mut lanes = [T::ZERO; LANES];

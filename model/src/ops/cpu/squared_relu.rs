@@ -42,7 +42,6 @@ impl SquaredReluKernels for Flex {
     }
 }
 
-/// Returns the larger of `x` and 0, or NaN for NaN.
 #[inline(always)]
 fn relu<T: Real>(x: T) -> T {
     if x < T::ZERO { T::ZERO } else { x }

@@ -28,8 +28,7 @@ impl TopKOp for Flex {
     }
 }
 
-/// Fills `chosen` with the indices of the largest `values`. If there is a NaN, the indices are still valid
-/// and distinct.
+/// Fills `chosen` with the indices of the largest `values`: valid and distinct even if there is a NaN.
 #[inline(always)]
 fn choose<T: PartialOrd + Copy>(values: &[T], chosen: &mut [i64]) {
     for count in 0..chosen.len() {
@@ -41,7 +40,6 @@ fn choose<T: PartialOrd + Copy>(values: &[T], chosen: &mut [i64]) {
                 best = Some(index);
             }
         }
-        // There always is a best value, because `k` is at most the number of values.
         rest[0] = best.unwrap_or_default() as i64;
     }
 }

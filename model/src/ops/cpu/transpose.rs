@@ -5,7 +5,6 @@ use super::scalar::Real;
 use super::transpose_square::SQUARE;
 use super::uninit::written;
 
-/// Number of rows of the result per block, and so of columns of the source that are read next to each other.
 const ROWS: usize = 4 * SQUARE;
 
 /// Copies `matrix`, whose columns are contiguous, to row-major order.
@@ -13,8 +12,7 @@ pub fn row_major<T: Real>(matrix: Matrix<'_, T>) -> Vec<T> {
     let ([rows, columns], [step, stride]) = (matrix.shape(), matrix.strides());
     assert_eq!(step, 1, "a matrix whose columns are contiguous");
     let width = columns.max(1);
-    // SAFETY: the blocks are whole rows, and each is written square by square, or element by element at its
-    // edges.
+    // SAFETY: blocks are whole rows, each written square by square, or element by element at its edges.
     unsafe {
         written(
             rows * columns,

@@ -1,4 +1,4 @@
-//! Transposes a square of sixteen by sixteen elements: one cache line of `f32` by sixteen rows.
+//! Transposition of squares of 16 × 16 elements, each row a cache line of `f32`.
 
 use std::mem::MaybeUninit;
 
@@ -25,8 +25,7 @@ pub fn transpose_square<T: Copy + Default>(
     }
 }
 
-/// Transposes one square of `f32` like [`transpose_square`], in registers if the machine has 32 registers of 512
-/// bits.
+/// Transposes like [`transpose_square`], in registers if the machine has 32 registers of 512 bits.
 #[inline(always)]
 pub fn transpose_square_f32(x: &[f32], x_stride: usize, y: &mut [MaybeUninit<f32>], y_stride: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -38,7 +37,6 @@ pub fn transpose_square_f32(x: &[f32], x_stride: usize, y: &mut [MaybeUninit<f32
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx512 {
-    //! The transposition in registers of 512 bits.
 
     use std::mem::MaybeUninit;
 
@@ -47,7 +45,6 @@ pub mod avx512 {
 
     use super::SQUARE;
 
-    /// Transposes a square of `f32`, as [`transpose_square`](super::transpose_square) does.
     #[inline(always)]
     pub fn transpose_square(
         simd: V4,
@@ -84,8 +81,6 @@ pub mod avx512 {
         }
     }
 
-    /// Returns the columns of a square as rows.
-    ///
     /// Exchanges single elements within quarters of a register, then pairs of elements, then whole quarters.
     #[inline(always)]
     pub fn transposed(simd: V4, rows: [f32x16; SQUARE]) -> [f32x16; SQUARE] {

@@ -13,12 +13,10 @@ pub struct UninitVec<T> {
 }
 
 impl<T: Copy> UninitVec<T> {
-    /// Allocates memory for `len` elements.
     pub fn new(len: usize) -> Self {
         UninitVec { values: Vec::with_capacity(len), len }
     }
 
-    /// Returns the memory of the elements, for writing them.
     pub fn slots(&mut self) -> &mut [MaybeUninit<T>] {
         &mut self.values.spare_capacity_mut()[..self.len]
     }
@@ -51,9 +49,9 @@ pub unsafe fn written<T: Copy + Send>(
     unsafe { values.assume_init() }
 }
 
-/// Returns zeros for a gradient of `len` elements, or `None` if the gradient is not requested.
+/// Returns zeros for a gradient of `len` elements, if the gradient is `wanted`.
 pub fn zeros<T: Real>(wanted: bool, len: usize) -> Option<Vec<T>> {
-    // Zeroed in parallel: the allocator would zero the memory on this thread only.
+    // In parallel: the allocator would zero the memory on this thread only.
     let fill = |_: usize, block: &mut [MaybeUninit<T>]| block.fill(MaybeUninit::new(T::ZERO));
     // SAFETY: `fill` writes every element.
     wanted.then(|| unsafe { written(len, 4 * BLOCK, fill) })

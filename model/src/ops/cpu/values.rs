@@ -14,15 +14,13 @@ use super::parallel::BLOCK;
 use super::scalar::Scalar;
 use super::uninit::written;
 
-/// The values of a float tensor in row-major order, in the type in which a kernel computes: borrowed if the
-/// tensor is contiguous and of that type, otherwise a temporary copy.
+/// Values of a float tensor in row-major order in `T`, borrowed if possible, otherwise a temporary copy.
 pub struct Values<'a, T> {
     tensor: Cow<'a, FlexTensor>,
     stored: PhantomData<T>,
 }
 
 impl<'a, T: Scalar> Values<'a, T> {
-    /// Borrows or copies `tensor`.
     pub fn of(tensor: &'a FlexTensor) -> Self {
         let mut tensor = in_dtype::<T>(tensor);
         if !tensor.is_contiguous() {
@@ -42,15 +40,13 @@ impl<T: Scalar> Deref for Values<'_, T> {
     }
 }
 
-/// A two-dimensional float tensor as an operand of a matrix product, which accepts any strides: borrowed if the
-/// tensor has the right dtype, even if it is transposed.
+/// A matrix in `T` with any strides, borrowed if the tensor has that dtype.
 pub struct MatrixValues<'a, T> {
     tensor: Cow<'a, FlexTensor>,
     stored: PhantomData<T>,
 }
 
 impl<'a, T: Scalar> MatrixValues<'a, T> {
-    /// Borrows or copies `tensor`, which has two dimensions.
     pub fn of(tensor: &'a FlexTensor) -> Self {
         assert_eq!(tensor.layout().num_dims(), 2, "a matrix has two dimensions");
         let mut tensor = in_dtype::<T>(tensor);
@@ -61,7 +57,6 @@ impl<'a, T: Scalar> MatrixValues<'a, T> {
         MatrixValues { tensor, stored: PhantomData }
     }
 
-    /// Returns the matrix.
     pub fn view(&self) -> Matrix<'_, T> {
         let layout = self.tensor.layout();
         let values = self.tensor.storage::<T>();
@@ -89,8 +84,7 @@ fn in_dtype<T: Scalar>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
     Cow::Owned(in_float(tensor.clone(), DType::F32))
 }
 
-/// Prepares `tensor` for changes in place: converted to `T`, contiguous, and covering the whole of its buffer. Copies
-/// the tensor only if necessary.
+/// Makes `tensor` changeable in place: of type `T`, contiguous, and filling its buffer. Copies only if necessary.
 pub fn owned<T: Scalar>(tensor: FlexTensor) -> FlexTensor {
     let tensor = match in_dtype::<T>(&tensor) {
         Cow::Borrowed(_) => tensor,
@@ -103,17 +97,14 @@ pub fn owned<T: Scalar>(tensor: FlexTensor) -> FlexTensor {
     new_tensor(Values::<T>::of(&tensor).to_vec(), tensor.layout().shape().clone())
 }
 
-/// Creates a contiguous tensor of `values`.
 pub fn new_tensor<T: Scalar>(values: Vec<T>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, shape))
 }
 
-/// Creates a contiguous tensor of `values` in `dtype`.
 pub fn tensor_of<T: Scalar>(values: Vec<T>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
     in_float(new_tensor(values, shape), dtype)
 }
 
-/// Converts `tensor` to the float type `dtype`.
 pub fn in_float(tensor: FlexTensor, dtype: DType) -> FlexTensor {
     match (tensor.dtype(), dtype) {
         (from, to) if from == to => tensor,
@@ -130,7 +121,7 @@ fn converted<S: Scalar, T: Scalar>(
     new_tensor(convert_values(&Values::<S>::of(tensor), convert), tensor.layout().shape().clone())
 }
 
-/// Applies `convert` to every value.
+/// Applies `convert` to every value, in parallel.
 pub fn convert_values<S: Copy + Sync, T: Copy + Send>(
     values: &[S],
     convert: impl Fn(S) -> T + Sync + Send,

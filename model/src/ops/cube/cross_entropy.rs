@@ -40,7 +40,7 @@ impl CrossEntropyKernels for CubeBackend {
             let count = block_rows.min(rows - start);
             let block = rows_at(&hidden, start, count);
             let logits = matmul(block.clone(), columns.clone(), 1.0, Output::New(DType::F32));
-            // Without `scale`, which may be too small for `f16`. The products below multiply by it.
+            // Not multiplied by `scale`, which may be too small for `f16`: the products below multiply by it.
             let dlogits = match derive {
                 true => empty(&hidden, [count, vocab], hidden.dtype),
                 false => empty(&hidden, [1, WIDEST], hidden.dtype),
@@ -104,14 +104,12 @@ impl CrossEntropyKernels for CubeBackend {
     }
 }
 
-/// Returns `value`, or `cap · tanh(value / cap)` if `is_capped`.
 #[cube]
 fn capped(value: f32, cap: f32, #[comptime] is_capped: bool) -> f32 {
     if comptime!(is_capped) { cap * (value / cap).tanh() } else { value }
 }
 
-/// Computes the loss of each row and, if requested, the gradients of the row's logits. With a z-loss, a row has two
-/// losses: cross-entropy and z-loss.
+/// Losses of each row (cross-entropy, then z-loss if any) and, if requested, the gradients of the row's logits.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn row_losses_kernel<I: Int, D: Float, N: Size>(
     logits: &[Vector<f32, N>],
@@ -137,7 +135,6 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
     let target = i32::cast_from(targets[row]);
     let vocab = i32::cast_from(width * N::value());
 
-    // Each unit sums under its own running maximum.
     let mut largest = smallest;
     let mut sum = 0.0f32;
     let mut i = UNIT_POS as usize;
@@ -188,7 +185,6 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
     if comptime!(derive) {
         let mut raise = 1.0f32;
         if comptime!(has_z) {
-            // ln² has the gradient 2 · ln · softmax.
             raise += 2.0f32 * z * (shift + sum.ln());
         }
         let factor = Vector::<f32, N>::new(raise / sum);
@@ -225,8 +221,7 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
     }
 }
 
-/// Computes `factor` times the sum of `values`. With a z-loss, every second value is a z-loss, and the sum of the
-/// z-losses is computed as well.
+/// Sums the losses of all rows, times `factor`; with a z-loss, also every second value separately.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32, #[comptime] has_z: bool) {
     let mut sum = 0.0f32;

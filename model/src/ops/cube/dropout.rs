@@ -15,7 +15,6 @@ impl DropoutOp for CubeBackend {
         // A threshold of 0 drops nothing, and the factor is 1 in `f32`.
         let Some(last_dropped) = mask.threshold.checked_sub(1) else { return x };
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
-        // At most 2^32 − 1, because a probability is below 1.
         let (last_dropped, scale) = (last_dropped as u32, mask.scale as f32);
         // SAFETY: both have the same length, and no unit goes beyond it.
         unsafe {
@@ -47,13 +46,11 @@ fn apply_kernel<F: Float>(
     y[ABSOLUTE_POS] = F::cast_from(select(kept, value, 0.0f32));
 }
 
-/// Returns the upper half of `mix(first + index · GOLDEN)`, computed in halves of 32 bits because WGSL has no wider
-/// integers.
+/// Returns the upper half of `mix(first + index · GOLDEN)`, in halves of 32 bits: WGSL has no wider integers.
 #[cube]
 fn upper_hash(index: usize, first_low: u32, first_high: u32) -> u32 {
     let mut low = u32::cast_from(index);
     let mut high = upper_half(index);
-    // The product, then the sum with a carry.
     high = times_high(low, high, comptime!(GOLDEN as u32), comptime!((GOLDEN >> 32) as u32));
     low *= comptime!(GOLDEN as u32);
     let sum = low + first_low;
@@ -81,7 +78,6 @@ fn times_high(low: u32, high: u32, #[comptime] by_low: u32, #[comptime] by_high:
     low.mul_hi(by_low.runtime()) + low * by_high + high * by_low
 }
 
-/// Returns the upper 32 bits of an index, which are 0 on devices whose indices have 32 bits.
 #[cube]
 fn upper_half(index: usize) -> u32 {
     // Two shifts, because a shift by all bits of a type is undefined.

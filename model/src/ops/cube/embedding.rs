@@ -1,11 +1,7 @@
-//! Lookup of rows of a table.
+//! Lookup of rows of a table. The gradient is summed in a fixed order, without atomic additions or sorting.
 //!
-//! The gradient of the table sums over the positions at which an id occurs, in a fixed order. Adding atomically has
-//! no fixed order, and sorting the ids takes a dozen launches of a radix sort, or a wait for the host. Instead, each
-//! position searches for the next position with its id, and for an earlier one. The first position of an id then
-//! follows these links and sums the gradients in ascending order. The search takes at most one comparison per pair of
-//! positions, of integers that are in the cache: up to about 10⁵ positions per pass, this is little compared with the
-//! head's matrix products. It takes two words of memory per position.
+//! Each position finds the next position with its id. The first position of an id follows these links and sums the
+//! gradients. The search costs up to one cheap comparison per pair of positions, far less than the head's products.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
@@ -25,8 +21,7 @@ impl EmbeddingKernels for CubeBackend {
         let (weight, ids) = (contiguous(weight), into_contiguous(ids.clone()));
         let y = empty(&weight, [batch, seq, d_model], weight.dtype);
         let vector = vector_size(&[&weight], d_model);
-        // SAFETY: no unit goes beyond the end of `y`, which has a row per id, and rows outside the table are
-        // not read.
+        // SAFETY: no unit goes beyond the end of `y`, which has a row per id; rows outside the table are not read.
         unsafe {
             launch! {
                 forward_kernel, cubes_for(&y.client, len_of(&y) / vector), [weight, y], vector;
@@ -56,8 +51,7 @@ impl EmbeddingKernels for CubeBackend {
             }
         }
         let vector = vector_size(&[&dy, &dw], d_model);
-        // SAFETY: no unit goes beyond the last place, links lead to places, and only ids that are rows of
-        // the table are first places.
+        // SAFETY: no unit goes beyond the last place, links lead to places, and first places have ids in the table.
         unsafe {
             launch! {
                 gradient_kernel, cubes_for(&dy.client, places * d_model / vector), [dy, dw], vector;
@@ -90,8 +84,8 @@ fn forward_kernel<F: Float, I: Int, N: Size>(
     }
 }
 
-/// Writes for every position the next position with the same id (the number of positions if there is none), and
-/// whether the position is the first one of its id and the id is in the vocabulary.
+/// Writes two words per position: the next position with the same id (or the number of positions), and 1 if the
+/// position is the first one of an id in the vocabulary.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn links_kernel<I: Int>(ids: &[I], links: &mut [u32], vocab: i32, #[define(I)] _dtype: ElemType) {
     let place = ABSOLUTE_POS;

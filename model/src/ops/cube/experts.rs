@@ -1,13 +1,9 @@
-//! The experts of a mixture on a GPU: every expert multiplies one row per token, which is zero for tokens that do not
-//! choose the expert.
+//! Experts of a mixture on a GPU: each expert multiplies one row per token, zero for tokens that do not choose it.
 //!
-//! The number of tokens of an expert is known only on the device. Groups of tokens would need kernels that read where
-//! their rows begin, or a wait for the device. Full products need neither, but take `experts / k` times the
-//! operations of groups. Nothing is saved for backward, which recomputes the products before the gate, one expert
-//! after the other.
+//! Only the device knows the number of tokens of an expert. Full products need no wait for it, but take `experts / k`
+//! times the operations of grouped tokens. The backward pass recomputes the products before the gate.
 //!
-//! The rows are zeroed before the first product. A weight of zero after the last product would not suffice: an
-//! expert's result for tokens of other experts may overflow, and zero times infinity is NaN.
+//! Rows are zeroed before the first product: later, zero times an overflowed result would be NaN.
 
 use burn::tensor::{DType, Shape};
 use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -81,7 +77,7 @@ impl ExpertsKernels for CubeBackend {
             for ([left, right], stacked) in
                 [[&x, &dg], [&x, &du], [&h, &dy]].into_iter().zip(&mut projections)
             {
-                // Moved out, because with a second handle each assignment would copy the weights of all experts.
+                // Moved out: with a second handle, each assignment would copy the weights of all experts.
                 *stacked = stacked.take().map(|stacked| {
                     let output = Output::New(stacked.dtype);
                     with_matrix(stacked, expert, matmul(transposed(left), right.clone(), 1.0, output))
@@ -93,14 +89,14 @@ impl ExpertsKernels for CubeBackend {
     }
 }
 
-/// Returns the matrix of one expert: a view, or a copy if the device does not allow a buffer to begin there.
+/// Returns one expert's matrix: a view, or a copy if the device does not allow a buffer to begin there.
 fn matrix_of(stacked: &CubeTensor, expert: usize) -> CubeTensor {
     let [_, rows, columns] = stacked.meta.shape().dims();
     let slices = slices_of(stacked, expert);
     reshaped(contiguous(&CubeBackend::float_slice(stacked.clone(), &slices)), [rows, columns])
 }
 
-/// Replaces the matrix of one expert, in place if nothing else holds the stacked matrices.
+/// Replaces one expert's matrix, in place if `stacked` has no other handle.
 fn with_matrix(stacked: CubeTensor, expert: usize, matrix: CubeTensor) -> CubeTensor {
     let [_, rows, columns] = stacked.meta.shape().dims();
     let slices = slices_of(&stacked, expert);
@@ -112,20 +108,19 @@ fn slices_of(stacked: &CubeTensor, expert: usize) -> [Slice; 3] {
     [expert..expert + 1, 0..rows, 0..columns].map(Slice::from)
 }
 
-/// Returns the `rows` of tokens that have chosen the expert, and zeros for the other tokens. `chosen` marks which
-/// choices are for the expert.
+/// Returns `rows`, with zeros for tokens that do not choose the expert.
 fn rows_for(rows: &CubeTensor, chosen: &CubeTensor) -> CubeTensor {
     let others = CubeBackend::bool_not(CubeBackend::bool_any_dim(chosen.clone(), 1));
     contiguous(&CubeBackend::float_mask_fill(rows.clone(), others, 0.0.into()))
 }
 
-/// Returns which choices are for this expert, `[tokens, k]`.
+/// Returns a mask of the choices of this expert, `[tokens, k]`.
 fn chooses(experts: &CubeTensor, expert: usize) -> CubeTensor {
     let settings = get_or_init_device_settings::<CubeBackend>(&experts.device);
     CubeBackend::int_equal_elem(experts.clone(), (expert as i64).into(), settings.bool_dtype)
 }
 
-/// Returns the weight of one expert for each token, `[tokens, 1]`: 0 if the token does not choose it.
+/// Returns the expert's weight for each token, `[tokens, 1]`: 0 if the token does not choose it.
 fn column_of(weights: &CubeTensor, chosen: &CubeTensor, dtype: DType) -> CubeTensor {
     let none = zeros(weights, weights.meta.shape().clone(), weights.dtype);
     let weights = CubeBackend::float_mask_where(none, chosen.clone(), weights.clone());

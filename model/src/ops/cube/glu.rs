@@ -46,7 +46,6 @@ impl GluKernels for CubeBackend {
                 [elem(&gate), elem(&up), elem(&dy)], activation
             }
         }
-        // One pass over the operands computes both gradients, whichever is requested.
         [wanted[0].then_some(dgate), wanted[1].then_some(dup)]
     }
 }
@@ -110,7 +109,6 @@ fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     one / (one + (-x).exp())
 }
 
-/// Returns the cumulative distribution function of the standard normal distribution at `x`.
 #[cube]
 fn normal_distribution<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let half = Vector::<f32, N>::new(0.5f32);

@@ -36,7 +36,7 @@ impl LinearKernels for CubeBackend {
         reshaped(dx, with_width(dy.meta.shape().clone(), d_in))
     }
 
-    /// Computes the product without storing anything in `prepared`: operands are read in place with any strides.
+    /// Stores nothing in `prepared`: operands are read in place with any strides.
     fn linear_weight_gradient(
         x: &CubeTensor,
         dy: &CubeTensor,
@@ -51,7 +51,6 @@ impl LinearKernels for CubeBackend {
     }
 }
 
-/// Reshapes `x` to a contiguous matrix of its rows.
 fn as_rows(x: &CubeTensor) -> CubeTensor {
     let shape = rows_of(x);
     reshaped(contiguous(x), shape)

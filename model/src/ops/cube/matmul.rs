@@ -23,26 +23,24 @@ pub use super::cublaslt::{
 pub enum Output {
     /// A new tensor of this dtype.
     New(DType),
-    /// A contiguous tensor, whose contents are overwritten.
+    /// A contiguous tensor to overwrite.
     Overwrite(CubeTensor),
-    /// A contiguous tensor, to whose contents the product is added.
+    /// A contiguous tensor to add the product to.
     Add(CubeTensor),
 }
 
-/// Computes `alpha · a · b` for `[m, k]` and `[k, n]` of any strides; the output is contiguous `[m, n]`.
+/// Computes `alpha · a · b` for `[m, k]` and `[k, n]` of any strides into a contiguous `[m, n]`.
 ///
-/// Multiplies in the dtype of `a`, to which `b` is converted, and adds in `f32`.
+/// Converts `b` to the dtype of `a`, and adds in `f32`.
 ///
 /// # Panics
 ///
-/// If sizes do not match. On an NVIDIA GPU, also if cuBLASLt has no algorithm for a product of `f32`, unless
-/// `allow_tf32` lets burn's kernels compute it.
+/// If sizes do not match, or if cuBLASLt has no algorithm for `f32` operands and TF32 is not allowed.
 pub fn matmul(a: CubeTensor, b: CubeTensor, alpha: f32, output: Output) -> CubeTensor {
     product(a, b, None, alpha, output)
 }
 
-/// Computes [`matmul`] and adds a contiguous `bias`, `[n]`, to each row of the output. The bias is not multiplied by
-/// `alpha`, and not combined with the previous contents of the output.
+/// Computes [`matmul`] and adds a contiguous `bias`, `[n]`, to each row. `alpha` does not multiply the bias.
 pub(super) fn product(
     a: CubeTensor,
     b: CubeTensor,
@@ -88,12 +86,10 @@ pub(super) fn product(
     output
 }
 
-/// Computes the products of the matrices of two stacks, `[batch, heads, m, k]` and `[batch, heads, k, n]` of any
-/// strides; `is_transposed` says whether a stack is passed with its matrices transposed. Returns contiguous `[batch,
-/// heads, m, n]`.
+/// Multiplies two stacks, `[batch, heads, m, k]` and `[batch, heads, k, n]` of any strides, into a contiguous
+/// `[batch, heads, m, n]`. `is_transposed` marks stacks whose matrices are passed transposed.
 ///
-/// On NVIDIA GPUs, cuBLASLt multiplies the matrices one after the other, because burn's kernels would round `f32` to
-/// TF32, regardless of `allow_tf32`.
+/// On NVIDIA GPUs, cuBLASLt multiplies one matrix at a time: burn's kernels always round `f32` to TF32.
 pub(super) fn batched(stacks: [CubeTensor; 2], is_transposed: [bool; 2]) -> CubeTensor {
     #[cfg(feature = "cuda")]
     if super::cublaslt::serves(&stacks[0]) {
@@ -130,7 +126,7 @@ fn one_by_one(stacks: &[CubeTensor; 2], is_transposed: [bool; 2]) -> CubeTensor 
     output
 }
 
-/// Returns whether `device` may round the operands of products of `f32` to TF32, with a relative error of up to 2⁻¹¹.
+/// Returns whether `device` may round `f32` operands to TF32, with a relative error of up to 2⁻¹¹.
 pub fn rounds_to_tf32(device: &Device) -> bool {
     match device.clone().without_autodiff().as_dispatch() {
         #[cfg(feature = "cuda")]
@@ -139,14 +135,13 @@ pub fn rounds_to_tf32(device: &Device) -> bool {
     }
 }
 
-/// Writes `a · b` over the contents of `output`.
 fn by_kernel(a: CubeTensor, b: CubeTensor, output: &CubeTensor) {
     let (strategy, dtype) = (MatmulStrategy::default(), output.dtype);
     multiply_by_kernel(a, b, Some(output.clone()), strategy, dtype)
         .expect("two matrices whose sizes fit have a product");
 }
 
-/// Returns a view of a matrix with rows and columns exchanged.
+/// Returns a transposed view of a matrix.
 pub fn transposed(matrix: &CubeTensor) -> CubeTensor {
     permute(matrix.clone(), &[1, 0])
 }

@@ -12,9 +12,8 @@ use crate::ops::residual::ResidualOp;
 use crate::ops::rms_norm::width_of;
 use crate::ops::shared::SharedInput;
 
-/// Sums are written to new memory, never over `y`. While CubeCL places a new buffer, it holds a handle to the buffer,
-/// so whether `y` can be overwritten would depend on timing. In-place and out-of-place sums are two kernels, and a
-/// run might need the one that its warm-up has not compiled.
+/// Sums are written to new memory, never over `y`: whether `y` can be overwritten depends on timing in CubeCL, and a
+/// run might then need a kernel that its warm-up has not compiled.
 impl ResidualOp for CubeBackend {
     fn fused_residual(x: CubeTensor, y: CubeTensor, _: SharedInput) -> CubeTensor {
         let (x, y) = (contiguous(&x), contiguous(&y));
@@ -58,7 +57,6 @@ impl ResidualOp for CubeBackend {
     }
 }
 
-/// Adds `x` and `y`, with one unit per vector.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn residual_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -74,8 +72,7 @@ fn residual_kernel<F: Float, N: Size>(
     sum[ABSOLUTE_POS] = Vector::cast_from(stream + result);
 }
 
-/// Adds each row of `y` to the same row of `x` and normalises the stored row. Each unit keeps the columns `unit`,
-/// `unit + units`, … of the row in registers, so that nothing is read twice.
+/// Adds and normalises one row. Units keep their columns in registers, so each row is read once.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn residual_norm_kernel<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -104,7 +101,7 @@ fn residual_norm_kernel<F: Float, W: Float, N: Size>(
         if i < width {
             let stream = Vector::<f32, N>::cast_from(x[start + i]);
             let result = Vector::<f32, N>::cast_from(y[start + i]);
-            // Rounded, because readers of the sum get the rounded value.
+            // Readers of the sum get the rounded value.
             let stored = Vector::<F, N>::cast_from(stream + result);
             sum[start + i] = stored;
             let value = Vector::<f32, N>::cast_from(stored);

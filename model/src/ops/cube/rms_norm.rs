@@ -49,8 +49,7 @@ impl RmsNormKernels for CubeBackend {
         let grid = cubes(&x.client, blocks, units);
         let (eps, elems) = (eps as f32, [elem(&x), elem(&weight), elem(&dy)]);
         match sum.map(|sum| contiguous_in(&sum, x.dtype)) {
-            // SAFETY: rows beyond the last are skipped, units stay within the width of a row, and `partial`
-            // has a row per block.
+            // SAFETY: rows beyond the last are skipped, units stay within a row, and `partial` has a row per block.
             None => unsafe {
                 launch! {
                     backward_kernel, grid, [x, dy], vector;
@@ -70,7 +69,6 @@ impl RmsNormKernels for CubeBackend {
                 }
             }
         }
-        // One pass over the operands computes both gradients, whichever is requested.
         let dw = || column_sums(&partial, [blocks, width], weight.dtype);
         [wanted[0].then_some(dx), wanted[1].then(dw)]
     }
@@ -109,15 +107,13 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
     }
 }
 
-/// Returns `1 / sqrt(mean(x²) + eps)` of a row of `count` values, where `squares` is this unit's part of the sum of
-/// squares.
+/// Returns `1 / sqrt(mean(x²) + eps)` of a row of `count` values; `squares` is this unit's sum of squares.
 #[cube]
 pub(super) fn inverse_rms(squares: f32, count: usize, eps: f32, #[comptime] units: usize) -> f32 {
     let sum = cube_reduce(squares, Reduction::Sum, units);
     1.0f32 / (sum / f32::cast_from(count) + eps).sqrt()
 }
 
-/// Computes the gradients of blocks of rows, one block per cube.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -132,11 +128,10 @@ fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
     #[comptime] units: usize,
     #[define(F, W, D)] _dtypes: [ElemType; 3],
 ) {
-    // `x` is passed for the sum, and not read.
+    // `x` takes the place of the sum, which is not read.
     gradients::<F, W, D, N>(x, weight, dy, x, dx, partial, rows, per_block, eps, width, units, false);
 }
 
-/// Computes [`backward_kernel`] and adds `sum`, the gradient of the residual stream, to dx.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn residual_backward_kernel<F: Float, W: Float, D: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -155,8 +150,8 @@ fn residual_backward_kernel<F: Float, W: Float, D: Float, N: Size>(
     gradients::<F, W, D, N>(x, weight, dy, sum, dx, partial, rows, per_block, eps, width, units, true);
 }
 
-/// Computes the gradients. Each unit processes the columns `unit`, `unit + units`, … of its block's rows: its part of
-/// dW stays in registers, and each row is read once. If it `adds`, `sum` is added to dx before rounding.
+/// Computes the gradients of a block of rows, reading each row once; dW stays in registers. If `adds`, `sum` is added
+/// to dx before rounding.
 #[cube]
 fn gradients<F: Float, W: Float, D: Float, N: Size>(
     x: &[Vector<F, N>],

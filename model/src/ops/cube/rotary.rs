@@ -22,8 +22,7 @@ impl RotaryOp for CubeBackend {
         let Rotation { frequencies, position_offset, sign } = rotation;
         let table = table(&x, head_dim, frequencies, position_offset + seq);
         let vector = vector_size(&[&x, &table], half);
-        // SAFETY: a unit reads and writes two halves of one head, and no unit goes beyond the last head;
-        // the table has a row for every position.
+        // SAFETY: a unit accesses two halves of one head, up to the last head; the table has a row per position.
         unsafe {
             launch! {
                 rotate_kernel, cubes_for(&x.client, len_of(&x) / 2 / vector), [x, table], vector;
@@ -35,18 +34,15 @@ impl RotaryOp for CubeBackend {
     }
 }
 
-/// Identifies a table: device, head dimension and bits of the frequencies.
 type TableKey = (CubeDevice, usize, [u64; 6]);
 
-/// Tables in use. A model uses one table, which every layer of every step reads. Its angles are computed in double
-/// precision on the host, because in `f32` the product of a late position and a frequency is too imprecise.
+/// Tables in use. The host computes angles in double precision: `f32` is too imprecise for late positions.
 static TABLES: LazyLock<Mutex<HashMap<TableKey, CubeTensor>>> = LazyLock::new(Mutex::default);
 
-/// Returns cosines, then sines, of each position: `[positions, 2, head_dim / 2]` for at least `positions`, on
-/// the device of `like`.
+/// Returns cosines, then sines, of at least `positions` positions: `[positions, 2, head_dim / 2]`.
 fn table(like: &CubeTensor, head_dim: usize, frequencies: RotaryFrequencies, positions: usize) -> CubeTensor {
     let key = (like.device.clone(), head_dim, frequencies.bits());
-    // An entry is inserted whole or not at all, so the map is valid after a panic.
+    // Entries are inserted whole, so the map is valid after a panic.
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(table) = tables.get(&key).filter(|table| table.meta.shape()[0] >= positions) {
         return table.clone();

@@ -13,7 +13,7 @@ impl SquaredReluKernels for CubeBackend {
         let x = contiguous(x);
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
         let vector = vector_size(&[&x], len_of(&y));
-        // SAFETY: the two have the same length, and no unit goes beyond that of `y`.
+        // SAFETY: both have the same length, and no unit goes beyond that of `y`.
         unsafe {
             launch! {
                 squared_relu_kernel, cubes_for(&y.client, len_of(&y) / vector), [x], vector;
@@ -27,7 +27,7 @@ impl SquaredReluKernels for CubeBackend {
         let (x, dy) = (contiguous(x), contiguous(dy));
         let dx = empty(&x, x.meta.shape().clone(), x.dtype);
         let vector = vector_size(&[&x, &dy], len_of(&dx));
-        // SAFETY: the three have the same length, and no unit goes beyond that of `dx`.
+        // SAFETY: all have the same length, and no unit goes beyond that of `dx`.
         unsafe {
             launch! {
                 squared_relu_backward_kernel, cubes_for(&dx.client, len_of(&dx) / vector), [x, dy], vector;

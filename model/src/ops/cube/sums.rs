@@ -7,17 +7,13 @@ use cubecl::prelude::*;
 
 use super::{cubes_for, elem, empty, len_of, vector_size};
 
-/// The operation that combines values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
-    /// The larger value is kept.
     Max,
-    /// Values are added.
     Sum,
 }
 
-/// Returns the sum or the maximum of `value` over the `units` units of a cube, to each of them. `units` must be a
-/// power of two.
+/// Reduces `value` over the `units` units of a cube, for each of them. `units` must be a power of two.
 #[cube]
 pub fn cube_reduce(value: f32, #[comptime] reduction: Reduction, #[comptime] units: usize) -> f32 {
     let mut shared = Shared::<[f32]>::new_slice(units);
@@ -43,27 +39,23 @@ pub fn cube_reduce(value: f32, #[comptime] reduction: Reduction, #[comptime] uni
         half /= 2;
     }
     let result = shared[0];
-    // The next reduction of the same loop reuses the shared memory.
+    // The next reduction reuses the shared memory.
     sync_cube();
     result
 }
 
-/// Returns the number of units for a row of `vectors` vectors: a power of two, so that sums can be folded in half
-/// repeatedly.
+/// Returns the number of units for a row of `vectors` vectors, a power of two.
 pub fn units_for(vectors: usize) -> usize {
     vectors.next_power_of_two().clamp(32, super::UNITS)
 }
 
-/// Number of columns, and of rows, that one cube of [`column_sums`] processes at a time.
+/// Columns and rows that one cube of [`column_sums`] processes at a time.
 const COLUMNS: usize = 32;
 const GROUPS: usize = 8;
 
-/// Maximum number of blocks of rows that are summed separately.
 const BLOCKS: usize = 128;
 
-/// Sums the rows of a contiguous `[rows, width]` tensor: `[width]` in `dtype`.
-///
-/// First sums blocks of rows, then the sums of the blocks, both in the order of the rows.
+/// Sums the rows of a contiguous `[rows, width]` tensor into `[width]`: first within blocks, then over the blocks.
 pub fn column_sums(x: &CubeTensor, [rows, width]: [usize; 2], dtype: DType) -> CubeTensor {
     if rows <= 2 * BLOCKS {
         return block_sums(x, [rows, width], rows.max(1), dtype);
@@ -130,7 +122,6 @@ pub fn zeros(like: &CubeTensor, shape: impl Into<burn::tensor::Shape>, dtype: DT
     tensor
 }
 
-/// Fills a contiguous tensor with zeros.
 pub fn clear(tensor: &CubeTensor) {
     let vector = vector_size(&[tensor], len_of(tensor));
     let grid = cubes_for(&tensor.client, len_of(tensor) / vector);
@@ -147,7 +138,7 @@ fn zeros_kernel<F: Float, N: Size>(tensor: &mut [Vector<F, N>], #[define(F)] _dt
     }
 }
 
-/// Computes `sum += factor · x`; both tensors are contiguous and have the same length.
+/// Computes `sum += factor · x` for contiguous tensors of the same length.
 pub fn add_scaled(sum: &CubeTensor, x: &CubeTensor, factor: f32) {
     debug_assert_eq!(len_of(sum), len_of(x));
     let vector = vector_size(&[sum, x], len_of(sum));
@@ -175,7 +166,7 @@ fn add_scaled_kernel<S: Float, F: Float, N: Size>(
     }
 }
 
-/// Multiplies `x`, which is contiguous, by `factor` in place.
+/// Multiplies a contiguous `x` by `factor` in place.
 pub fn scale(x: &CubeTensor, factor: f32) {
     let vector = vector_size(&[x], len_of(x));
     let grid = cubes_for(&x.client, len_of(x) / vector);
@@ -193,7 +184,7 @@ fn scale_kernel<F: Float, N: Size>(x: &mut [Vector<F, N>], factor: f32, #[define
     }
 }
 
-/// Adds `row` to each row of `x`; both are contiguous.
+/// Adds a contiguous `row` to each row of a contiguous `x`.
 pub fn add_row(x: &CubeTensor, row: &CubeTensor) {
     let vector = vector_size(&[x, row], len_of(row));
     let grid = cubes_for(&x.client, len_of(x) / vector);

@@ -1,5 +1,3 @@
-//! The CPU: its threads and its peak performance.
-
 use std::io;
 use std::num::NonZero;
 use std::time::{Duration, Instant};
@@ -10,17 +8,15 @@ use kiln_model::ops;
 use crate::{DeviceDefaults, DeviceSection, Precision};
 use kiln_launch::place::{RankEnv, Source};
 
-/// Side of the matrices in the measurement of the peak.
 const PEAK_SIDE: usize = 768;
 
-/// Number of products that are timed; the fastest counts, since other programs can only slow a product down.
+/// Number of timed products; the fastest counts, since other programs can only slow a product down.
 const PEAK_TRIES: usize = 20;
 
-/// Time after which no further product is started.
+/// Maximum measuring time; no further product starts after it.
 const PEAK_TIME: Duration = Duration::from_secs(1);
 
-/// Returns the defaults for the CPU: bf16 if the processor multiplies it with AMX, which is much faster than
-/// f32.
+/// Returns the defaults for the CPU: bf16 if the CPU multiplies it with AMX, else f32.
 pub fn cpu_defaults() -> DeviceDefaults {
     match ops::bf16_instructions() {
         Some("AMX") => DeviceDefaults { precision: Precision::Bf16, ..DeviceDefaults::CPU },
@@ -67,7 +63,6 @@ fn count_cpus(list: &str) -> Option<usize> {
     list.split(',').map(count).try_fold(0, |sum: usize, count| sum.checked_add(count?))
 }
 
-/// Returns the dtype of measured products: bf16 if it is `precision` and the processor supports it, else f32.
 pub(super) fn peak_dtype(precision: Precision) -> FloatDType {
     match precision {
         Precision::Bf16 if ops::bf16_instructions().is_some() => FloatDType::BF16,
@@ -75,19 +70,13 @@ pub(super) fn peak_dtype(precision: Precision) -> FloatDType {
     }
 }
 
-/// Measures the FLOP/s of `threads` threads in a matrix product in [`peak_dtype`], the reference for `mfu` on a
-/// CPU.
-///
-/// # Errors
-///
-/// If the system cannot start the threads.
+/// Measures the FLOP/s of `threads` threads in a matrix product in [`peak_dtype`]; fails if they cannot start.
 pub(super) fn measure_peak_flops(precision: Precision, threads: usize) -> io::Result<f64> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(io::Error::other)?;
     Ok(pool.install(|| measure_flops_of(&plain(), peak_dtype(precision).into())))
 }
 
-/// Measures the FLOP/s of `device` in a matrix product, from this thread.
 pub(super) fn measure_flops_of(device: &Device, dtype: DType) -> f64 {
     let a = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], (device, dtype));
     let b = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], (device, dtype));
@@ -98,7 +87,6 @@ pub(super) fn measure_flops_of(device: &Device, dtype: DType) -> f64 {
         .map(|_| {
             let start = Instant::now();
             drop(ops::linear(a.clone(), b.clone(), None));
-            // A device that fails here will report the failure during the real work.
             let _ = device.sync();
             flops / start.elapsed().as_secs_f64()
         })

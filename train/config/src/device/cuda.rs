@@ -1,5 +1,3 @@
-//! Checks the driver and its GPUs, and selects a GPU.
-
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use kiln_nvidia::libraries::{self, Wanted};
@@ -17,14 +15,12 @@ use kiln_launch::place::RankEnv;
 /// all other called functions are older.
 const DRIVER: Version = Version(12, 8);
 
-/// Minimum compute capability for bf16.
 const BF16: Version = Version(8, 0);
 
-/// Memory in bytes for the driver's context, and for kernels and libraries themselves.
+/// Bytes for the driver's context, kernels and libraries.
 const OVERHEAD: u64 = 768 << 20;
 
-/// Selects a GPU for the rank at `place`, or for all ranks if they are threads, and checks everything that
-/// `request` needs.
+/// Selects and checks a GPU for the rank at `place`; without `place`, for all ranks, which are threads.
 pub(super) fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Gpu, DeviceError> {
     let driver = driver()?;
     let gpus = count()?;
@@ -45,8 +41,8 @@ pub(super) fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result
         check_precision(&gpu, precision)?;
     }
     gpu.visible = gpus;
-    // The context stays retained until the process ends. Otherwise the driver would destroy it, and take tenths of a
-    // second to create it again for CubeCL.
+    // Retained until the process ends. Otherwise, the driver would destroy the context, and CubeCL would spend tenths
+    // of a second creating it again.
     gpu.free = retain(index)?;
     let needed = OVERHEAD + request.bytes(place.is_some());
     if gpu.free < needed {
@@ -56,7 +52,6 @@ pub(super) fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result
     Ok(gpu)
 }
 
-/// Fails unless `gpu` computes in `precision`.
 pub(super) fn check_precision(gpu: &Gpu, precision: Precision) -> Result<(), DeviceError> {
     if precision != Precision::Bf16 || has_bf16(gpu) {
         return Ok(());
@@ -71,13 +66,10 @@ pub(super) fn check_precision(gpu: &Gpu, precision: Precision) -> Result<(), Dev
     })
 }
 
-/// Returns whether `gpu` computes in bf16.
 pub(super) fn has_bf16(gpu: &Gpu) -> bool {
     gpu.capability >= BF16
 }
 
-/// Returns a description of everything that determines how `gpu` computes: its name and capability, the driver,
-/// NVRTC, cuBLASLt and the measured algorithms for products.
 pub(super) fn fingerprint(gpu: &Gpu) -> String {
     let version =
         |version: Option<Version>| version.map_or("unknown".to_owned(), |version| version.to_string());
@@ -94,18 +86,15 @@ pub(super) fn fingerprint(gpu: &Gpu) -> String {
         gpu.capability,
         version(cuda),
         version(nvrtc),
-        // Different algorithms mean different kernels.
         products::fingerprint()
     )
 }
 
-/// Returns whether this process sees a GPU, usable or not.
 pub(super) fn is_there() -> bool {
     driver().and_then(|_| count()).map_or_else(|error| !error.means_none(false), |_| true)
 }
 
-/// Returns the index of the GPU of one of `ranks` processes of this node, which see `gpus` GPUs each. If each sees
-/// one, the launcher may have given every rank its own; the ranks compare their GPUs later.
+/// Returns the GPU index of one of `ranks` processes of a node. If each sees one GPU, the ranks compare GPUs later.
 fn index(local_rank: usize, ranks: usize, gpus: usize) -> Result<usize, DeviceError> {
     if gpus == 1 || share_gpu() {
         return Ok(local_rank % gpus);
@@ -135,7 +124,7 @@ pub fn examine() -> Vec<String> {
             })),
         }
     }
-    // Without a driver, libraries of any version are accepted.
+    // Without a driver, accepts libraries of any version.
     let for_driver = driver.unwrap_or(Version(13, 0));
     lines.push(line(
         "NVRTC",
@@ -181,7 +170,7 @@ pub(super) fn driver() -> Result<Version, DeviceError> {
     status.result().map_err(failed("cuDriverGetVersion"))?;
     let number = number.unsigned_abs();
     let version = Version(number / 1000, number / 10 % 100);
-    // Without a GPU, the driver's version does not matter.
+    // The driver's version only matters if there is a GPU.
     match result::init() {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
             return Err(DeviceError::NoGpu { visible: visible() });
@@ -199,13 +188,11 @@ pub(super) fn driver() -> Result<Version, DeviceError> {
     Ok(version)
 }
 
-/// Starts the driver, and returns the number of GPUs that this process sees; at least one.
 pub(super) fn count_visible() -> Result<usize, DeviceError> {
     driver()?;
     count()
 }
 
-/// Returns the number of GPUs that this process sees; at least one.
 fn count() -> Result<usize, DeviceError> {
     let count = result::device::get_count().map_err(failed("cuDeviceGetCount"))?;
     match usize::try_from(count) {
@@ -214,7 +201,6 @@ fn count() -> Result<usize, DeviceError> {
     }
 }
 
-/// Returns the driver's description of a GPU, except for its free memory.
 fn describe(index: usize) -> Result<Gpu, DeviceError> {
     let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
     let attribute = |attribute| {
@@ -254,8 +240,7 @@ fn retain(index: usize) -> Result<u64, DeviceError> {
     }
 }
 
-/// Returns the number of free bytes on a GPU. Releases the GPU's context again, because it takes memory and the
-/// process may not use this GPU.
+/// Returns the free bytes on a GPU, without retaining its context, which takes memory.
 fn free(index: usize) -> Result<u64, DeviceError> {
     let free = retain(index)?;
     let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
@@ -281,7 +266,7 @@ fn compiler(driver: Version, gpu: &Gpu) -> Result<(), DeviceError> {
     }
 }
 
-/// Checks that the driver can read the output of NVRTC: PTX requires a driver of NVRTC's CUDA version or later.
+/// Checks that the driver can load NVRTC's PTX, which needs a driver of NVRTC's CUDA version or later.
 fn fits(driver: Version, nvrtc: &toolkit::Tool) -> Result<(), DeviceError> {
     match nvrtc.version {
         Some(needed) if needed > driver => Err(DeviceError::DriverTooOld {
@@ -318,7 +303,6 @@ mod tests {
     fn every_rank_gets_its_own_gpu() {
         let indices: Result<Vec<_>, _> = (0..4).map(|rank| index(rank, 4, 8)).collect();
         assert_eq!(indices, Ok(vec![0, 1, 2, 3]));
-        // The launcher chose one GPU for each rank.
         assert_eq!(index(3, 4, 1), Ok(0));
         assert!(matches!(index(1, 3, 2), Err(DeviceError::FewerGpus { ranks: 3, gpus: 2, .. })));
     }

@@ -1,8 +1,6 @@
-//! GPU activity as recorded by NVIDIA's profiling library (CUPTI): kernels, copies and fills, on the host's
-//! monotonic clock. The library is loaded only on request; nothing depends on it.
+//! GPU activity recorded by NVIDIA's profiling library (CUPTI) on the host's monotonic clock, loaded only on request.
 //!
-//! Records are read at the offsets of their fields, which have not changed since CUDA 9 (`cupti_activity.h`);
-//! newer fields follow them.
+//! Records are read at the offsets of `cupti_activity.h`, which have not changed since CUDA 9; newer fields follow.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -16,20 +14,17 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::{cuda, toolkit};
 
-/// Size and alignment of a buffer that CUPTI fills.
 const BUFFER: Layout = match Layout::from_size_align(1 << 20, 8) {
     Ok(layout) => layout,
     Err(_) => panic!("the size and the alignment of a buffer are powers of two"),
 };
 
-/// Kinds of activity.
 const MEMCPY: c_int = 1;
 const MEMSET: c_int = 2;
 const KERNEL: c_int = 10;
 
 const KINDS: [c_int; 3] = [KERNEL, MEMCPY, MEMSET];
 
-/// Directions of a copy, by number.
 const COPIES: [&str; 11] = [
     "copy",
     "copy host to device",
@@ -44,7 +39,7 @@ const COPIES: [&str; 11] = [
     "copy device to device",
 ];
 
-/// Maximum number of recorded kernels per process: more than a large model launches in several thousand steps.
+/// Maximum number of recorded kernels per process, enough for several thousand steps of a large model.
 const MOST: usize = 1 << 22;
 
 type Requested = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
@@ -61,27 +56,20 @@ struct Cupti {
 
 static CUPTI: OnceLock<Result<Cupti, String>> = OnceLock::new();
 
-/// The recorded activities, each with the number of its device.
 static RECORDED: Mutex<Vec<(u32, GpuActivity)>> = Mutex::new(Vec::new());
 
-/// Number of active recordings in this process.
 static GOING: Mutex<usize> = Mutex::new(0);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A recording of one GPU's activity, which continues until it is stopped or dropped.
 pub(super) struct GpuRecording {
     device: u32,
 }
 
 impl GpuRecording {
-    /// Begins to record the activity of the GPU with number `device` in this process.
-    ///
-    /// # Errors
-    ///
-    /// If CUPTI is missing, or refuses, as it does under another profiler. The error is a message.
+    /// Starts recording GPU `device` in this process. Fails if CUPTI is missing or refuses, as under another profiler.
     pub(super) fn start(device: usize) -> Result<Self, String> {
         let cupti = CUPTI.get_or_init(Cupti::load).as_ref().map_err(Clone::clone)?;
         let mut going = lock(&GOING);
@@ -92,8 +80,8 @@ impl GpuRecording {
         Ok(GpuRecording { device: u32::try_from(device).unwrap_or(u32::MAX) })
     }
 
-    /// Returns the GPU's activity since the start, ordered by start time. To include everything, wait for the
-    /// GPU first. If ranks share a GPU, the first one gets the activity of all these ranks.
+    /// Returns the GPU's activity since the start, ordered by start time. Wait for the GPU first to get everything. If
+    /// ranks share a GPU, the first rank gets the activity of all.
     pub(super) fn stop(self) -> Vec<GpuActivity> {
         if let Some(Ok(cupti)) = CUPTI.get() {
             // SAFETY: CUPTI is loaded; it calls `completed` from here.
@@ -175,12 +163,10 @@ impl Cupti {
     }
 }
 
-/// Returns the monotonic clock in nanoseconds, as used by the recorders.
 extern "C" fn now() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| Duration::from(now).as_nanos() as u64)
 }
 
-/// Allocates a buffer for CUPTI.
 unsafe extern "C" fn requested(buffer: *mut *mut u8, size: *mut usize, records: *mut usize) {
     // SAFETY: the layout's size is not zero. CUPTI accepts a null buffer as none.
     let memory = unsafe { alloc(BUFFER) };
@@ -188,12 +174,11 @@ unsafe extern "C" fn requested(buffer: *mut *mut u8, size: *mut usize, records: 
     unsafe {
         *buffer = memory;
         *size = if memory.is_null() { 0 } else { BUFFER.size() };
-        // 0 lets CUPTI write as many records as fit.
+        // CUPTI writes as many records as fit.
         *records = 0;
     }
 }
 
-/// Takes a buffer back from CUPTI, and keeps the records in its first `filled` bytes.
 unsafe extern "C" fn completed(
     _context: *mut c_void,
     _stream: u32,

@@ -1,9 +1,6 @@
-//! Errors about a run's device.
-
 use kiln_sys::words::number_of;
 
-/// Reasons why a run cannot use its device. The first sentence of a message names the problem; the rest names the
-/// places searched, and the remedy.
+/// Reasons why a run cannot use its device. The first sentence of each message names the problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The program was built without GPU support.
@@ -12,22 +9,20 @@ pub enum DeviceError {
          which needs no CUDA, or set device.backend = \"cpu\""
     )]
     NotBuilt,
-    /// There is no `libcuda.so.1`. `names`: names of the library; `failures`: the files found, and why they
-    /// cannot be used.
+    /// There is no `libcuda.so.1`; `failures` lists the files found, and why they cannot be used.
     #[error(
         "there is no NVIDIA driver; looked for {names} in {places}{}. A machine with an NVIDIA GPU \
          needs its driver installed, and a container needs it passed in (as with `docker run --gpus \
          all`); or set device.backend = \"cpu\"", useless(.failures)
     )]
     NoDriver { names: String, places: String, failures: Vec<String> },
-    /// The driver is installed, and reports an error. `call`: the failed call; `error`: the driver's answer.
+    /// The driver reports `error` for `call`.
     #[error(
         "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may show more. After a driver \
          update, restart the machine"
     )]
     DriverFails { call: &'static str, error: String },
-    /// The driver is older than a component that uses it. `found`: the driver's version of CUDA; `needed`: the
-    /// minimum version; `who`: the component; `instead`: an alternative.
+    /// The driver is older than `who` requires: `found` and `needed` are versions of CUDA.
     #[error(
         "the NVIDIA driver is too old: it is for CUDA {found}, and {who} need CUDA {needed}; update the \
          driver, or {instead}"
@@ -36,8 +31,7 @@ pub enum DeviceError {
     /// The driver lists no GPU. `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
     #[error("there is no GPU; the driver works and lists none{}", hidden(.visible))]
     NoGpu { visible: Option<String> },
-    /// The node has fewer GPUs than ranks. `ranks`: ranks that are processes of this node; `gpus`: GPUs that
-    /// this process sees; `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
+    /// The node has fewer GPUs than ranks that are processes.
     #[error(
         "there are fewer GPUs than ranks: {} on this node, and {}{}; start {} per node, or set \
          device.backend = \"cpu\"",
@@ -56,23 +50,20 @@ pub enum DeviceError {
          device.backend = \"cuda\" to see why, or \"cpu\" for all"
     )]
     Mixed { gpu: Vec<usize>, cpu: Vec<usize> },
-    /// Too little of the GPU's memory is free. `free`: free bytes; `total`: total bytes; `needed`: the minimum
-    /// that the run needs, in bytes.
+    /// Too little of the GPU's memory is free; `free`, `total` and `needed` are in bytes.
     #[error(
         "GPU {index} ({name}) has too little free memory: {} of {} GiB are free, and {} GiB are needed \
          for weights, moments and the driver; end the programs on the GPU (`nvidia-smi` lists it), or \
          train a smaller model or on more GPUs", gib(.free), gib(.total), gib(.needed)
     )]
     LowMemory { index: usize, name: String, free: u64, total: u64, needed: u64 },
-    /// The GPU is older than a component requires. `found`: its compute capability; `needed`: the minimum;
-    /// `who`: the component; `instead`: an alternative.
+    /// The GPU is older than `who` requires: `found` and `needed` are compute capabilities.
     #[error(
         "GPU {index} ({name}) is too old: it has compute capability {found}, and {who} needs {needed}; \
          {instead}"
     )]
     OldGpu { index: usize, name: String, found: Version, needed: Version, who: String, instead: &'static str },
-    /// A library is missing, or cannot be loaded. `names`: names of its file; `failures`: the files found, and
-    /// why they cannot be used; `package`: the PyPI package that contains it; `toolkit`: an alternative.
+    /// A library is missing, or cannot be loaded; `failures` lists the files found, and why they cannot be used.
     #[error(
         "{library} is not found; looked for {names} in {places}{}. `pip install {package}` installs it, \
          and so does {toolkit}", useless(.failures)
@@ -85,29 +76,26 @@ pub enum DeviceError {
         package: &'static str,
         toolkit: &'static str,
     },
-    /// A library is too old. `path`: its location; `found`: its version; `needed`: the minimum version;
-    /// `package`: the PyPI package that contains it.
+    /// A library is too old; the PyPI package `package` contains a newer one.
     #[error(
         "{library} is too old: {path} is version {found}, and {needed} is needed; `pip install --upgrade \
          {package}` installs a newer one"
     )]
     OldLibrary { library: &'static str, path: String, found: Version, needed: Version, package: &'static str },
-    /// NVRTC is installed but cannot compile. `nvrtc`: its version and file; `headers`: the folder of headers
-    /// that the kernel included; `log`: NVRTC's log.
+    /// NVRTC cannot compile: `headers` is the folder of the included headers, `log` is NVRTC's log.
     #[error(
         "NVRTC {nvrtc} does not compile a small kernel{}: {log}. Install NVRTC and CUDA's headers of one version, \
          from one CUDA toolkit or with `pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt \
          nvidia-cuda-cccl`", including(.headers)
     )]
     CompilerFails { nvrtc: String, headers: Option<String>, log: String },
-    /// Headers that kernels include are missing. `places`: the places searched, and the files missing there;
-    /// `package`: the PyPI packages that contain them.
+    /// Headers that kernels include are missing; the PyPI packages `package` contain them.
     #[error(
         "CUDA's headers were not found; looked for {files} in {places}. `pip install {package}` \
          installs them, and so does the CUDA toolkit; CUDA_PATH names the folder above `include`"
     )]
     NoHeaders { files: String, places: String, package: &'static str },
-    /// There is a GPU that cannot be used, for a run that would use one. `reason`: the problem with it.
+    /// The GPU that the run would use is unusable, for this `reason`.
     #[error(
         "the GPU cannot be used: {reason}. To compute on the CPU instead, set \
          device.backend = \"cpu\""
@@ -137,7 +125,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Returns whether the error suggests that there is no GPU. `listed`: whether the kernel lists a GPU.
+    /// Returns whether the error suggests that there is no GPU; `listed` if the kernel lists one.
     pub(super) fn means_none(&self, listed: bool) -> bool {
         match self {
             DeviceError::NotBuilt => true,

@@ -1,5 +1,3 @@
-//! NVIDIA's GPUs: their specifications by data sheet, and a GPU as its driver describes it.
-
 #[cfg(feature = "cuda")]
 use std::fmt;
 
@@ -12,13 +10,11 @@ use crate::Precision;
 pub struct DataSheet {
     /// Name of the GPU for `kiln plan --gpu`.
     pub name: &'static str,
-    /// Words that the driver's name for this GPU contains.
     part: &'static str,
     /// Memory in GiB that is available to programs.
     pub memory_gib: f64,
     /// Dense TFLOP/s in bf16 and f16 on tensor cores, with f32 accumulation.
     bf16: f64,
-    /// TFLOP/s in f32 without tensor cores.
     f32: f64,
     /// Memory bandwidth in GB/s.
     pub bandwidth: f64,
@@ -87,8 +83,7 @@ impl DataSheet {
         1e12 * if precision == Precision::F32 { self.f32 } else { self.bf16 }
     }
 
-    /// Returns this data sheet with `flops` FLOP/s in matrix products and `bandwidth` bytes per second of memory,
-    /// where they are set.
+    /// Returns this data sheet with these FLOP/s in matrix products and bytes per second of memory, where they are set.
     pub fn with_speed(mut self, flops: Option<f64>, bandwidth: Option<f64>) -> Self {
         if let Some(flops) = flops {
             (self.bf16, self.f32) = (flops / 1e12, flops / 1e12);
@@ -145,8 +140,7 @@ impl fmt::Display for Gpu {
 
 #[cfg(feature = "cuda")]
 impl Gpu {
-    /// Returns the GPU's peak FLOP/s in matrix products: from its data sheet, or else from the number of its
-    /// multiprocessors and their maximum clock.
+    /// Returns the peak FLOP/s in matrix products, from the data sheet, else from multiprocessors and clock.
     pub fn peak_flops(&self, precision: Precision) -> f64 {
         if let Some(sheet) = DataSheet::from_driver_name(&self.name) {
             return sheet.peak_flops(precision);
@@ -174,7 +168,6 @@ mod tests {
         Gpu { index: 0, name, capability, memory: 0, free: 0, multiprocessors, clock, uuid, visible }
     }
 
-    /// Without its data sheet, a GPU gets nearly the same peak, at the clock that the data sheet assumes.
     #[test]
     fn data_sheets_and_multiprocessors_agree() {
         for (name, capability, multiprocessors, clock) in [

@@ -1,5 +1,4 @@
-//! Packs the cached kernels into one file for another machine: a tar archive of the folder, with the measured
-//! algorithms for products.
+//! Packs the cached kernels and the measured algorithms for products into a tar archive for another machine.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
@@ -13,7 +12,6 @@ use tar::{Archive, Builder, Header};
 use super::products;
 use kiln_sys::durable::{write_atomic, write_named};
 
-/// Maximum size of a kernel in bytes.
 const MAX_KERNEL: u64 = 64 << 20;
 
 /// Writes all cached kernels to `archive`; returns their number.
@@ -39,13 +37,11 @@ pub struct Unpacked {
 ///
 /// # Errors
 ///
-/// If the folder or the archive cannot be accessed, or if the archive contains anything other than whole
-/// kernels.
+/// If the folder or the archive cannot be accessed, or the archive contains anything but whole kernels.
 pub fn unpack(archive: &Path) -> io::Result<Unpacked> {
     unpack_to(archive, &kernel_cache::folder_to_keep()?)
 }
 
-/// Returns whether a file starts with a header of a tar archive, or with the block of zeros of an empty archive.
 fn is_archive(start: &[u8]) -> bool {
     start.get(257..262) == Some(b"ustar") || (start.len() == 512 && start.iter().all(|byte| *byte == 0))
 }
@@ -144,7 +140,6 @@ mod tests {
         for source in ["one", "two", "three"] {
             kept_from.write(&kept_from.file(source.as_bytes(), &[]), Form::Ptx, source.as_bytes());
         }
-        // Damaged files, foreign files, and the PTX of a kernel that has a cubin are not packed.
         fs::write(kept_from.file(b"three", &[]).with_extension("ptx"), "damaged").expect("a file");
         fs::write(from.join("notes.txt"), "notes").expect("a file");
         kept_from.write(&kept_from.file(b"two", &[]), Form::Cubin, b"two, compiled");
@@ -170,7 +165,6 @@ mod tests {
             let mut builder = Builder::new(Vec::new());
             let mut header = Header::new_ustar();
             header.set_size(content.len() as u64);
-            // Bypasses the checks of the builder.
             header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
             header.set_cksum();
             builder.append(&header, content.as_bytes()).expect("an entry");

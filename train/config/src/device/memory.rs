@@ -1,15 +1,12 @@
-//! The memory that is available to this process on a machine, and the memory of a GPU.
-
 use std::fs;
 use std::path::Path;
 
 /// An amount of memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Total bytes: for a machine including swap, but limited to what the control groups of this process may
-    /// use.
+    /// Total bytes. For a machine: with swap, within the limits of this process's control groups.
     pub total: u64,
-    /// Bytes that are free at the moment, or that the system would reclaim, such as cached files.
+    /// Bytes that are free, or that the system would reclaim, such as cached files.
     pub free: u64,
 }
 
@@ -19,20 +16,17 @@ impl Memory {
         Self::for_system(Path::new("/"))
     }
 
-    /// Returns the memory of this machine for `processes` processes, each of which has the limits of this one:
-    /// address space (`ulimit -v`) and data (`ulimit -d`). Returns `None` if the system does not report it.
+    /// Returns this machine's memory for `processes` processes with the limits of this one (`ulimit -v`, `ulimit -d`).
     pub fn for_processes(processes: usize) -> Option<Self> {
         Some(Self::for_machine()?.within_limits(Path::new("/"), processes))
     }
 
     fn within_limits(self, root: &Path, processes: usize) -> Self {
         let Some(left) = left_of_process(root) else { return self };
-        // The memory that a process has already used is not available to a run.
         let left = left.saturating_mul(processes as u64);
         Memory { total: self.total.min(left), free: self.free.min(left) }
     }
 
-    /// Like [`Memory::for_machine`], for a system whose files are below `root`.
     fn for_system(root: &Path) -> Option<Self> {
         let info = fs::read_to_string(root.join("proc/meminfo")).ok()?;
         let kib = |name: &str| {
@@ -46,8 +40,7 @@ impl Memory {
         };
         let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
         for line in groups.lines() {
-            // The format is `hierarchy:controllers:path`; version 2 has one hierarchy, and names no
-            // controllers.
+            // The format is `hierarchy:controllers:path`; version 2 names no controllers.
             let mut fields = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
             let (mount, names) = match controllers {
@@ -55,8 +48,7 @@ impl Memory {
                 list if list.split(',').any(|name| name == "memory") => ("sys/fs/cgroup/memory", &VERSION_1),
                 _ => continue,
             };
-            // The limits of a group also apply to the groups inside it. In a container, the path may be that of
-            // the machine outside, while the root of the mount is the group of the container.
+            // A group's limits also apply inside it. In a container, `path` may be the host's.
             for group in Path::new(path).ancestors() {
                 let group = group.strip_prefix("/").unwrap_or(group);
                 if let Some(limited) = names.read(&root.join(mount).join(group), swap) {
@@ -69,7 +61,6 @@ impl Memory {
     }
 }
 
-/// Returns the bytes that this process may still map below its limits; `None` if it has no limits.
 fn left_of_process(root: &Path) -> Option<u64> {
     let limits = fs::read_to_string(root.join("proc/self/limits")).ok()?;
     let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
@@ -84,7 +75,6 @@ fn left_of_process(root: &Path) -> Option<u64> {
     [("Max address space", "VmSize:"), ("Max data size", "VmData:")].into_iter().filter_map(left).min()
 }
 
-/// Names of the files of a memory control group.
 struct GroupFiles {
     limit: &'static str,
     used: &'static str,
@@ -112,7 +102,6 @@ const VERSION_1: GroupFiles = GroupFiles {
 };
 
 impl GroupFiles {
-    /// Reads the memory that a group may use on a machine with `swap`; `None` if it has no limit.
     fn read(&self, group: &Path, swap: u64) -> Option<Memory> {
         // `max` does not parse as a number; version 1 uses a number beyond all memory instead.
         let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
@@ -141,7 +130,6 @@ mod tests {
     const MEMINFO: &str = "MemTotal:       1000 kB\nMemFree:  1 kB\nMemAvailable:    800 kB\n\
                            SwapTotal:       100 kB\nSwapFree:         50 kB\n";
 
-    /// Returns the memory of a system with these files, given as path and content.
     fn system(files: &[(&str, &str)]) -> Option<Memory> {
         let root = tempfile::tempdir().unwrap();
         for (path, content) in files {
@@ -181,7 +169,6 @@ mod tests {
             ("sys/fs/cgroup/job/task/memory.max", "max\n"),
         ];
         assert_eq!(system(&files), kib(200, 120));
-        // The group has its own limit of swap, up to the machine's swap.
         files[3].1 = "51200\n";
         assert_eq!(system(&files), kib(250, 170));
         files[3].1 = "max\n";
@@ -195,7 +182,6 @@ mod tests {
         let files = [
             ("proc/meminfo", MEMINFO),
             ("proc/self/cgroup", "9:name=systemd:/x\n5:cpu,memory:/outside/a\n0::/\n"),
-            // The path belongs to the namespace outside; the root of the mount is the container's group.
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "409600\n"),
             ("sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", "460800\n"),
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "307200\n"),
@@ -225,7 +211,6 @@ mod tests {
             ])
         };
         assert_eq!(limits("unlimited", "unlimited"), kib(1100, 850));
-        // Three processes, each of which has used 30 of 300 MiB.
         assert_eq!(limits("307200", "unlimited"), kib(810, 810));
         assert_eq!(limits("307200", "102400"), kib(270, 270));
         assert_eq!(limits("349525", "unlimited"), Some(Memory { total: 956_415, free: 870_400 }));

@@ -1,13 +1,7 @@
 //! The device that holds the tensors: the CPU, or a GPU.
 //!
-//! [`ResolvedDevice`] is chosen from `device.backend` or `--device` and from the requirements of the work
-//! (`request`), before anything is computed. For a GPU, everything that work on it needs is checked first, and
-//! anything missing is an error, because burn and CubeCL panic without a driver.
-//!
-//! `cpu` has threads and the CPU's speed, `gpu` NVIDIA's GPUs, `peak` the reference for `mfu`, `memory` the
-//! available memory. For builds with CUDA: `cuda` examines the driver and GPUs, `toolkit` checks NVIDIA's
-//! libraries, which [`kiln_nvidia`] finds and loads, and `cupti` records the activity of a GPU. `kernel_pack`
-//! carries cached kernels to other machines, and `products` stores algorithms of matrix products.
+//! [`ResolvedDevice`] is chosen before anything is computed. For a GPU, every requirement is checked first, because
+//! burn and CubeCL panic without a driver.
 
 mod cpu;
 #[cfg(feature = "cuda")]

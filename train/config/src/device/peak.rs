@@ -1,8 +1,6 @@
-//! The reference for `mfu`: the peak of all devices of a run in matrix products.
+//! The reference for `mfu`: the peak of all devices of a run in matrix products, which the first runs measure.
 //!
-//! The first runs on a machine measure its peak, and store the measurements for later runs. Other programs can
-//! slow a measurement down, but not speed it up, so the best measurement counts, once a second one has come close
-//! to it. Until then, every run measures again, and reports no `mfu`.
+//! Other programs can only slow a measurement down, so the best one counts, once a second one comes close.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -14,12 +12,10 @@ use sha2::{Digest, Sha256};
 
 use super::cpu::cores_of_machine;
 
-/// Peak FLOP/s of all devices of a run in matrix products. It never changes during a run, so that all values of
-/// `mfu` have one scale.
+/// Peak FLOP/s of all devices of a run in matrix products; constant during a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peak {
     flops: f64,
-    /// The file with the measurements of earlier runs.
     kept: Option<PathBuf>,
     has_warned: bool,
 }
@@ -30,7 +26,6 @@ impl Peak {
         Peak { flops, kept: None, has_warned: false }
     }
 
-    /// Creates a peak from the measurements in the file `kept`.
     pub(super) fn kept(flops: f64, kept: PathBuf) -> Self {
         Peak { kept: Some(kept), ..Peak::given(flops) }
     }
@@ -40,11 +35,9 @@ impl Peak {
         self.flops
     }
 
-    /// Returns the share of the peak that steps of `reached` FLOP/s achieve, from 0 to 1. More than 1 means
-    /// that the peak is wrong, which is reported once. The measurements of earlier starts are then removed: the
-    /// next starts measure again.
+    /// Returns the share of the peak that steps of `reached` FLOP/s achieve. A share above 1 means a wrong peak: warns
+    /// once, and removes the stored measurements, so that the next starts measure again.
     pub fn share(&mut self, reached: f64) -> f64 {
-        // A step that took no time measures nothing.
         if reached > self.flops && reached.is_finite() && !self.has_warned {
             self.has_warned = true;
             self.warn(reached);
@@ -74,15 +67,11 @@ impl Peak {
 /// Minimum ratio of the second-best to the best measurement for a peak to be known.
 const AGREEMENT: f64 = 0.95;
 
-/// Number of measurements to keep, the best ones.
 const KEPT: usize = 4;
 
-/// The conditions of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Key {
-    /// The name that the processor or GPU reports.
     device: String,
-    /// Number of cores of the machine.
     cores: Option<usize>,
     threads: usize,
     dtype: String,
@@ -91,20 +80,17 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// Creates the key of a measurement of `device` on `threads` threads, in `dtype`.
     pub(super) fn new(device: String, threads: usize, dtype: &str) -> Self {
         let (dtype, version) = (dtype.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
         Key { device, cores: cores_of_machine(), threads, dtype, version }
     }
 
-    /// Returns the cache file for measurements under these conditions; `None` if there is no cache folder.
     pub(super) fn file(&self) -> Option<PathBuf> {
         let digest = Sha256::digest(format!("{self:?}"));
         Some(cache_folder(&environment)?.join("peaks").join(format!("{digest:x}.json")))
     }
 }
 
-/// Returns the name of this machine's processor.
 pub(super) fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -115,7 +101,6 @@ pub(super) fn processor() -> String {
 #[derive(Serialize, Deserialize)]
 struct Kept {
     key: Key,
-    /// FLOP/s, the best first.
     measured: Vec<f64>,
 }
 
@@ -126,7 +111,6 @@ impl Kept {
         kept.unwrap_or_else(|| Kept { key: key.clone(), measured: Vec::new() })
     }
 
-    /// Returns the best measurement, if another one agrees with it.
     fn agreed(&self) -> Option<f64> {
         match self.measured[..] {
             [best, second, ..] if second >= AGREEMENT * best => Some(best),
@@ -141,12 +125,8 @@ impl Kept {
     }
 }
 
-/// Returns the FLOP/s of `key` according to the measurements in `file`. If these are not conclusive yet, calls
-/// `measure` once and stores the result. Returns `None` while the peak is unknown.
-///
-/// # Errors
-///
-/// If `measure` fails. A file that cannot be written is not an error: the next start measures again.
+/// Returns the FLOP/s of `key`, or `None` until two measurements in `file` agree. Until then, calls `measure` once and
+/// stores the result. A file that cannot be written is not an error: the next start measures again.
 pub(super) fn known(
     file: &Path,
     key: &Key,
@@ -192,8 +172,6 @@ mod tests {
         assert!(!file.exists());
     }
 
-    /// Returns the peaks seen by starts that would measure `measurements`, and the number of starts that
-    /// measured.
     fn starts(file: &Path, key: &Key, measurements: &[f64]) -> (Vec<Option<f64>>, usize) {
         let mut made = 0;
         let known = measurements.iter().map(|measured| {
@@ -211,11 +189,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("peaks").join("cpu.json");
         let key = Key::new("a processor".to_owned(), 2, "f32");
-        // Other programs ran during the second and third measurements.
         let (found, made) = starts(&file, &key, &[100.0, 20.0, 60.0, 97.0, 300.0, 10.0]);
         assert_eq!(found, [None, None, None, Some(100.0), Some(100.0), Some(100.0)]);
         assert_eq!(made, 4, "starts that measured");
-        // Another number of threads has another peak.
         let other = Key { threads: 4, ..key.clone() };
         assert_ne!(other.file(), key.file());
         assert_eq!(starts(&file, &other, &[50.0]), (vec![None], 1));

@@ -1,7 +1,6 @@
 //! Measured algorithms of matrix products, in a file next to the compiled kernels.
 //!
-//! `kiln warmup --products` writes it, and every process that computes on an NVIDIA GPU reads it. It is
-//! replaced atomically, so that processes may read and write at the same time.
+//! `kiln warmup --products` replaces the file atomically; every process on an NVIDIA GPU reads it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,14 +11,11 @@ use sha2::{Digest, Sha256};
 
 use kiln_sys::durable::write_atomic;
 
-/// Name of the file.
 pub(super) const FILE: &str = "products.json";
 
-/// Maximum size of the file in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Loads the measured algorithms for use from now on. An unreadable file causes a warning, and counts as
-/// missing.
+/// Loads the measured algorithms. An unreadable file causes a warning, and counts as missing.
 pub(super) fn load() {
     let Some(folder) = kernel_cache::folder(&environment) else { return };
     match read(&folder) {
@@ -52,7 +48,6 @@ pub fn check(folder: &Path) -> io::Result<()> {
         .map_err(|error| io::Error::new(error.kind(), format!("{FILE}: {error}; remove it")))
 }
 
-/// Returns a string that identifies the stored algorithms; empty if there are none.
 pub(super) fn fingerprint() -> String {
     let file = kernel_cache::folder(&environment).map(|folder| folder.join(FILE));
     let text = file.and_then(|file| kiln_sys::files::read(&file, MAX_BYTES).ok());
@@ -68,7 +63,6 @@ pub fn keep(folder: &Path, measured: ProductAlgorithms) -> io::Result<()> {
     write(folder, &read(folder)?.with(measured))
 }
 
-/// Reads the algorithms from the file in `folder`; none if there is no file.
 pub(super) fn read(folder: &Path) -> io::Result<ProductAlgorithms> {
     match kiln_sys::files::read(&folder.join(FILE), MAX_BYTES) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),
@@ -82,7 +76,6 @@ pub(super) fn write(folder: &Path, algorithms: &ProductAlgorithms) -> io::Result
     write_atomic(&folder.join(FILE), &serde_json::to_vec(algorithms)?)
 }
 
-/// Returns a line for `kiln doctor`.
 pub(super) fn describe() -> String {
     let kept = kernel_cache::folder(&environment).map(|folder| (read(&folder), folder.join(FILE)));
     match kept {

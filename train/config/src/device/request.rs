@@ -1,5 +1,3 @@
-//! The device that a command requests, what the command needs from it, and the flag `--device`.
-
 use clap::Args;
 use kiln_model::{Decoder, Layers};
 use kiln_shard::{Mesh, Strategy};
@@ -12,22 +10,17 @@ use crate::{ADAMW, Backend, Choice, CommBackend, Config, ConfigError, Precision}
 /// Bytes that training keeps per parameter: the master weight and two moments of AdamW, in f32.
 const TRAINING: u64 = 12;
 
-/// Bytes per parameter without training: the weight in f32.
 const READING: u64 = 4;
 
-/// Bytes per parameter in half precision.
 const HALF: u64 = 2;
 
 /// The device requested for a command, and the memory and dtype that the command needs.
 #[derive(Clone, Debug)]
 pub struct DeviceRequest {
-    /// The requested device.
     pub(super) backend: Backend,
     /// Name of the setting that requests the device, for messages.
     pub(super) setting: &'static str,
-    /// Transport between the ranks.
     pub(super) comm: CommBackend,
-    /// Compute dtype, unless it is left to the device.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     pub(super) precision: Choice<Precision>,
     ranks: u64,
@@ -38,7 +31,6 @@ pub struct DeviceRequest {
 impl DeviceRequest {
     /// Returns what training as `config` describes it needs from its device.
     pub fn for_run(config: &Config, layers: &Layers) -> Self {
-        // A missing model is reported later.
         let parameters = config.model.resolve(Some(config.data.vocab_size));
         let parameters = parameters.ok().and_then(|model| Decoder::count_parameters(layers, &model).ok());
         let parameters = parameters.unwrap_or_default();
@@ -62,8 +54,7 @@ impl DeviceRequest {
         }
     }
 
-    /// Returns the requirements of reading the weights of a model of `parameters` parameters, sharded over
-    /// `ranks` ranks, in a command with a flag `--device`.
+    /// Returns the requirements of a command with `--device` that reads a model's weights, sharded over `ranks`.
     pub fn for_weights(
         backend: Backend,
         parameters: usize,
@@ -82,16 +73,14 @@ impl DeviceRequest {
         }
     }
 
-    /// Returns the minimum bytes on one GPU, which ranks share if they are threads.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     pub(super) fn bytes(&self, processes: bool) -> u64 {
         if processes { self.state } else { self.state * self.ranks }
     }
 }
 
-/// Returns the number of ranks that share one copy of the model.
 fn shards(strategy: Strategy, ranks: usize, shard_size: Option<usize>) -> u64 {
-    // The groups of a hybrid strategy may not be known yet; then this is a lower bound for every rank.
+    // With unknown hybrid groups, `ranks` gives a lower bound of each rank's bytes.
     Mesh::new(strategy, ranks, shard_size).map_or(ranks, |mesh| mesh.shard_size()) as u64
 }
 
@@ -168,7 +157,6 @@ mod tests {
         let replicated = request(&format!("{text}\n[shard]\nstrategy = 'NO_SHARD'"));
         assert!(replicated.bytes(true).abs_diff(whole) < 64);
         assert_eq!(replicated.bytes(false), 4 * replicated.bytes(true));
-        // The rest of the state is on the host.
         let offload = |more: &str| request(&format!("{text}\n[shard]\noffload = true{more}")).bytes(false);
         assert!((offload("") * 3).abs_diff(whole) < 64);
         for half in ["bf16", "auto"] {
@@ -177,7 +165,6 @@ mod tests {
         }
         let frozen = request(&format!("{text}\nfreeze = ['layers.']"));
         assert!((frozen.bytes(false) * 3).abs_diff(whole) < 64);
-        // Weights only, without moments.
         let config: Config = toml::from_str(text).expect("a configuration");
         let model = config.model.resolve(Some(config.data.vocab_size)).expect("a model");
         let parameters = Decoder::count_parameters(&Layers::default(), &model).expect("built-in layers");

@@ -1,5 +1,3 @@
-//! The device of a run, its capabilities, and the kernels compiled for it.
-
 use std::ops::Sub;
 use std::path::Path;
 use std::time::Duration;
@@ -31,12 +29,11 @@ use kiln_launch::place::RankEnv;
 use kiln_nvidia::kernel_cache;
 use kiln_sys::words::{duration, number_of};
 
-/// Tokens per micro-batch that keep a GPU busy: matrix products then have enough rows for all of its
-/// multiprocessors, and the fixed costs of a pass become negligible.
+/// Tokens per micro-batch with enough rows for all multiprocessors, and negligible fixed costs of a pass.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 const GPU_TOKENS: usize = DeviceDefaults::GPU_TOKENS;
 
-/// Ends a recording of a GPU's activity, and returns the activity. To get all of it, wait for the GPU first.
+/// Ends a recording and returns the GPU's activity. Wait for the GPU first to get all of it.
 pub type Recording = Box<dyn FnOnce() -> Vec<GpuActivity> + Send>;
 
 /// Returns the number of ranks on this machine, and how many equal machines `ranks` ranks need.
@@ -49,7 +46,6 @@ fn ranks_here(place: Option<&RankEnv>, ranks: usize) -> (usize, f64) {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolvedDevice {
     kind: Kind,
-    /// The reason for choosing this device.
     why: String,
 }
 
@@ -58,7 +54,6 @@ enum Kind {
     Cpu,
     #[cfg(feature = "cuda")]
     Cuda(Gpu),
-    /// The default adapter of wgpu.
     #[cfg(feature = "wgpu")]
     Wgpu,
 }
@@ -78,9 +73,8 @@ impl ResolvedDevice {
     ///
     /// # Errors
     ///
-    /// Names the first missing component, if `request` insists on a GPU, or if it leaves the choice and there is a
-    /// GPU: a run must not spend days on a CPU next to an idle GPU. The check of an NVIDIA GPU does not call burn
-    /// or CubeCL.
+    /// The first missing component, if `request` demands a GPU, or if `auto` finds an unusable GPU: a run must not
+    /// spend days on a CPU next to an idle GPU.
     pub fn for_request(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
         let as_said = || format!("as {} says", request.setting);
         match request.backend {
@@ -94,7 +88,6 @@ impl ResolvedDevice {
         }
     }
 
-    /// Chooses a GPU if there is one, else the CPU.
     fn automatic(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
         let why = "not the CPU, since this GPU can be used".to_owned();
         let error = match Self::cuda(request, place, why) {
@@ -112,11 +105,7 @@ impl ResolvedDevice {
         Ok(Self::cpu(format!("not a GPU: {}", error.in_short())))
     }
 
-    /// Chooses the CPU, for ranks whose transport moves only the memory of the CPU.
-    ///
-    /// # Errors
-    ///
-    /// If there is a GPU.
+    /// Chooses the CPU for ranks whose transport moves only CPU memory; fails if there is a GPU.
     fn without_gpu() -> Result<Self, DeviceError> {
         match gpu_is_there() {
             true => Err(unusable(DeviceError::NoTransport)),
@@ -124,12 +113,11 @@ impl ResolvedDevice {
         }
     }
 
-    /// Chooses the device of a run whose ranks are already connected, through a transport that moves only the
-    /// memory of the CPU.
+    /// Chooses the device of a run whose ranks are connected by a transport that moves only CPU memory.
     ///
     /// # Errors
     ///
-    /// If the configuration insists on a GPU, or leaves the choice and there is one.
+    /// If the configuration demands a GPU, or leaves the choice and there is one.
     pub fn for_joined(config: &Config) -> Result<Self, DeviceError> {
         match config.device.backend {
             Backend::Cpu => Ok(Self::cpu("as device.backend says".to_owned())),
@@ -241,8 +229,7 @@ impl ResolvedDevice {
         }
     }
 
-    /// Begins to record the device's activity, if it is an NVIDIA GPU. The returned function ends the
-    /// recording, and returns the activity.
+    /// Starts recording the device, if it is an NVIDIA GPU; the returned function ends the recording.
     ///
     /// # Errors
     ///
@@ -270,9 +257,8 @@ impl ResolvedDevice {
         }
     }
 
-    /// Returns the peak of `ranks` ranks, by a measurement made now. A CPU's peak is measured with `threads`
-    /// threads for each rank of this node, and that of wgpu's adapter in f32; an NVIDIA GPU's peak comes from
-    /// its data sheet. The other nodes are assumed to be like this one.
+    /// Returns the peak of `ranks` ranks on equal nodes: measured on a CPU, with `threads` threads per rank, or on
+    /// wgpu's adapter, in f32; from the data sheet for an NVIDIA GPU.
     ///
     /// # Errors
     ///
@@ -297,8 +283,7 @@ impl ResolvedDevice {
         }
     }
 
-    /// Like [`ResolvedDevice::peak`], for a run. Measurements are stored for later runs on this machine. Returns
-    /// `None` until two of them agree.
+    /// Like [`ResolvedDevice::peak`], but stores measurements for later runs; `None` until two of them agree.
     ///
     /// # Errors
     ///
@@ -318,15 +303,13 @@ impl ResolvedDevice {
             #[cfg(feature = "wgpu")]
             Kind::Wgpu => Key::new(self.fingerprint(), 1, "f32"),
         };
-        // Without a file, no later start would benefit from the measurement.
         let Some(file) = key.file() else { return Ok(None) };
         let measure = || self.peak(precision, place, ranks, threads).map(|peak| peak.flops() / machines);
         let flops = peak::known(&file, &key, measure)?;
         Ok(flops.map(|flops| Peak::kept(flops * machines, file)))
     }
 
-    /// Returns the unique id of an NVIDIA GPU, which distinguishes it from the GPUs of other processes; zeros for
-    /// other devices.
+    /// Returns the unique id of an NVIDIA GPU; zeros for other devices.
     pub fn id(&self) -> [u8; 16] {
         match &self.kind {
             #[cfg(feature = "cuda")]
@@ -335,8 +318,7 @@ impl ResolvedDevice {
         }
     }
 
-    /// Describes everything besides this program that determines how the device computes: its name, driver,
-    /// compiler and libraries.
+    /// Describes everything besides this program that determines results: name, driver, compiler and libraries.
     pub fn fingerprint(&self) -> String {
         match &self.kind {
             Kind::Cpu => "CPU".to_owned(),
@@ -350,8 +332,7 @@ impl ResolvedDevice {
         }
     }
 
-    /// Returns the counts of kernels that this process has compiled or found in the cache, if the device is an
-    /// NVIDIA GPU.
+    /// Returns the counts of compiled and cached kernels of this process, on an NVIDIA GPU.
     pub fn kernels(&self) -> Option<KernelCounts> {
         match &self.kind {
             #[cfg(feature = "cuda")]
@@ -386,7 +367,6 @@ impl ResolvedDevice {
     }
 }
 
-/// Returns a warning if all but one of `visible` GPUs are idle.
 fn idle(visible: usize) -> Option<String> {
     let idle = match visible {
         0 | 1 => return None,
@@ -415,7 +395,6 @@ fn unusable(error: DeviceError) -> DeviceError {
     DeviceError::Unusable { reason: Box::new(error) }
 }
 
-/// Returns whether this process could see an NVIDIA GPU.
 fn gpu_is_there() -> bool {
     #[cfg(feature = "cuda")]
     return cuda::is_there();
@@ -423,8 +402,7 @@ fn gpu_is_there() -> bool {
     return false;
 }
 
-/// Returns whether the kernel of a system whose files are below `root` lists NVIDIA GPUs, and `visible`, the value
-/// of `CUDA_VISIBLE_DEVICES`, does not hide them all.
+/// Returns whether the kernel lists NVIDIA GPUs, and `visible` (`CUDA_VISIBLE_DEVICES`) does not hide them all.
 fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
     let listed = std::fs::read_dir(root.join("proc/driver/nvidia/gpus"));
     !matches!(visible, Some("" | "-1")) && listed.is_ok_and(|mut gpus| gpus.next().is_some())
@@ -452,7 +430,6 @@ impl From<kiln_nvidia::kernel_cache::Counts> for KernelCounts {
 impl Sub for KernelCounts {
     type Output = Self;
 
-    /// Subtracts the counts of an earlier moment.
     fn sub(self, earlier: Self) -> Self {
         KernelCounts {
             taken: self.taken.saturating_sub(earlier.taken),
@@ -510,7 +487,7 @@ mod tests {
         assert!(kernel_lists_gpus(root.path(), Some("0")));
         assert!(!kernel_lists_gpus(root.path(), Some("")));
 
-        // If a machine with a GPU lacks the driver library, it does not count as a machine without a GPU.
+        // A machine with a GPU but without the driver library is not a machine without a GPU.
         let none = String::new;
         let missing = DeviceError::NoDriver { names: none(), places: none(), failures: Vec::new() };
         assert!(missing.means_none(false) && !missing.means_none(true));
@@ -519,7 +496,6 @@ mod tests {
         assert!(!DeviceError::NoTransport.means_none(false));
     }
 
-    /// Defaults for a configuration that leaves precision and micro-batch to the device.
     #[cfg(feature = "cuda")]
     #[test]
     fn gpus_prefer_bf16_over_f16() {
@@ -534,7 +510,6 @@ mod tests {
         let (new, old) = (on(Version(8, 0)), on(Version(7, 5)));
         assert_eq!(new.defaults(), DeviceDefaults { precision: Precision::Bf16, tokens: 16_384 });
         assert_eq!(old.defaults(), DeviceDefaults { precision: Precision::F16, tokens: 16_384 });
-        // Checks of a dtype that another rank has settled.
         assert_eq!(new.check_precision(Precision::Bf16), Ok(()));
         assert_eq!(old.check_precision(Precision::F16), Ok(()));
         assert!(matches!(old.check_precision(Precision::Bf16), Err(DeviceError::OldGpu { .. })));

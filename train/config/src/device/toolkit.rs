@@ -10,7 +10,6 @@ use kiln_nvidia::{Places, environment, nvrtc};
 use super::DeviceError;
 use super::error::Version;
 
-/// An installed library.
 #[derive(Debug)]
 pub(super) struct Tool {
     path: PathBuf,
@@ -31,8 +30,7 @@ const TOOLKIT: &str = "the CUDA toolkit";
 /// Minimum NCCL version: the first with `ncclCommSplit`.
 const NCCL: Version = Version(2, 18);
 
-/// Returns those of `files`, a library for CUDA 13 and one for CUDA 12, that work with a driver for CUDA `driver`:
-/// a library for a later major version of CUDA needs a newer driver.
+/// Returns the `files`, for CUDA 13 and 12, that a driver for CUDA `driver` can load.
 fn fitting(driver: Version, files: [&'static str; 2]) -> Vec<&'static str> {
     match driver {
         Version(..13, _) => vec![files[1]],
@@ -40,7 +38,6 @@ fn fitting(driver: Version, files: [&'static str; 2]) -> Vec<&'static str> {
     }
 }
 
-/// Returns an error about `library`, which `package` or `toolkit` provides.
 fn not_found(
     library: &'static str,
     package: &'static str,
@@ -66,7 +63,6 @@ fn find(
     libraries::load(wanted, places).map_err(not_found(library, package, toolkit))
 }
 
-/// Loads NVRTC, the compiler of kernels.
 pub(super) fn nvrtc(driver: Version) -> Result<Tool, DeviceError> {
     let files = fitting(driver, ["libnvrtc.so.13", "libnvrtc.so.12"]);
     let package = if files.len() > 1 { "nvidia-cuda-nvrtc" } else { "nvidia-cuda-nvrtc-cu12" };
@@ -75,7 +71,7 @@ pub(super) fn nvrtc(driver: Version) -> Result<Tool, DeviceError> {
     Ok(Tool { path: found.path, version: found.version.map(|(major, minor)| Version(major, minor)) })
 }
 
-/// Compiles a small kernel with NVRTC, which must be loaded, and with the headers below `root` if it is given.
+/// Compiles a small kernel with NVRTC, which must be loaded, and the headers below `root`.
 pub(super) fn try_compiling(nvrtc: &Tool, root: Option<&Path>) -> Result<(), DeviceError> {
     let headers = root.map(|root| root.join("include"));
     nvrtc::try_compiling(headers.as_deref()).map_err(|log| DeviceError::CompilerFails {
@@ -85,7 +81,6 @@ pub(super) fn try_compiling(nvrtc: &Tool, root: Option<&Path>) -> Result<(), Dev
     })
 }
 
-/// Returns the lowest compute capability that NVRTC compiles for.
 pub(super) fn lowest_capability() -> Option<Version> {
     use cudarc::nvrtc::sys::{nvrtcGetNumSupportedArchs, nvrtcGetSupportedArchs};
     let mut count: c_int = 0;
@@ -98,7 +93,6 @@ pub(super) fn lowest_capability() -> Option<Version> {
     Some(Version(lowest / 10, lowest % 10))
 }
 
-/// Loads cuBLASLt, which multiplies matrices.
 pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
     let files = fitting(driver, ["libcublasLt.so.13", "libcublasLt.so.12"]);
     let package = if files.len() > 1 { "nvidia-cublas" } else { "nvidia-cublas-cu12" };
@@ -108,14 +102,12 @@ pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
     Ok(Tool { path: found, version: None })
 }
 
-/// Returns cuBLASLt's version number, patch included.
 pub(super) fn cublas_lt_version(driver: Version) -> Option<usize> {
     cublas_lt(driver).ok()?;
     // SAFETY: the library is loaded, and the call has no arguments.
     Some(unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() })
 }
 
-/// Loads CUPTI, which records the activity of a GPU.
 pub(super) fn cupti(driver: Version) -> Result<PathBuf, DeviceError> {
     let files = fitting(driver, ["libcupti.so.13", "libcupti.so.12"]);
     let package = if files.len() > 1 { "nvidia-cuda-cupti" } else { "nvidia-cuda-cupti-cu12" };
@@ -124,7 +116,6 @@ pub(super) fn cupti(driver: Version) -> Result<PathBuf, DeviceError> {
     find("CUPTI, which records a GPU's activity,", &wanted, &places, package, TOOLKIT)
 }
 
-/// Loads NCCL, which connects GPUs.
 pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     let package = if driver.0 < 13 { "nvidia-nccl-cu12" } else { "nvidia-nccl-cu13" };
     let wanted = Wanted { stem: "nccl", files: vec!["libnccl.so.2"], instead: None };
@@ -135,7 +126,7 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     // SAFETY: the library is loaded, and the number outlives the call.
     let status = unsafe { cudarc::nccl::sys::ncclGetVersion(&mut number) };
     let number = if status.result().is_ok() { number as u32 } else { 0 };
-    // The number has this format since NCCL 2.9; earlier versions are too old anyway.
+    // Since NCCL 2.9; earlier versions are too old anyway.
     let version = Version(number / 10_000, number / 100 % 100);
     if version < NCCL {
         return Err(DeviceError::OldLibrary {
@@ -149,8 +140,7 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     Ok(Tool { path: found, version: Some(version) })
 }
 
-/// Finds CUDA's headers, and returns the folder above `include`. CubeCL searches `CUDA_PATH`, and then the usual
-/// places of the toolkit; if CubeCL would not find the headers there, this sets `CUDA_PATH`.
+/// Finds the folder above CUDA's `include`. Sets `CUDA_PATH` if CubeCL would not find the headers.
 pub(super) fn headers() -> Result<PathBuf, DeviceError> {
     let places = Places::for_headers(&environment);
     let missing = |root: &Path| {

@@ -196,7 +196,7 @@ fn policy(strategy: Strategy, reshard: Reshard, recompute: Recompute) -> Policy 
 #[test]
 fn full_shard_stays_within_its_bounds() {
     for tied in [false, true] {
-        for recompute in [Recompute::None, Recompute::Block] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
             for reshard in [Reshard::Default, Reshard::Always] {
                 check_resharding(&policy(Strategy::FullShard, reshard, recompute), tied);
             }
@@ -267,7 +267,7 @@ fn between_micro_batches(policy: &Policy) -> Vec<(Sizes, usize, usize)> {
 /// Nothing remains of the whole gradient of a reduced micro-batch.
 #[test]
 fn sharded_gradients_alone_stay_between_micro_batches() {
-    for recompute in [Recompute::None, Recompute::Block] {
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
         let sharded = policy(Strategy::FullShard, Reshard::Always, recompute);
         let unsharded = Policy { accumulate: Accumulate::Unsharded, ..sharded.clone() };
         for (sizes, between, peak) in between_micro_batches(&sharded) {

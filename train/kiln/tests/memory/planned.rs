@@ -73,8 +73,14 @@ impl Case {
         self
     }
 
+    fn selective(mut self) -> Self {
+        self.config.shard.recompute = Recompute::Selective.into();
+        self.name.push_str(", selective");
+        self
+    }
+
     fn recompute(mut self) -> Self {
-        self.config.shard.recompute = Recompute::Block;
+        self.config.shard.recompute = Recompute::Block.into();
         self.name.push_str(", recompute");
         self
     }
@@ -212,6 +218,7 @@ fn strategies_ranks_recompute_and_accumulation() {
             let case = |micro_batches| Case::new("odd", strategy, ranks).batch(2, micro_batches);
             case(1).check();
             case(1).recompute().check();
+            case(1).selective().check();
             for accumulate in [Accumulate::Sharded, Accumulate::Unsharded] {
                 case(3).accumulate(accumulate).check();
                 case(2).accumulate(accumulate).recompute().bf16().check();
@@ -257,9 +264,12 @@ fn presets() {
         Case::new("10m", strategy, 2).seq_len(256).check();
         Case::new("10m", strategy, 2).seq_len(256).bf16().check();
         Case::new("10m", strategy, 2).seq_len(256).batch(4, 2).recompute().check();
+        Case::new("10m", strategy, 2).seq_len(256).batch(4, 2).selective().check();
+        Case::new("10m", strategy, 2).seq_len(256).selective().bf16().check();
         Case::new("90m", strategy, 2).seq_len(64).batch(1, 1).check();
     }
     Case::new("90m", Strategy::FullShard, 4).seq_len(32).batch(1, 1).bf16().check();
+    Case::new("90m", Strategy::FullShard, 2).seq_len(64).batch(1, 2).selective().check();
 }
 
 /// The plan of a custom layer that describes the products of its activations.
@@ -280,10 +290,14 @@ fn products_of_activations() {
 #[test]
 fn other_layers() {
     let case = || Case::new("odd", Strategy::FullShard, 2);
-    case().model(|model| model.feed_forward = "geglu".to_owned()).check();
-    case().model(|model| model.feed_forward = "squared_relu".to_owned()).check();
-    case().model(|model| model.qk_norm = true).check();
-    case().model(|model| model.dropout = 0.1).check();
+    let selective = || Case::new("odd", Strategy::FullShard, 2).selective();
+    for case in [case as fn() -> Case, selective] {
+        case().model(|model| model.feed_forward = "geglu".to_owned()).check();
+        case().model(|model| model.feed_forward = "squared_relu".to_owned()).check();
+        case().model(|model| model.qk_norm = true).check();
+        case().model(|model| model.dropout = 0.1).check();
+        case().model(|model| model.block = Some(PARALLEL_RESIDUAL.to_owned())).check();
+    }
     for shared_expert_d_ff in [None, Some(96)] {
         let moe = MoeConfig { experts: 6, expert_d_ff: 112, shared_expert_d_ff, ..MoeConfig::default() };
         let experts = |model: &mut ModelConfig| {
@@ -291,8 +305,8 @@ fn other_layers() {
         };
         case().model(experts).check();
         case().model(experts).recompute().check();
+        case().model(experts).selective().check();
         case().model(experts).bf16().check();
         Case::new("odd", Strategy::NoShard, 2).model(experts).batch(2, 2).check();
     }
-    case().model(|model| model.block = Some(PARALLEL_RESIDUAL.to_owned())).check();
 }

@@ -43,7 +43,7 @@ fn train(run: &Run) -> Trace {
 
 fn settings() -> Vec<Run> {
     let mut runs = Vec::new();
-    for recompute in [Recompute::None, Recompute::Block] {
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
         for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
             runs.push(Run::new(strategy, 3).recompute(recompute).accumulation(2));
         }

@@ -27,7 +27,7 @@ fn strategies_and_recomputation_agree_bit_for_bit() {
             let run = |strategy| Run::new(strategy, ranks).accumulation(accumulation).accumulate(accumulate);
             let first = run(PURE[0]).train();
             for strategy in PURE {
-                for recompute in [Recompute::None, Recompute::Block] {
+                for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
                     let run = run(strategy).recompute(recompute);
                     assert_same_bits(&run.name(), &run.train(), &first);
                 }
@@ -108,7 +108,7 @@ fn strategies_and_recomputation_agree_bit_for_bit_in_bf16() {
     };
     let first = in_bf16(PURE[0], Recompute::None).train();
     for strategy in PURE {
-        for recompute in [Recompute::None, Recompute::Block] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
             let run = in_bf16(strategy, recompute);
             assert_same_bits(&run.name(), &run.train(), &first);
         }

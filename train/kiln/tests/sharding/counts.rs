@@ -138,7 +138,7 @@ fn expected(strategy: Strategy, reshard: Reshard, tied: bool, m: u64) -> Gathers
 
 fn check_all(strategy: Strategy, ranks: usize, shard_size: Option<usize>) {
     for reshard in [Reshard::Default, Reshard::Always, Reshard::Never] {
-        for recompute in [Recompute::None, Recompute::Block] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
             for (tied, accumulation) in [(false, 1), (false, 4), (true, 1), (true, 4)] {
                 let run = Run { shard_size, ..Run::new(strategy, ranks) };
                 let run = run.reshard(reshard).recompute(recompute).tied(tied).accumulation(accumulation);

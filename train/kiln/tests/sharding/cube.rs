@@ -69,7 +69,7 @@ fn every_strategy_trains_as_on_the_cpu() {
 
 #[test]
 fn recomputed_blocks_and_micro_batches() {
-    for recompute in [Recompute::None, Recompute::Block] {
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
         check(on_gpu(Strategy::FullShard, 2).recompute(recompute).accumulation(2).tied(true));
     }
     check(on_gpu(Strategy::FullShard, 2).reshard(Reshard::Always));

@@ -17,7 +17,7 @@ fn dropout_is_the_same_however_the_batch_is_split() {
         [(Strategy::FullShard, 1), (Strategy::FullShard, 2), (Strategy::FullShard, 4), (Strategy::NoShard, 2)]
     {
         for accumulation in [1, 2] {
-            for recompute in [Recompute::None, Recompute::Block] {
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
                 let run = Run::new(strategy, ranks).accumulation(accumulation);
                 let run = with_dropout(run.recompute(recompute));
                 assert_close(&run.name(), &run.train(), &expected);

@@ -8,7 +8,7 @@ use crate::support::{Rank, Run, Trace, Values, assert_values_close};
 fn runs() -> Vec<Run> {
     let mut runs = Vec::new();
     for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
-        for recompute in [Recompute::None, Recompute::Block] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
             for tied in [false, true] {
                 let run = Run::new(strategy, 2).recompute(recompute).tied(tied).steps(3);
                 runs.push(run.accumulation(2));

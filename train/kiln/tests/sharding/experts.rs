@@ -49,7 +49,7 @@ fn strategies_and_recomputation_agree_bit_for_bit_on_experts() {
     for (ranks, accumulation) in [(2, 1), (3, 2)] {
         let first = run(PURE[0], ranks, 0.01).accumulation(accumulation).train();
         for strategy in PURE {
-            for recompute in [Recompute::None, Recompute::Block] {
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
                 let run = run(strategy, ranks, 0.01).accumulation(accumulation).recompute(recompute);
                 assert_same_bits(&run.name(), &run.train(), &first);
             }
@@ -71,7 +71,7 @@ fn strategies_and_recomputation_agree_bit_for_bit_on_the_balance_of_all_layers()
         let of_each = run(PURE[0], ranks, BalanceOver::EachLayer).train();
         assert_ne!(first.gradients, of_each.gradients);
         for strategy in PURE {
-            for recompute in [Recompute::None, Recompute::Block] {
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
                 let run = run(strategy, ranks, BalanceOver::AllLayers).recompute(recompute);
                 assert_same_bits(&run.name(), &run.train(), &first);
             }
@@ -104,7 +104,7 @@ fn strategies_and_recomputation_agree_bit_for_bit_on_biases() {
     for (ranks, accumulation) in [(2, 2), (3, 1)] {
         let first = train(&biased(PURE[0], ranks, 0.01).accumulation(accumulation), 0.01);
         for strategy in PURE {
-            for recompute in [Recompute::None, Recompute::Block] {
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
                 let run = biased(strategy, ranks, 0.01).accumulation(accumulation).recompute(recompute);
                 assert_same_bits(&run.name(), &train(&run, 0.01), &first);
             }

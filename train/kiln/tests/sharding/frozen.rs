@@ -36,7 +36,7 @@ const FROZEN: [fn(&str) -> bool; 4] = [interleaved, embedding, all_but_one_norm,
 fn settings(frozen: fn(&str) -> bool, tied: bool) -> Vec<Run> {
     let mut runs = Vec::new();
     for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
-        for recompute in [Recompute::None, Recompute::Block] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
             for accumulation in [1, 4] {
                 let run = Run::new(strategy, 3).steps(3).frozen(frozen).tied(tied);
                 runs.push(run.recompute(recompute).accumulation(accumulation));
@@ -81,7 +81,7 @@ fn frozen_parameters_stay_and_the_others_train_like_one_device() {
 #[test]
 fn frozen_parameters_stay_in_bf16_too() {
     for strategy in [Strategy::FullShard, Strategy::NoShard] {
-        for recompute in [Recompute::None, Recompute::Block] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
             let mut run = Run::new(strategy, 2).frozen(interleaved).recompute(recompute);
             run.policy.compute_dtype = DType::BF16;
             let (trace, initial) = (run.train(), initial(&run));
@@ -116,7 +116,7 @@ fn reduced(run: &Run) -> BTreeSet<String> {
 #[test]
 fn frozen_units_are_not_reduced() {
     for strategy in [Strategy::FullShard, Strategy::NoShard] {
-        for recompute in [Recompute::None, Recompute::Block] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
             for (frozen, expected) in [
                 (interleaved as fn(&str) -> bool, &["embed", "head", "layers.0", "layers.1", "layers.2"][..]),
                 (embedding, &["head", "layers.0", "layers.1", "layers.2"]),
@@ -176,7 +176,7 @@ fn a_part_with_frozen_parameters_is_gathered_once_per_pass() {
 
 #[test]
 fn a_frozen_beginning_has_no_backward() {
-    for recompute in [Recompute::None, Recompute::Block] {
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
         let run = Run::new(Strategy::FullShard, 2).frozen(first_blocks).recompute(recompute);
         let (gathers, peak) = gathers(&run);
         assert_eq!(gathers.get("F layers.0.frozen"), Some(&1), "{gathers:?}");

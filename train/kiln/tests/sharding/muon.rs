@@ -101,7 +101,7 @@ fn strategies_agree_bit_for_bit() {
     for ranks in [2, 3, 4] {
         let first = run(PURE[0], ranks).train();
         for strategy in PURE {
-            for recompute in [Recompute::None, Recompute::Block] {
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
                 let run = run(strategy, ranks).recompute(recompute);
                 assert_same_bits(&run.name(), &run.train(), &first);
             }

@@ -1,6 +1,8 @@
 //! Every combination of settings against the unsharded run: losses, gradients before clipping,
 //! norms, and weights after five steps with clipping and weight decay.
 
+use std::num::NonZeroUsize;
+
 use kiln_shard::{Accumulate, Recompute, Reshard, Strategy};
 
 use crate::pairwise::{pairwise, product};
@@ -9,11 +11,16 @@ use crate::support::{Run, assert_close};
 
 const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
 const RESHARD: [Reshard; 3] = [Reshard::Default, Reshard::Always, Reshard::Never];
-const RECOMPUTE: [Recompute; 2] = [Recompute::None, Recompute::Block];
+const RECOMPUTE: [Recompute; 4] = [
+    Recompute::None,
+    Recompute::Selective,
+    Recompute::Block,
+    Recompute::Every(NonZeroUsize::new(2).unwrap()),
+];
 const ACCUMULATION: [(usize, Accumulate); 3] =
     [(1, Accumulate::Sharded), (4, Accumulate::Sharded), (4, Accumulate::Unsharded)];
 const TIED: [bool; 2] = [false, true];
-const SIZES: [usize; 6] = [Strategy::ALL.len(), RANKS.len(), 3, 2, 3, 2];
+const SIZES: [usize; 6] = [Strategy::ALL.len(), RANKS.len(), 3, RECOMPUTE.len(), 3, 2];
 
 fn run(case: &[usize]) -> Run {
     let (strategy, ranks) = (Strategy::ALL[case[0]], RANKS[case[1]]);
@@ -47,7 +54,7 @@ fn every_pair_of_settings_trains_like_one_device() {
 }
 
 #[test]
-#[ignore = "all 900 combinations: cargo test --release -p kiln --test sharding -- --ignored"]
+#[ignore = "all 1800 combinations: cargo test --release -p kiln --test sharding -- --ignored"]
 fn every_combination_of_settings_trains_like_one_device() {
     check(product(&SIZES));
 }

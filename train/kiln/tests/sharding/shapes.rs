@@ -63,7 +63,7 @@ fn shapes_of_other_models_train_like_one_device() {
     for tied in [false, true] {
         let expected = reference::train(&run(Strategy::FullShard, 1, tied));
         for (strategy, ranks) in [(Strategy::FullShard, 3), (Strategy::NoShard, 3)] {
-            for recompute in [Recompute::None, Recompute::Block] {
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
                 let run = run(strategy, ranks, tied).recompute(recompute);
                 assert_close(&run.name(), &run.train(), &expected);
             }
@@ -87,7 +87,7 @@ fn windows_and_parallel_blocks_train_like_one_device() {
     for parallel in [false, true] {
         let expected = reference::train(&run(Strategy::FullShard, 1, parallel));
         for (strategy, ranks) in [(Strategy::FullShard, 3), (Strategy::NoShard, 3)] {
-            for recompute in [Recompute::None, Recompute::Block] {
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
                 let run = run(strategy, ranks, parallel).recompute(recompute);
                 assert_close(&run.name(), &run.train(), &expected);
             }

@@ -126,7 +126,7 @@ fn what_layers_record_is_the_same_under_every_strategy() {
     assert!((first["cross_entropy"] + added - first["loss"]).abs() < 1e-12);
     assert!(first["losses.z_loss"] > 0.0 && first["activation_rms.embed"] > 0.0);
 
-    for recompute in [Recompute::None, Recompute::Block] {
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
         for accumulation in [1, 2] {
             for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
                 for ranks in [1, 3] {

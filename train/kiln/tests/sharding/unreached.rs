@@ -94,7 +94,7 @@ fn settings(ranks: usize, accumulation: usize, frozen: fn(&str) -> bool) -> Vec<
         run
     };
     let mut runs = Vec::new();
-    for recompute in [Recompute::None, Recompute::Block] {
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Block] {
         for tied in [false, true] {
             for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
                 runs.push(new(strategy, ranks).recompute(recompute).tied(tied));

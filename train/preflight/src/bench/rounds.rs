@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{median, settle, step};
 use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_config::Config;
-use kiln_config::device::ResolvedDevice;
+use kiln_config::device::{self, ResolvedDevice};
 use kiln_launch::place::RankEnv;
 use kiln_train::error::Result;
 use kiln_train::kernels;
@@ -86,6 +86,10 @@ pub fn prepare(
     let model = run::model_of_run(&config, registry.layers())?;
     let selected = ResolvedDevice::new(&config, registry.layers(), place)?;
     config.settle(selected.defaults());
+    let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain())?;
+    let optimizer = registry.optimizers().make(&config.optim)?;
+    let recompute = run::settle_recompute(&config, &model, &decoder, &optimizer, &selected, place);
+    config.shard.recompute = recompute.into();
     Ok((config, model, selected))
 }
 

@@ -285,7 +285,7 @@ fn difference(config: &Config, way: &Way) -> (Vec<String>, Vec<&'static str>) {
     };
     let (before, after) = (&config.shard, &tuned.shard);
     change("shard.strategy", before.strategy.to_string(), after.strategy.to_string());
-    change("shard.recompute", before.recompute.to_string(), after.recompute.to_string());
+    change("shard.recompute", before.recompute().to_string(), after.recompute().to_string());
     change("shard.offload", before.offload.to_string(), after.offload.to_string());
     change("train.micro_batch", config.micro_batch().to_string(), tuned.micro_batch().to_string());
     let removed = before.shard_size.is_some() && after.shard_size.is_none();

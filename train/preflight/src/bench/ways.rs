@@ -42,7 +42,7 @@ impl Way {
         Way {
             strategy: config.shard.strategy,
             shard_size: config.shard.shard_size,
-            recompute: config.shard.recompute,
+            recompute: config.shard.recompute(),
             offload: config.shard.offload,
             micro_batch: config.micro_batch(),
             configured: false,
@@ -55,7 +55,7 @@ impl Way {
     pub(super) fn apply(&self, config: &Config) -> Config {
         let mut config = config.clone();
         (config.shard.strategy, config.shard.shard_size) = (self.strategy, self.shard_size);
-        (config.shard.recompute, config.shard.offload) = (self.recompute, self.offload);
+        (config.shard.recompute, config.shard.offload) = (self.recompute.into(), self.offload);
         config.train.micro_batch = Choice::Is(self.micro_batch);
         config
     }
@@ -73,7 +73,13 @@ impl Way {
             (Some(one), Some(other)) => one.total_cmp(&other),
             _ => Ordering::Equal,
         };
-        let rule = |way: &Way| (way.offload, way.recompute == Recompute::Block);
+        // From the least work to the most.
+        let rule = |way: &Way| match way.recompute {
+            Recompute::None => (way.offload, 0),
+            Recompute::Selective => (way.offload, 1),
+            Recompute::Every(_) => (way.offload, 2),
+            Recompute::Block => (way.offload, 3),
+        };
         let own = other.configured.cmp(&self.configured);
         own.then(by_time).then(rule(self).cmp(&rule(other))).then(other.micro_batch.cmp(&self.micro_batch))
     }

@@ -91,6 +91,8 @@ pub(super) fn examine(
     check_initial_weights(setup, sources, data, &config, &model, &optimizer, findings);
     if let Some(device) = &setup.device {
         let place = setup.options.place.as_ref();
+        let recompute = run::settle_recompute(&config, &model, &decoder, &optimizer, device, place);
+        config.shard.recompute = recompute.into();
         match run::memory_warnings(&config, &model, &decoder, &optimizer, device, place) {
             Ok(warnings) if warnings.is_empty() => {
                 findings.ok(MODEL, "memory", "the minimum that the run needs is free");

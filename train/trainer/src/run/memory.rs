@@ -19,7 +19,7 @@ use kiln_shard::{Accumulate, Optimizer, Recompute, Strategy};
 use kiln_config::device::{self, Memory, ResolvedDevice};
 use kiln_config::{Choice, Config, Precision};
 use kiln_launch::place::RankEnv;
-use kiln_plan::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks, not_described};
+use kiln_plan::{GATHERED, Gathers, MARGIN, PlannedStep, RankShape, Speed, beside_blocks, not_described};
 use kiln_sys::words::size;
 
 /// Names of the devices that have the memory, for messages.
@@ -151,28 +151,60 @@ pub fn check(
     let processes = place.map(|place| place.local_world_size);
     let run = Run { model, decoder, optimizer, on_gpu: device.is_gpu(), processes };
     let Some(needs) = run.needs(config) else { return Ok(Warnings::new()) };
+    let [computing, host] = memories(config, device, processes);
+    let mut warnings = Warnings::new();
+    for ((place, memory), need) in [computing, host].into_iter().zip([needs.computing, needs.offloaded]) {
+        if let Some(memory) = memory.filter(|_| need.bytes > 0) {
+            warnings.extend(compare(&run, place, &need, memory, config)?);
+        }
+    }
+    Ok(warnings)
+}
+
+/// Returns the memory that a run of `config` may use on the device that computes and on the host, with their names.
+fn memories(
+    config: &Config,
+    device: &ResolvedDevice,
+    processes: Option<usize>,
+) -> [(&'static str, Option<Memory>); 2] {
     let fraction = config.device.memory_fraction.unwrap_or(1.0);
     let of = |memory: Memory| {
         let total = (memory.total as f64 * fraction) as u64;
         Memory { total, free: memory.free.min(total) }
     };
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
-    let sharing = processes.unwrap_or(1).max(1);
-    let host = Memory::for_processes(sharing);
+    let host = Memory::for_processes(processes.unwrap_or(1).max(1));
     let total = |memory: Option<Memory>| memory.map(|memory| memory.total);
     let is_limited = total(host) < total(Memory::for_machine());
     let of_host = if is_limited { PROCESS } else { MACHINE };
-    let (place, memory) = match device.is_gpu() {
-        true => (GPU, device.gpu_memory()),
-        false => (of_host, host),
-    };
-    let mut warnings = Warnings::new();
-    for (place, need, memory) in [(place, needs.computing, memory), (of_host, needs.offloaded, host)] {
-        if let Some(memory) = given.or(memory).map(of).filter(|_| need.bytes > 0) {
-            warnings.extend(compare(&run, place, &need, memory, config)?);
-        }
+    let computing = if device.is_gpu() { (GPU, device.gpu_memory()) } else { (of_host, host) };
+    [computing, (of_host, host)].map(|(place, memory)| (place, given.or(memory).map(of)))
+}
+
+/// Returns the recomputation of a run of `config`: the configured one or, with `auto`, the least that is planned to fit
+/// and to leave a margin of the memory free. `decoder` is built from `model`.
+pub fn settle_recompute(
+    config: &Config,
+    model: &ModelConfig,
+    decoder: &Decoder,
+    optimizer: &Optimizer,
+    device: &ResolvedDevice,
+    place: Option<&RankEnv>,
+) -> Recompute {
+    if let Choice::Is(recompute) = config.shard.recompute {
+        return recompute;
     }
-    Ok(warnings)
+    let processes = place.map(|place| place.local_world_size);
+    let run = Run { model, decoder, optimizer, on_gpu: device.is_gpu(), processes };
+    let [(_, memory), _] = memories(config, device, processes);
+    let Some(memory) = memory else { return Recompute::None };
+    let usable = (memory.total as f64 * (1.0 - MARGIN)) as u64;
+    let fits = |recompute: &Recompute| {
+        let mut config = config.clone();
+        config.shard.recompute = (*recompute).into();
+        run.fits(&config, usable).is_none_or(|(fits, _)| fits)
+    };
+    [Recompute::None, Recompute::Selective].into_iter().find(fits).unwrap_or(Recompute::Block)
 }
 
 /// Limits the memory of this process's ranks to the memory of the machine, if the host computes.
@@ -264,6 +296,21 @@ pub fn lay_out_memory(
     if let Ok(shape) = RankShape::from_config(config, model, decoder, optimizer, Gathers::Pooled, false) {
         kiln_shard::lay_out_pages(device, shape.step(&Speed::INSTANT).largest);
     }
+}
+
+/// Returns the bytes that the ranks of a run of `config` on this machine are planned to hold on the device that computes;
+/// `None` if the ranks cannot be arranged. `decoder` is built from `model`.
+pub fn needed_bytes(
+    config: &Config,
+    model: &ModelConfig,
+    decoder: &Decoder,
+    optimizer: &Optimizer,
+    device: &ResolvedDevice,
+    place: Option<&RankEnv>,
+) -> Option<u64> {
+    let processes = place.map(|place| place.local_world_size);
+    let run = Run { model, decoder, optimizer, on_gpu: device.is_gpu(), processes };
+    run.needs(config).map(|needs| needs.computing.bytes)
 }
 
 fn compare(
@@ -424,8 +471,11 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
             config.train.micro_batch = Choice::Is(sequences);
         });
     }
-    if config.shard.recompute == Recompute::None {
-        change("shard.recompute=block".to_owned(), &|config| config.shard.recompute = Recompute::Block);
+    let recompute = config.shard.recompute();
+    for more in [Recompute::Selective, Recompute::Block] {
+        if recompute == Recompute::None || (more == Recompute::Block && recompute != Recompute::Block) {
+            change(format!("shard.recompute={more}"), &|config| config.shard.recompute = more.into());
+        }
     }
     if sequences > micro_batch && micro_batch > 0 {
         if config.shard.accumulate() == Accumulate::Unsharded {

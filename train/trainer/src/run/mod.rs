@@ -33,7 +33,7 @@ pub use folder::{
 };
 pub use kiln_observe::run::Sample;
 pub use memory::check as memory_warnings;
-pub use memory::{check_decoder as check_memory, lay_out_memory};
+pub use memory::{check_decoder as check_memory, lay_out_memory, needed_bytes, settle_recompute};
 pub use observe::{AttachedTools, Controls, Moment, ObservedRank, Observer, Pass, Reach, RunFacts, Tools};
 pub use options::{Resume, RunFolder, RunOptions, Summary};
 pub use plan::Plan;

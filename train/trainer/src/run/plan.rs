@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use kiln_model::layers::TokenLoss;
 use kiln_model::{Decoder, Key, ModelConfig};
-use kiln_shard::{Accumulate, Optimizer};
+use kiln_shard::{Accumulate, Optimizer, Recompute};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
@@ -108,7 +108,7 @@ pub(super) fn make(
     mut start: StartTimes,
 ) -> Result<Plan> {
     let mut config = asked.clone();
-    let settled = config.settle(device.defaults());
+    let mut settled = config.settle(device.defaults());
     let shortened = config.shorten_warm_up();
     // The result of the search may change until the folder belongs to this run. The run is identified by the
     // configuration as requested.
@@ -134,6 +134,10 @@ pub(super) fn make(
     }
     for note in draft.note.iter().chain(&shortened) {
         print_line(note);
+    }
+    if config.shard.recompute != draft.recompute.into() {
+        config.shard.recompute = draft.recompute.into();
+        settled.push(format!("shard.recompute = \"{}\"", draft.recompute));
     }
     if !settled.is_empty() {
         print_line(&format!("chosen for the device: {}", settled.join(", ")));
@@ -253,6 +257,8 @@ struct Draft {
     loss: Option<TokenLoss>,
     /// The resolved `shard.accumulate`.
     accumulate: Accumulate,
+    /// The resolved `shard.recompute`.
+    recompute: Recompute,
     /// Warnings about memory and about the context.
     warnings: Vec<String>,
     /// A note for the user if the initial weights belong to a different tokenizer.
@@ -290,7 +296,12 @@ impl Draft {
         // Only for names and shapes: nothing is initialised.
         let decoder = |model: &_| Decoder::new(layers, model, Key::new(0), &device::plain());
         let check = |model: &ModelConfig| -> Result<_> {
-            Ok(memory::check(config, model, &decoder(model)?, &optimizer, device, place)?)
+            let decoder = decoder(model)?;
+            let mut config = config.clone();
+            let recompute = memory::settle_recompute(&config, model, &decoder, &optimizer, device, place);
+            config.shard.recompute = recompute.into();
+            let warnings = memory::check(&config, model, &decoder, &optimizer, device, place)?;
+            Ok((recompute, warnings))
         };
         if let Some(Err(least)) = known(1).map(|model| check(&model)) {
             let full = known(config.data.vocab_size).map(|model| check(&model));
@@ -304,7 +315,7 @@ impl Draft {
         let model = resolve_model(config, &data, source.as_ref(), &tokenizer, layers)?;
         let loss = options.registry.losses().make(&config.loss, model.vocab_size)?;
         let decoder = decoder(&model)?;
-        let mut warnings = check(&model)?;
+        let (recompute, mut warnings) = check(&model)?;
         check_parts(config, &decoder)?;
         check_source(resume.as_ref(), source.as_ref(), &model, &optimizer, options)?;
         for split in [Split::Train, Split::Validation] {
@@ -340,6 +351,7 @@ impl Draft {
             optimizer,
             loss,
             accumulate,
+            recompute,
             warnings,
             note,
             changed,

@@ -8,29 +8,23 @@ use kiln::run::TrainError;
 
 use crate::measure::sync;
 
-/// Target duration of a sample of calls in seconds, long enough that waiting for the device is negligible.
+/// Target seconds of a sample, long enough that waiting for the device is negligible.
 const SAMPLE: f64 = 0.02;
 
-/// Maximum number of calls in a sample.
 const MOST: usize = 200;
 
-/// Number of samples, whose median counts.
 const SAMPLES: usize = 5;
 
-/// Number of backward passes in a sample: each needs a forward pass whose results stay in memory until then.
+/// Backward passes in a sample: each needs a forward pass whose results stay in memory until then.
 const TAPES: usize = 8;
 
-/// Times calls on a device. Many calls are queued between two waits for the device, so that the host stays
-/// ahead.
+/// Times calls on a device. Queues many calls between two waits, so that the host stays ahead.
 pub(super) struct Clock {
-    /// The device, without autodiff.
     pub(super) device: Device,
-    /// True if two calls are enough.
     pub(super) quick: bool,
 }
 
 impl Clock {
-    /// Returns the median seconds of a call.
     pub(super) fn time(&self, mut call: impl FnMut()) -> Result<f64, TrainError> {
         // Compiles kernels and allocates memory.
         call();
@@ -44,7 +38,6 @@ impl Clock {
         Ok(median(samples?))
     }
 
-    /// Returns the seconds per call, measured over `calls` calls.
     fn sample(&self, calls: usize, call: &mut impl FnMut()) -> Result<f64, TrainError> {
         sync(&self.device)?;
         let start = Instant::now();
@@ -53,8 +46,7 @@ impl Clock {
         Ok(start.elapsed().as_secs_f64() / calls as f64)
     }
 
-    /// Returns the median seconds of the backward pass of `forward`, whose inputs are tracked. Backward
-    /// starts from ones, whose creation is not counted.
+    /// Returns the median seconds of the backward pass of `forward`, without the creation of the ones it starts from.
     pub(super) fn time_backward<const D: usize>(
         &self,
         forward: impl Fn() -> Tensor<D>,
@@ -89,7 +81,6 @@ impl Clock {
         if self.quick { 1 } else { SAMPLES }
     }
 
-    /// Releases unused memory, so that the following work can use all of it.
     pub(super) fn release(&self) {
         self.device.memory_cleanup();
     }

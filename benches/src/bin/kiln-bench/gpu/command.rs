@@ -74,7 +74,6 @@ pub struct GpuArgs {
     json: bool,
 }
 
-/// Parses the value of `--dtype`.
 fn precision_of(name: &str) -> Precision {
     if name == "bf16" { Precision::Bf16 } else { Precision::F32 }
 }
@@ -83,24 +82,20 @@ fn precision_of(name: &str) -> Precision {
 const KERNELS: &str = "kernels";
 const STEPS: &str = "steps";
 
-/// Returns true if `wanted`, a value of `--only`, selects the row `name` of a group.
+/// Returns whether `wanted`, a value of `--only`, selects the row `name` of a group.
 fn is_called(name: &str, group: &str, wanted: &str) -> bool {
     let starts_so = |start: &str| name.starts_with(start);
     wanted == name || wanted == group || wanted.strip_suffix('*').is_some_and(starts_so)
 }
 
-/// The results, and whether they meet the bars.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// The results as text or JSON.
     pub text: String,
-    /// True if nothing failed and every requested bar is met.
     pub passed: bool,
 }
 
 impl GpuArgs {
-    /// Measures, and returns the results. A row that fails is reported as failed, and the others are still
-    /// measured.
+    /// Measures all rows, and reports failed ones as failed.
     pub fn run(self) -> Result<Said, BenchError> {
         let (kernel_shapes, rows) = self.plan()?;
         let precision = self.precision();
@@ -142,7 +137,6 @@ impl GpuArgs {
         Ok(Said { text, passed: table.failures.is_empty() })
     }
 
-    /// Returns the shapes and rows to measure.
     fn plan(&self) -> Result<(Vec<Shapes>, Vec<StepRow>), BenchError> {
         check_counts(&[("--pairs", self.pairs), ("--steps", self.steps.unwrap_or(1))])?;
         if self.peer.is_some() && self.device == DeviceName::Wgpu {
@@ -175,7 +169,6 @@ impl GpuArgs {
         Ok((shapes, rows.into_iter().filter(|row| self.wants(&row.name, STEPS)).collect()))
     }
 
-    /// Returns true if the row `name` of a group should be measured.
     fn wants(&self, name: &str, group: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|wanted| is_called(name, group, wanted))
     }

@@ -20,7 +20,7 @@ pub enum DeviceName {
 }
 
 impl DeviceName {
-    /// Returns its name in a configuration, which has none for steps on wgpu.
+    /// Returns the backend's name in a configuration. Steps on wgpu have none.
     pub(super) fn backend(self) -> Result<Backend, BenchError> {
         match self {
             DeviceName::Cuda if !cfg!(feature = "cuda") => Err(BenchError::NoCuda),
@@ -31,17 +31,14 @@ impl DeviceName {
     }
 }
 
-/// The selected device.
 pub(super) struct Chosen {
     pub(super) device: Device,
-    /// A description of the device.
     pub(super) name: String,
     /// The resolved device, where FLOP/s by dtype are known.
     selected: Option<ResolvedDevice>,
 }
 
 impl Chosen {
-    /// Opens the device with that name, for work in `precision`.
     pub(super) fn new(name: DeviceName, precision: Precision) -> Result<Chosen, BenchError> {
         #[cfg(feature = "wgpu")]
         if name == DeviceName::Wgpu {
@@ -55,7 +52,6 @@ impl Chosen {
         Ok(Chosen { device, name, selected: Some(selected) })
     }
 
-    /// Fails if the state of `config` cannot fit into the memory of the device or the host.
     pub(super) fn check_memory(&self, config: &Config, model: &ModelConfig) -> Result<(), TrainError> {
         let Some(selected) = &self.selected else { return Ok(()) };
         let decoder = Decoder::new(&Layers::default(), model, Key::new(0), &kiln::device::plain())?;
@@ -68,7 +64,6 @@ impl Chosen {
         self.selected.as_ref().map_or(Ok(()), |selected| bench::check_kernels(config, model, selected))
     }
 
-    /// Returns the FLOP/s that the device could reach in matrix products, if known.
     pub(super) fn peak(&self, precision: Precision) -> Result<Option<Peak>, TrainError> {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.selected

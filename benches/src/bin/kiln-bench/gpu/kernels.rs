@@ -43,12 +43,10 @@ pub(super) const NAMES: [&str; 17] = [
 /// Number of values after which tensors repeat.
 const PATTERN: usize = 1 << 16;
 
-/// Bytes that AdamW, the gradient's norm and clipping move per parameter, all in f32: the gradient is read
-/// twice, since the norm is needed first; weight and both moments are read and written.
+/// Bytes per parameter of AdamW in f32: the gradient is read twice, weight and moments are read and written.
 const UPDATE_BYTES: f64 = 4.0 * (2.0 + 2.0 * 3.0);
 
-/// Returns the bytes per second that a plain kernel moves: reads and writes of one that adds 1 to every
-/// element.
+/// Returns the bytes per second of a kernel that adds 1 to every element.
 pub(super) fn copy_rate(clock: &Clock) -> Result<f64, TrainError> {
     let len = if clock.quick { 1 << 16 } else { 1 << 26 };
     let x = Tensor::<1>::ones([len], &clock.device);
@@ -56,19 +54,17 @@ pub(super) fn copy_rate(clock: &Clock) -> Result<f64, TrainError> {
     Ok(2.0 * (len * size_of::<f32>()) as f64 / seconds)
 }
 
-/// The operations at the sizes of `shapes`.
 pub(super) struct Bench<'a> {
     pub(super) clock: &'a Clock,
     pub(super) shapes: &'a Shapes,
 }
 
 impl Bench<'_> {
-    /// Measures the wanted rows, in the order of [`NAMES`]; returns them with the reasons for those that
-    /// failed.
+    /// Measures the wanted rows, in the order of [`NAMES`]; returns the rows and the reasons for failures.
     pub(super) fn run(&self, wanted: &dyn Fn(&str) -> bool) -> (Vec<KernelRow>, Vec<String>) {
         let (mut rows, mut failures) = (Vec::new(), Vec::new());
         for name in NAMES.into_iter().filter(|name| wanted(name)) {
-            // An unsupported operation panics; this should cost only one row.
+            // An unsupported operation panics, and costs only its row.
             let timed = catch_unwind(AssertUnwindSafe(|| self.row(name)));
             match timed {
                 Ok(Ok(None)) => {}
@@ -85,7 +81,7 @@ impl Bench<'_> {
         (rows, failures)
     }
 
-    /// Returns the seconds and work of one operation; `None` if it does not exist for these shapes.
+    /// Returns the seconds and work of one operation, if these shapes have it.
     fn row(&self, name: &str) -> Result<Option<(f64, Work)>, TrainError> {
         let Shapes { model, batch, seq, .. } = self.shapes;
         let (d, ff, vocab) = (model.d_model, model.d_ff, model.vocab_size);
@@ -157,7 +153,6 @@ impl Bench<'_> {
                 let hidden = self.values([rows, d], &device);
                 let head = self.values([d, vocab], &device);
                 let (layout, scale) = (HeadLayout::VocabColumns, 1.0 / rows as f64);
-                // The gradients are computed along with the loss.
                 let seconds = self.clock.time(|| {
                     let (hidden, head) = (hidden.clone(), head.clone());
                     let targets = targets.clone();
@@ -172,7 +167,7 @@ impl Bench<'_> {
         Ok(Some(timed))
     }
 
-    /// Returns the seconds of an operation, or of its backward pass if `name` is that of one.
+    /// Returns the seconds of an operation, or of its backward pass if `name` ends in `_backward`.
     fn pass<I, const D: usize>(
         &self,
         name: &str,
@@ -187,8 +182,7 @@ impl Bench<'_> {
         self.clock.time(|| drop(op(&inputs)))
     }
 
-    /// Casts the weights of a block from their masters to the compute dtype: the equivalent of a gather on
-    /// one rank. In f32 there is nothing to do.
+    /// Casts the weights of a block to the compute dtype, like a gather on one rank. Skipped in f32.
     fn cast(&self) -> Result<Option<(f64, Work)>, TrainError> {
         if self.shapes.precision == Precision::F32 {
             return Ok(None);
@@ -215,7 +209,6 @@ impl Bench<'_> {
         Ok(Some((timed[0].0, Work::Bytes(bytes))))
     }
 
-    /// Updates a model of one block: norm, clipping, AdamW.
     fn update(&self) -> Result<(f64, Work), TrainError> {
         let mut config = Config::default();
         config.train.global_batch = 1;
@@ -241,7 +234,6 @@ impl Bench<'_> {
         if device.is_autodiff() { tensor.require_grad() } else { tensor }
     }
 
-    /// Returns token ids.
     fn ids(&self, shape: [usize; 2]) -> Tensor<2, Int> {
         let (key, vocab) = (Key::new(1), self.shapes.model.vocab_size as u64);
         let ids = (0..(shape[0] * shape[1]) as u64).map(|i| (key.at(i) % vocab) as i32).collect();

@@ -1,10 +1,4 @@
-//! `kiln-bench gpu`: compares every kernel with the limits of the device, and whole steps with those of
-//! PyTorch in the same run, if available.
-//!
-//! `clock` times work on a `device`; `shapes` are the sizes of the operations, `kernels` the operations with
-//! the bytes or FLOPs that they require, `table` the figures for people and programs; `steps` are the
-//! end-to-end rows, `peer` runs PyTorch, and `predicted` reads the predictions for them. `command` defines
-//! their order.
+//! `kiln-bench gpu`: compares kernels with the limits of the device, and steps with PyTorch's in the same run.
 
 mod clock;
 mod command;

@@ -12,22 +12,15 @@ use super::shapes::Shapes;
 use crate::error::BenchError;
 use crate::measure::Steps;
 
-/// A Python with PyTorch, and the script that it runs.
 pub(super) struct Peer {
     python: PathBuf,
     script: PathBuf,
-    /// True if it runs on a GPU; otherwise it runs on the CPU.
     cuda: bool,
-    /// True if it runs without `torch.compile`, which is used on GPUs only.
     eager: bool,
 }
 
 impl Peer {
-    /// Creates a peer that can be started.
-    ///
-    /// # Errors
-    ///
-    /// If the script does not exist.
+    /// Creates a peer. Fails if the script does not exist.
     pub(super) fn new(python: PathBuf, script: PathBuf, cuda: bool, eager: bool) -> Result<Peer, BenchError> {
         if !script.is_file() {
             return Err(BenchError::NoScript { script: script.display().to_string() });
@@ -40,8 +33,7 @@ impl Peer {
         BenchError::Peer { command, problem }
     }
 
-    /// Returns the seconds of operations, by their names in Kiln. `None` for shapes that belong to no preset,
-    /// which the script does not know.
+    /// Returns the seconds of operations, by their names in Kiln; empty for shapes of no preset.
     pub(super) fn kernels(&self, shapes: &Shapes, quick: bool) -> Result<BTreeMap<String, f64>, BenchError> {
         let Some(preset) = shapes.preset else { return Ok(BTreeMap::new()) };
         let mut words = vec!["--kernels".to_owned()];
@@ -55,7 +47,7 @@ impl Peer {
             .map_err(|error| self.failed(format!("printed unexpected output: {error}")))
     }
 
-    /// Returns its report on the steps of `config`; `None` if the model is not an unchanged preset.
+    /// Returns the peer's report on the steps of `config`; `None` if the model is not an unchanged preset.
     pub(super) fn steps(&self, config: &Config, count: Steps) -> Result<Option<Value>, BenchError> {
         let Some(words) = words_for(config, count) else { return Ok(None) };
         let report = self.run(words)?;
@@ -97,7 +89,7 @@ fn dtype(precision: Precision) -> [String; 2] {
     ["--dtype".to_owned(), name.to_owned()]
 }
 
-/// Returns the preset that the model of `config` is, if it is an unchanged one.
+/// Returns the preset of `config`'s model, if it is an unchanged one.
 pub(super) fn preset_of(config: &Config) -> Option<String> {
     let preset = config.model.preset.clone()?;
     let vocabulary = kiln_model::ModelConfig::preset(&preset)?.vocab_size;
@@ -109,7 +101,6 @@ pub(super) fn preset_of(config: &Config) -> Option<String> {
     (config.model == plain).then_some(preset)
 }
 
-/// Returns the script's arguments for the steps of `config`, if it knows the model.
 fn words_for(config: &Config, count: Steps) -> Option<Vec<String>> {
     let preset = preset_of(config)?;
     let mode = match (config.shard.strategy, config.shard.reshard) {
@@ -126,7 +117,7 @@ fn words_for(config: &Config, count: Steps) -> Option<Vec<String>> {
     words.extend(number("--steps", count.timed));
     words.extend(number("--warmup", count.warmup));
     words.extend(dtype(config.precision.compute()));
-    words.extend((config.shard.recompute == Recompute::Block).then(|| "--recompute".to_owned()));
+    words.extend((config.shard.recompute() == Recompute::Block).then(|| "--recompute".to_owned()));
     Some(words)
 }
 
@@ -142,7 +133,7 @@ mod tests {
         (config.train.global_batch, config.train.micro_batch) = (8, 2.into());
         config.data.seq_len = 2048;
         config.precision.compute = Precision::Bf16.into();
-        config.shard.recompute = Recompute::Block;
+        config.shard.recompute = Recompute::Block.into();
         let count = Steps { timed: 5, warmup: 2 };
         assert_eq!(
             words_for(&config, count).expect("a preset").join(" "),

@@ -10,14 +10,10 @@ use serde::Serialize;
 use super::peer::preset_of;
 use crate::error::BenchError;
 
-/// The predicted step of a preset.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PredictedStep {
-    /// The GPU of the prediction.
     pub gpu: String,
-    /// The preset.
     pub preset: String,
-    /// Tokens of the step.
     pub tokens: usize,
     /// Number of kernels and matrix products that the host launches.
     pub launches: f64,
@@ -25,21 +21,14 @@ pub struct PredictedStep {
     pub least_ms: f64,
     /// Time at the rates that such kernels reach elsewhere.
     pub expected_ms: f64,
-    /// MFU in percent by the time at the data sheet's rates.
     pub most_mfu: f64,
-    /// MFU in percent by the expected time.
     pub expected_mfu: f64,
 }
 
-/// The columns to read, by their headings.
 const COLUMNS: [&str; 7] =
     ["preset", "tokens", "launches", "at least, ms", "MFU, at most", "expected, ms", "expected MFU"];
 
-/// Reads the table of presets in `file`, printed by `benches/predict.sh`.
-///
-/// # Errors
-///
-/// If the file cannot be read or has no such table.
+/// Reads the table of presets in `file`, as `benches/predict.sh` prints it.
 pub(super) fn read(file: &Path) -> Result<Vec<PredictedStep>, BenchError> {
     let failed = |problem: String| BenchError::Predicted { file: file.display().to_string(), problem };
     let text = fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
@@ -71,7 +60,6 @@ fn parse(text: &str) -> Result<Vec<PredictedStep>, String> {
             expected_mfu: number(6)?,
         })
     };
-    // A line of dashes follows the headings.
     lines
         .skip(1)
         .take_while(|cells| !cells.is_empty())
@@ -89,15 +77,15 @@ fn cells(line: &str) -> Vec<&str> {
 }
 
 impl PredictedStep {
-    /// Returns true if the prediction is for a step of `config`. Predictions cover steps of unchanged presets
-    /// in bf16 on one rank, in one micro-batch, that keep all activations and state on the GPU.
+    /// Returns whether the prediction is for `config`: an unchanged preset in bf16 on one rank, in one micro-batch,
+    /// with all activations and state on the GPU.
     pub(super) fn is_of(&self, config: &Config) -> bool {
         preset_of(config).is_some_and(|preset| preset == self.preset)
             && config.train.global_batch * config.data.seq_len == self.tokens
             && config.train.ranks == 1
             && config.micro_batch() == config.train.global_batch
             && config.precision.compute() == Precision::Bf16
-            && config.shard.recompute == Recompute::None
+            && config.shard.recompute() == Recompute::None
             && !config.shard.offload
     }
 }

@@ -4,24 +4,19 @@ use burn::tensor::DType;
 use kiln::config::{ModelSection, Precision};
 use kiln_model::ModelConfig;
 
-/// The sizes of a decoder's operations for one micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shapes {
     /// The preset with these sizes, if the peer should know them.
     pub(super) preset: Option<&'static str>,
-    /// The model; its number of blocks does not matter.
+    /// The model, whose number of blocks does not matter.
     pub(super) model: ModelConfig,
-    /// Number of sequences.
     pub(super) batch: usize,
-    /// Tokens per sequence.
     pub(super) seq: usize,
-    /// Dtype of weights and activations.
     pub(super) precision: Precision,
 }
 
 impl Shapes {
-    /// Returns the shapes of a whole run: preset 1b in `precision`, and, if that is bf16, preset 10m in f32
-    /// as well; tiny shapes for a quick run.
+    /// Returns the shapes of a run: 1b in `precision`, plus 10m in f32 if that is bf16; tiny shapes if `quick`.
     pub(super) fn all(precision: Precision, quick: bool) -> Vec<Shapes> {
         if quick {
             let (batch, seq) = (1, 32);
@@ -40,7 +35,6 @@ impl Shapes {
         Some(Shapes { preset: Some(name), model, batch, seq, precision })
     }
 
-    /// Returns the dtype in burn.
     pub(super) fn dtype(&self) -> DType {
         match self.precision {
             Precision::F32 => DType::F32,
@@ -49,17 +43,14 @@ impl Shapes {
         }
     }
 
-    /// Returns the size of an element in bytes.
     pub(super) fn size(&self) -> f64 {
         self.dtype().size() as f64
     }
 
-    /// Returns the number of tokens in the micro-batch.
     pub(super) fn rows(&self) -> usize {
         self.batch * self.seq
     }
 
-    /// Returns the name of the shapes in tables.
     pub(super) fn name(&self) -> String {
         let dtype = self.precision;
         let model = self.preset.unwrap_or("tiny");
@@ -67,7 +58,6 @@ impl Shapes {
     }
 }
 
-/// Returns a model small enough for any device.
 pub(super) fn tiny() -> ModelSection {
     ModelSection {
         vocab_size: Some(300),

@@ -16,14 +16,10 @@ use crate::measure::{Steps, measure};
 use crate::report::StepReport;
 use crate::step::checked;
 
-/// A configuration to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// Its name in tables and for `--only`.
     pub(super) name: String,
-    /// The configuration, for one rank.
     pub(super) config: Config,
-    /// The shape of its model.
     pub(super) model: ModelConfig,
 }
 
@@ -31,8 +27,7 @@ pub(super) struct Row {
 const PRESETS: [(&str, usize, usize); 3] = [("90m", 32, 512), ("300m", 16, 1024), ("1b", 8, 2048)];
 
 impl Row {
-    /// Returns the rows of a whole run: three presets, with all activations kept and with blocks recomputed;
-    /// or a tiny model for a quick run.
+    /// Returns three presets, with all activations kept and with blocks recomputed, or a tiny model if `quick`.
     pub(super) fn all(precision: Precision, quick: bool, backend: Backend) -> Result<Vec<Row>, TrainError> {
         let models = match quick {
             true => vec![("tiny", 2, 32)],
@@ -51,7 +46,7 @@ impl Row {
                 config.train.global_batch = batch;
                 config.train.micro_batch = batch.into();
                 config.train.ranks = 1;
-                config.shard.recompute = recompute;
+                config.shard.recompute = recompute.into();
                 config.precision.compute = precision.into();
                 config.device.backend = backend;
                 let model_config = checked(&mut config)?;
@@ -62,7 +57,6 @@ impl Row {
     }
 }
 
-/// The device, the peer that alternates with Kiln, the number of turns, and the predictions.
 pub(super) struct EndToEnd<'a> {
     pub(super) chosen: &'a Chosen,
     pub(super) peer: Option<&'a Peer>,
@@ -71,7 +65,7 @@ pub(super) struct EndToEnd<'a> {
 }
 
 impl EndToEnd<'_> {
-    /// Takes the turns of a row. A failure ends the row and is reported in it.
+    /// Measures a row. A failure ends the row and is reported in it.
     pub(super) fn row(&self, row: Row, count: Steps) -> StepPair {
         let Row { name, config, model } = row;
         let predicted = self.predicted.iter().find(|step| step.is_of(&config)).cloned();
@@ -95,7 +89,6 @@ impl EndToEnd<'_> {
         self.chosen.check_memory(config, model)?;
         self.chosen.check_kernels(config, model)?;
         let measured = measure(config, model, &self.chosen.device, count)?;
-        // Frees memory for the peer.
         self.chosen.device.memory_cleanup();
         let peak = match config.device.peak_tflops {
             Some(peak) => Some(Peak::given(peak * 1e12)),

@@ -1,4 +1,4 @@
-//! The results, as tables in Markdown and as JSON.
+//! The results, as Markdown tables and as JSON.
 
 use kiln::bench::median;
 use serde::Serialize;
@@ -6,36 +6,25 @@ use serde::Serialize;
 use super::predicted::PredictedStep;
 use crate::report::StepReport;
 
-/// The minimum work of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
-    /// Bytes to read and write.
     Bytes(f64),
-    /// Floating-point operations of its matrix products.
     Flops(f64),
 }
 
-/// One operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KernelRow {
-    /// Its name.
     pub name: String,
-    /// The name of its sizes and dtype.
     pub shapes: String,
-    /// Median seconds of a call.
     pub seconds: f64,
-    /// The minimum work of a call.
     pub work: Work,
-    /// Work per second relative to the device's rate: a plain kernel's bytes per second, or the FLOP/s of its
-    /// data sheet. `None` if the latter are unknown.
+    /// Work per second over a plain kernel's bytes per second or the data sheet's FLOP/s, if known.
     pub share: Option<f64>,
-    /// Seconds of the same operation in PyTorch.
     pub peer_s: Option<f64>,
 }
 
 impl KernelRow {
-    /// Adds the share of the device's rate to the row.
     pub(super) fn held_against(mut self, bytes_per_s: f64, flops_per_s: Option<f64>) -> Self {
         let (work, most) = match self.work {
             Work::Bytes(bytes) => (bytes, Some(bytes_per_s)),
@@ -61,7 +50,6 @@ impl KernelRow {
     }
 }
 
-/// The columns of the table of steps.
 const HEAD: [&str; 12] = [
     "model",
     "ms",
@@ -77,18 +65,13 @@ const HEAD: [&str; 12] = [
     "speed",
 ];
 
-/// Steps of one configuration, alternating between Kiln and its peer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepPair {
-    /// Its name.
     pub name: String,
-    /// The prediction, if there is one.
     pub predicted: Option<PredictedStep>,
-    /// The reports of Kiln's turns.
     pub kiln: Vec<StepReport>,
-    /// The reports of the peer's turns.
     pub peer: Vec<serde_json::Value>,
-    /// The reason why a turn failed; the figures are those of the turns before.
+    /// Reason why a turn failed; the figures are those of earlier turns.
     pub failure: Option<String>,
 }
 
@@ -110,13 +93,12 @@ impl StepPair {
         some_median(pairs.filter_map(ratio).collect())
     }
 
-    /// Returns Kiln's reserved memory over the peer's.
     pub fn memory(&self) -> Option<f64> {
         let ours = self.kiln_median(|report| report.peak_reserved_bytes.map(|bytes| bytes as f64));
         Some(ours? / self.peer_median("peak_reserved_bytes")?)
     }
 
-    /// Returns the maximum microseconds that the host takes per launch, if the number of launches is known.
+    /// Returns the maximum microseconds of the host per launch, if the number of launches is known.
     fn host_us_per_launch(&self) -> Option<f64> {
         let launches = self.predicted.as_ref()?.launches;
         Some(1e6 * self.kiln_median(|report| Some(report.queued_s))? / launches)
@@ -155,20 +137,14 @@ impl StepPair {
     }
 }
 
-/// All results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GpuTable {
-    /// Kiln's version.
     pub version: &'static str,
-    /// A description of the device.
     pub device: String,
-    /// Bytes per second that a plain kernel moves; 0 if no operations were timed.
+    /// Bytes per second of a plain kernel; 0 if no operations were timed.
     pub copy_bytes_per_s: f64,
-    /// The operations.
     pub kernels: Vec<KernelRow>,
-    /// Whole steps.
     pub steps: Vec<StepPair>,
-    /// Rows that failed, and bars that were not met.
     pub failures: Vec<String>,
 }
 
@@ -184,8 +160,8 @@ impl GpuTable {
         }
     }
 
-    /// Adds the rows of steps that failed, and those that are slower than the peer, hold more memory, or stay
-    /// below `least_mfu` (of preset 1b, in percent). A row without a figure for a bar fails it.
+    /// Adds failed rows, and rows that miss the bar of the peer or of `least_mfu` (of 1b, in percent). A row without a
+    /// figure for a bar misses it.
     pub(super) fn judge(&mut self, against_peer: bool, least_mfu: Option<f64>) {
         let mut failures = Vec::new();
         for row in &self.steps {
@@ -218,13 +194,10 @@ impl GpuTable {
         self.failures.extend(failures);
     }
 
-    /// Formats the figures as JSON, on one line.
     pub fn to_json(&self) -> String {
-        // Numbers and strings only: this cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Formats the figures as Markdown tables.
     pub fn to_text(&self) -> String {
         let mut text = format!("{}\n", self.device);
         if !self.kernels.is_empty() {
@@ -307,7 +280,6 @@ mod tests {
         assert_eq!(flops.held_against(1e12, Some(1e14)).share, Some(0.1));
     }
 
-    /// Returns a pair with steps of `seconds`, and `reserved` bytes.
     fn pair(name: &str, seconds: f64, reserved: u64, peer: serde_json::Value) -> StepPair {
         let mut config = Config::default();
         config.model.preset = Some("10m".to_owned());
@@ -344,14 +316,12 @@ mod tests {
         });
         let with = row.line();
         assert_eq!((&*with[2], &*with[4]), ("86.7, at least 71.9", "39.7 %, at most 47.9 %"));
-        // 4 ms of host time for 1000 launches.
         assert_eq!((&*with[5], &*with[6]), ("4.0", "4.0"));
         let mut table = GpuTable::new("a GPU".to_owned());
         table.steps = vec![row];
         assert!(table.to_text().contains("predicted for h100, with"), "{}", table.to_text());
     }
 
-    /// Returns the failures that are added to a table without failures.
     fn judged(table: &mut GpuTable, peer: bool, least_mfu: Option<f64>) -> Vec<String> {
         table.failures.clear();
         table.judge(peer, least_mfu);
@@ -369,10 +339,8 @@ mod tests {
 
         assert_eq!(judged(&mut table, false, Some(99.0)).len(), 1);
         table.steps = vec![pair("90m", 3.0, 101, peer)];
-        // Slower, larger, and no 1b.
         assert_eq!(judged(&mut table, true, Some(1e-6)).len(), 3);
         assert_eq!(judged(&mut table, false, None), Vec::<String>::new());
-        // A missing measurement meets no bar.
         table.steps = vec![pair("90m", 1.0, 1, serde_json::Value::Null)];
         assert_eq!(judged(&mut table, true, None).len(), 2);
         table.steps[0].failure = Some("no memory".to_owned());

@@ -13,11 +13,9 @@ use super::tile::{COLUMNS, MOST_ROWS, Tile};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
-    /// Returns the requested gradients of `qkv`, in the dtypes of `qkv`. Requires a query for every row. `out` is the
-    /// result of attention.
+    /// Returns the requested gradients of `qkv`, in their dtypes. Requires a query for every row; `out` is the result.
     ///
-    /// Runs in parallel over key heads: one task computes the gradients of its key head and of the query heads that
-    /// share the key head, so that threads share no sums.
+    /// A task computes the gradients of one key head and of its query heads, so that threads share no sums.
     pub fn backward(
         &self,
         out: &[S],
@@ -54,8 +52,8 @@ impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
     }
 }
 
-/// Splits `x`, `[batch, seq, heads, head_dim]`, into one matrix for each sequence and key head, with the columns of
-/// the `group` query heads that share the key head. All results are `None` if `x` is.
+/// Splits `x`, `[batch, seq, heads, head_dim]`, into one matrix per sequence and key head, with the columns of the
+/// key head's `group` query heads.
 fn by_key_head<T: Real>(
     x: Option<&mut [T]>,
     shape: AttentionShape,
@@ -74,15 +72,13 @@ fn by_key_head<T: Real>(
     }
 }
 
-/// The backward pass of one key head.
 struct KeyHead<'a, 'b, S: Scalar, P: Products<S, S::Real>> {
     products: &'b BackwardProducts<'a, S, P>,
     out: &'b [S],
     lse: &'b [S::Real],
-    /// The gradients of the keys and values, `[seq, head_dim]`.
+    /// `[seq, head_dim]` each.
     dk: Option<MatrixMut<'b, S::Real>>,
     dv: Option<MatrixMut<'b, S::Real>>,
-    /// Memory for two tiles: the weights and the gradients of the scores.
     tiles: &'b mut [S::Real],
 }
 
@@ -122,7 +118,6 @@ impl<S: Scalar, P: Products<S, S::Real>> KeyHead<'_, '_, S, P> {
                     || {
                         let tile = p.chunks_exact_mut(columns).zip(ds.chunks_exact_mut(columns));
                         for (row, ((p, ds), &(lse, product))) in tile.zip(&row_values).enumerate() {
-                            // As in the forward pass, masked columns get weights of 0, and so does `ds`.
                             let visible = shape.visible(start + row, first, columns);
                             p[..visible.start].fill(S::Real::NEG_INFINITY);
                             p[visible.end..].fill(S::Real::NEG_INFINITY);

@@ -1,5 +1,4 @@
-//! The forward pass: for each tile of rows, processes one tile of columns after the other, with a running maximum and
-//! sum.
+//! The forward pass: for each tile of rows, a loop over tiles of columns with a running maximum and sum.
 
 use std::ops::Range;
 
@@ -15,10 +14,7 @@ use super::tile::{COLUMNS, MOST_ROWS, Tile};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
-    /// Returns the result, in the shape and dtype of `q`, and the logarithm of the sum of each row's exponentials,
-    /// `[batch, seq, heads]`.
-    ///
-    /// Runs in parallel over tiles of rows. The results of a tile are contiguous, with all heads next to each other.
+    /// Returns the result, like `q`, and the logarithm of each row's sum of exponentials, `[batch, seq, heads]`.
     pub fn forward(&self, q: &FlexTensor) -> (FlexTensor, FlexTensor) {
         const { assert!(P::ROWS <= MOST_ROWS) };
         let shape = self.operands.shape;
@@ -45,8 +41,7 @@ impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
         (out, new_tensor(lse, [batch, seq, heads]))
     }
 
-    /// Computes one tile of rows of every head. `out` holds the weighted sums, which are divided by the sum
-    /// of the weights at the end.
+    /// Computes one tile of rows of every head. Divides the sums in `out` by the sum of the weights at the end.
     fn forward_rows(
         &self,
         (batch, start): (usize, usize),
@@ -92,11 +87,10 @@ impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
     }
 }
 
-/// Turns a row of scores into weights relative to the running maximum, and rescales the sums in `out`, which are
-/// relative to an earlier maximum.
+/// Turns scores into weights relative to the running maximum, and rescales the sums in `out` to that maximum.
 #[inline(always)]
 fn softmax_step<T: Real>(scores: &mut [T], visible: Range<usize>, running: &mut (T, T), out: &mut [T]) {
-    // The vectorised loops run over whole rows; the exponential of −∞ is 0.
+    // The loops below run over whole rows; the exponential of −∞ is 0.
     scores[..visible.start].fill(T::NEG_INFINITY);
     scores[visible.end..].fill(T::NEG_INFINITY);
     let (old_max, old_sum) = *running;

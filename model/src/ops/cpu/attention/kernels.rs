@@ -11,8 +11,7 @@ use super::products::{BackwardProducts, ForwardProducts};
 use super::tile::Operands;
 use crate::ops::attention::{AttentionKernels, AttentionShape};
 
-/// Number of queries below which keys are read in place, because transposing all keys would take longer than
-/// multiplying with them.
+/// Number of queries below which keys are read in place: transposing all keys would take longer than the product.
 const FEW_ROWS: usize = 16;
 
 impl AttentionKernels for Flex {

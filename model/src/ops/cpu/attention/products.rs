@@ -1,4 +1,4 @@
-//! The matrix products of attention, each of which processes one tile.
+//! The matrix products of attention, one tile at a time.
 
 use std::ops::Range;
 
@@ -8,14 +8,12 @@ use super::super::products::{Output, Products, Threads};
 use super::super::scalar::{Real, Scalar};
 use super::tile::{Operands, Tile};
 
-/// Keys or values of all heads, as right operands.
 struct Heads<R> {
     heads: Vec<R>,
     kv_heads: usize,
 }
 
 impl<R: Send> Heads<R> {
-    /// Converts the rows of each head of `x`, `[keys, head_dim]`, to operands with the function `right`.
     fn new<'a, S: Scalar>(
         x: &'a [S],
         operands: Operands<'a, S>,
@@ -36,12 +34,11 @@ impl<R: Send> Heads<R> {
     }
 }
 
-/// The columns of a tile.
 fn columns(tile: Tile) -> Range<usize> {
     tile.first..tile.first + tile.columns
 }
 
-/// The products of the forward pass, with operands of type `S` and sums of type `S::Real`.
+/// Products of the forward pass, of type `S` with sums in `S::Real`.
 pub struct ForwardProducts<'a, S: Scalar, P: Products<S, S::Real>> {
     pub operands: Operands<'a, S>,
     products: P,
@@ -52,8 +49,7 @@ pub struct ForwardProducts<'a, S: Scalar, P: Products<S, S::Real>> {
 }
 
 impl<'a, S: Scalar, P: Products<S, S::Real>> ForwardProducts<'a, S, P> {
-    /// Prepares the operands. If `few` queries are given, keys are read in place, because transposing all of them
-    /// would take longer than multiplying with them.
+    /// Prepares the operands. If `few`, reads keys in place: transposing would take longer than the product.
     pub fn new(products: P, operands: Operands<'a, S>, few: bool) -> Self {
         let keys = Heads::new(operands.k, operands, |rows| match few {
             true => products.right(rows.t(), Threads::One),
@@ -79,10 +75,8 @@ impl<'a, S: Scalar, P: Products<S, S::Real>> ForwardProducts<'a, S, P> {
     }
 }
 
-/// The products of the backward pass.
 pub struct BackwardProducts<'a, S: Scalar, P: Products<S, S::Real>> {
     pub operands: Operands<'a, S>,
-    /// The gradient of the result.
     pub dout: &'a [S],
     products: P,
     /// `[head_dim, keys]` each.
@@ -93,7 +87,6 @@ pub struct BackwardProducts<'a, S: Scalar, P: Products<S, S::Real>> {
 }
 
 impl<'a, S: Scalar, P: Products<S, S::Real>> BackwardProducts<'a, S, P> {
-    /// Prepares the operands. `dout` is the gradient of the result.
     pub fn new(products: P, operands: Operands<'a, S>, dout: &'a [S]) -> Self {
         let transposed = |x| Heads::new(x, operands, |rows| products.transposed_right(rows.t()));
         let (keys, values) = (transposed(operands.k), transposed(operands.v));
@@ -101,15 +94,14 @@ impl<'a, S: Scalar, P: Products<S, S::Real>> BackwardProducts<'a, S, P> {
         BackwardProducts { operands, dout, products, keys, values, key_rows }
     }
 
-    /// Writes the scores to `p`, like [`ForwardProducts::scores`], and `dout · vᵀ` to `ds`.
+    /// Writes the scores to `p`, and `dout · vᵀ` to `ds`.
     pub fn scores(&self, tile: Tile, p: &mut [S::Real], ds: &mut [S::Real]) {
         let [q, dout] = [self.operands.q, self.dout].map(|x| self.operands.rows(x, tile));
         write_scores(self.products, q, self.keys.of(tile), self.operands.scale(), tile, p);
         write_scores(self.products, dout, self.values.of(tile), S::Real::ONE, tile, ds);
     }
 
-    /// Adds the requested gradients: to those of `q` for the tile's rows, and to those of `k` and `v` for its
-    /// columns.
+    /// Adds the requested gradients: of `q` for the tile's rows, of `k` and `v` for its columns.
     pub fn add_gradients(
         &self,
         tile: Tile,
@@ -122,7 +114,6 @@ impl<'a, S: Scalar, P: Products<S, S::Real>> BackwardProducts<'a, S, P> {
         let scores = scores.map(|scores| products.operands(scores.into()));
         let [p, ds] = scores.each_ref().map(|scores| Matrix::rows(scores, [tile.rows, tile.columns]));
         let head_dim = self.operands.shape.head_dim;
-        // out += weightsᵀ · x
         let add = |out: Option<MatrixMut<'_, S::Real>>, weights: Matrix<'_, S>, x: &[S]| {
             let Some(out) = out else { return };
             let lhs = products.left(weights.t(), Threads::One);
@@ -139,8 +130,7 @@ impl<'a, S: Scalar, P: Products<S, S::Real>> BackwardProducts<'a, S, P> {
     }
 }
 
-/// Writes `scale` times the product of `rows`, `[rows, head_dim]`, and a tile of the columns of `keys`,
-/// `[head_dim, keys]`.
+/// Writes `scale` times `rows`, `[rows, head_dim]`, times a tile of the columns of `keys`, `[head_dim, keys]`.
 fn write_scores<'a, S: Scalar, P: Products<S, S::Real>>(
     products: P,
     rows: Matrix<'_, S>,

@@ -1,5 +1,4 @@
-//! A placeholder for processors without instructions for products of bf16. Its type has no value, so no method with
-//! `self` is ever called.
+//! A placeholder for processors without bf16 instructions. The type has no value, so its methods are never called.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,17 +9,14 @@ use crate::ops::cpu::matrix::{Matrix, MatrixMut};
 use crate::ops::cpu::products::{Multiplier, Output, Products, Threads};
 use crate::ops::cpu::scalar::Scalar;
 
-/// The instructions for products of bf16.
 #[derive(Clone, Copy, Debug)]
 pub enum Bf16Gemm {}
 
 impl Bf16Gemm {
-    /// Returns `None`: this processor has no such instructions.
     pub fn choose(_: &str) -> Option<Self> {
         None
     }
 
-    /// Never called.
     pub fn name(self) -> &'static str {
         match self {}
     }

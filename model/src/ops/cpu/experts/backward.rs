@@ -1,5 +1,4 @@
-//! The backward pass, which computes the gradients of the rows block by block, and the gradients of the weights
-//! expert by expert.
+//! The backward pass: gradients of rows block by block, and gradients of weights expert by expert.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -14,7 +13,7 @@ use super::by_expert::{expert_matrix, product, right_operands, sum_by_token};
 use super::groups::{Block, Groups};
 use crate::ops::experts::{ExpertsShape, Operands};
 
-/// The operands, in row-major order. The rows of `hidden` are grouped by expert.
+/// Operands in row-major order, with the rows of `hidden` grouped by expert.
 pub struct Backward<'a, S: Scalar> {
     pub shape: ExpertsShape,
     pub groups: &'a Groups,
@@ -26,19 +25,19 @@ pub struct Backward<'a, S: Scalar> {
     pub dy: &'a [S],
 }
 
-/// The requested gradients, in row-major order.
+/// Requested gradients, in row-major order.
 pub struct Gradients<S: Scalar> {
     pub x: Option<Vec<S>>,
     pub weights: Option<Vec<S::Real>>,
     pub projections: [Option<Vec<S>>; 3],
 }
 
-/// The operands of the products that give the gradients of the weights, with rows grouped by expert.
+/// Operands of the gradients of the weights, with rows grouped by expert.
 struct Rows<S> {
-    /// `[rows, d_model]`: the input and, in `dy`, the gradient of the result.
+    /// `[rows, d_model]`: the input, and the gradient of the result.
     x: Vec<S>,
     dy: Vec<S>,
-    /// `[rows, d_ff]`: the gradients of the two products before the gate, and the weighted values after it.
+    /// `[rows, d_ff]`: the gradients of the products before the gate, and the weighted values after it.
     dg: Vec<S>,
     du: Vec<S>,
     h: Vec<S>,
@@ -58,8 +57,8 @@ impl<S: Scalar> Backward<'_, S> {
         }
     }
 
-    /// Computes everything that depends on single rows: the operands for the gradients of the weights, the gradients
-    /// of the weights of choices, and the gradient of the input if it is requested.
+    /// Computes the operands for the gradients of the weights, the gradients of the choices' weights and, if requested,
+    /// the gradient of the input.
     fn rows<P: Products<S, S>>(&self, products: P, wants_x: bool) -> (Rows<S>, Vec<S::Real>, Option<Vec<S>>) {
         let ExpertsShape { d_model, d_ff, .. } = self.shape;
         let operands = |stacked, shape: [usize; 2], needed: bool| match needed {
@@ -118,7 +117,6 @@ impl<S: Scalar> Backward<'_, S> {
         (rows, by_row, dx)
     }
 
-    /// Copies a block's rows of `values` to `out`, and returns them.
     fn copy_rows<'a>(&self, block: &Block, values: &[S], out: &'a mut [MaybeUninit<S>]) -> &'a mut [S] {
         let width = self.shape.d_model;
         let tokens = self.groups.tokens(block.rows.clone());
@@ -129,8 +127,7 @@ impl<S: Scalar> Backward<'_, S> {
         unsafe { out.assume_init_mut() }
     }
 
-    /// Writes `dg`, `du` and `w h` of a block, and the gradients of the weights of its choices, computed from `q = dy
-    /// · downᵀ`. Returns `dg` and `du`.
+    /// Writes `dg`, `du` and `w h` of a block, and its gradients of weights, from `q = dy · downᵀ`. Returns `dg`, `du`.
     fn through_gate<'a>(
         &self,
         block: &Block,
@@ -177,7 +174,6 @@ impl<S: Scalar> Backward<'_, S> {
         unsafe { [dg.assume_init_ref(), du.assume_init_ref()] }
     }
 
-    /// Returns the requested gradients of gate, up and down.
     fn projection_gradients<P: Products<S, S>>(
         &self,
         products: P,
@@ -191,7 +187,7 @@ impl<S: Scalar> Backward<'_, S> {
             let slots = gradient.as_mut().map(UninitVec::slots);
             blocks(slots, len, experts)
         });
-        // Larger tasks come first, so that the last ones to finish are short.
+        // Larger tasks first, so that the last ones to finish are short.
         let of_input = gate.into_iter().zip(up).map(|(gate, up)| Task::Input([gate, up]));
         let of_result = down.into_iter().map(Task::Result);
         let tasks: Vec<_> = of_input.enumerate().chain(of_result.enumerate()).collect();
@@ -213,20 +209,18 @@ impl<S: Scalar> Backward<'_, S> {
     }
 }
 
-/// The gradients of one expert that are products with the same left operand.
+/// Gradients of one expert that are products with the same left operand.
 enum Task<'a, S> {
-    /// The gradients of gate and up.
+    /// Gate and up.
     Input([Option<&'a mut [MaybeUninit<S>]>; 2]),
-    /// The gradient of down.
+    /// Down.
     Result(Option<&'a mut [MaybeUninit<S>]>),
 }
 
-/// Returns the rows of a group, of `width` elements each.
 fn group_matrix<'a, S>(values: &'a [S], group: &Range<usize>, width: usize) -> Matrix<'a, S> {
     Matrix::rows(&values[group.start * width..group.end * width], [group.len(), width])
 }
 
-/// Returns the right operand of a block's expert.
 fn operand<'a, R>(operands: &'a [Option<R>], block: &Block) -> &'a R {
     match &operands[block.expert] {
         Some(operand) => operand,

@@ -1,4 +1,4 @@
-//! Helpers of both passes: products with an expert's matrices, and sums over the choices of a token.
+//! Products with an expert's matrices, and sums over the choices of a token.
 
 use std::mem::MaybeUninit;
 
@@ -10,13 +10,12 @@ use super::super::uninit::written;
 use super::groups::Groups;
 use crate::ops::experts::ExpertsShape;
 
-/// Returns the weights of one expert, `[rows, columns]`, from those of all experts.
 pub fn expert_matrix<S>(stacked: &[S], expert: usize, shape: [usize; 2]) -> Matrix<'_, S> {
     let len = shape[0] * shape[1];
     Matrix::rows(&stacked[expert * len..][..len], shape)
 }
 
-/// Returns the right operand of each expert that has rows; `None` for the others.
+/// Returns the right operand of each expert that has rows.
 pub fn right_operands<'a, S: Scalar, P: Products<S, S>>(
     products: P,
     groups: &Groups,
@@ -29,7 +28,7 @@ pub fn right_operands<'a, S: Scalar, P: Products<S, S>>(
     (0..groups.experts()).map(operand).collect()
 }
 
-/// Writes `lhs · rhs` to `out`, and returns `out`. Runs on one thread.
+/// Writes `lhs · rhs` to `out`, on one thread, and returns `out`.
 pub fn product<'a, S: Scalar, P: Products<S, S>>(
     products: P,
     out: &'a mut [MaybeUninit<S>],
@@ -44,15 +43,13 @@ pub fn product<'a, S: Scalar, P: Products<S, S>>(
     unsafe { out.assume_init_mut() }
 }
 
-/// Gathers the rows of `values` that belong to `tokens`, in this order.
 pub fn gather<S: Copy>(values: &[S], width: usize, tokens: impl Iterator<Item = usize>) -> Vec<S> {
     let mut rows = Vec::with_capacity(tokens.size_hint().0 * width);
     tokens.for_each(|token| rows.extend_from_slice(&values[token * width..][..width]));
     rows
 }
 
-/// Sums the rows of each token, in the order of the token's choices: `[tokens, width]` from `rows`, which are grouped
-/// by expert.
+/// Sums the rows of each token, in the order of its choices: `[tokens, width]`.
 pub fn sum_by_token<S: Scalar>(rows: &[S], groups: &Groups, shape: ExpertsShape) -> Vec<S> {
     let ExpertsShape { tokens, per_token, d_model, .. } = shape;
     let mut y = Vec::new();

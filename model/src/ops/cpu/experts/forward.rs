@@ -10,7 +10,6 @@ use super::by_expert::{expert_matrix, gather, product, right_operands, sum_by_to
 use super::groups::{Block, Groups};
 use crate::ops::experts::ExpertsShape;
 
-/// The operands, in row-major order.
 pub struct Forward<'a, S: Scalar> {
     pub shape: ExpertsShape,
     pub groups: &'a Groups,

@@ -4,19 +4,17 @@ use std::ops::Range;
 
 use crate::ops::experts::ExpertsShape;
 
-/// Maximum number of rows in a block: enough for an expert's weights to be read from memory rarely, and few enough
-/// for the rows to stay in a core's L2 cache.
+/// Maximum rows in a block, which stay in a core's L2 cache: an expert's weights are rarely read from memory.
 const BLOCK_ROWS: usize = 192;
 
-/// The choices of all tokens, sorted by expert: one row per choice, and within an expert in the order of the tokens.
+/// The choices of all tokens, sorted by expert and then by token: one row per choice.
 #[derive(Debug)]
 pub struct Groups {
     per_token: usize,
-    /// The first row of each expert, followed by the total number of rows.
+    /// First row of each expert, then the number of rows.
     starts: Vec<usize>,
-    /// The choice that each row belongs to: `token * per_token + j`.
+    /// Choice of each row: `token * per_token + j`.
     choices: Vec<usize>,
-    /// The row that belongs to each choice.
     rows: Vec<usize>,
 }
 
@@ -28,7 +26,7 @@ pub struct Block {
 }
 
 impl Groups {
-    /// Groups the choices in `chosen` `[tokens, per_token]` by expert.
+    /// Groups `chosen`, `[tokens, per_token]`, by expert.
     pub fn new(chosen: &[i64], shape: ExpertsShape) -> Self {
         let expert = |index: i64| {
             let expert = usize::try_from(index).ok().filter(|&expert| expert < shape.experts);
@@ -51,27 +49,22 @@ impl Groups {
         Groups { per_token: shape.per_token, starts, choices, rows }
     }
 
-    /// Returns the number of experts.
     pub fn experts(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// Returns the rows of an expert.
     pub fn rows_of(&self, expert: usize) -> Range<usize> {
         self.starts[expert]..self.starts[expert + 1]
     }
 
-    /// Returns the row of a choice.
     pub fn row(&self, choice: usize) -> usize {
         self.rows[choice]
     }
 
-    /// Returns the choices of `rows`.
     pub fn choices(&self, rows: Range<usize>) -> &[usize] {
         &self.choices[rows]
     }
 
-    /// Returns the tokens of `rows`.
     pub fn tokens(&self, rows: Range<usize>) -> impl ExactSizeIterator<Item = usize> {
         self.choices(rows).iter().map(|choice| choice / self.per_token)
     }
@@ -89,7 +82,7 @@ impl Groups {
 }
 
 impl Block {
-    /// Cuts `values`, with `width` elements per row, into one slice per block. `blocks` must cover all rows in order.
+    /// Cuts `values`, `width` per row, into one slice per block. `blocks` must cover all rows in order.
     pub fn cut<'a, T>(blocks: &[Block], mut values: &'a mut [T], width: usize) -> Vec<&'a mut [T]> {
         let mut next = |block: &Block| {
             let (part, rest) = std::mem::take(&mut values).split_at_mut(block.rows.len() * width);

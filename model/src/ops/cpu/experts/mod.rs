@@ -1,8 +1,4 @@
-//! The kernels of a mixture of experts: rows are grouped by expert, and each group is multiplied with its expert's
-//! weights.
-//!
-//! `groups` sorts the rows and cuts them into blocks, each of which is computed by one thread; `forward` and
-//! `backward` define the work of a block. The cut depends only on the groups.
+//! The kernels of a mixture of experts: rows grouped by expert, and cut into blocks that one thread computes.
 
 mod backward;
 mod by_expert;

@@ -1,5 +1,4 @@
-//! The backward kernels. The scores are recomputed by two kernels, one for the queries and one for the keys, so that
-//! one cube sums each gradient, or each share of a gradient, in one order.
+//! The backward kernels: one for queries, one for keys. Both recompute the scores, and sum in a fixed order.
 
 use core::f32::consts::LOG2_E;
 
@@ -18,9 +17,7 @@ use super::stage::{
 };
 use super::tile::{Tile, column_of, is_before, lane, row_of};
 
-/// Computes the gradient of the queries, `dQ = dS · K`, and `delta = rowsum(dO ∘ O)`, which [`keys_kernel`] reads.
-///
-/// The grid is that of the forward kernel.
+/// Computes `dQ = dS · K`, and `delta = rowsum(dO ∘ O)`, which [`keys_kernel`] reads, on the grid of `forward_kernel`.
 #[cube(launch_unchecked)]
 pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
@@ -161,11 +158,10 @@ fn share_of_product<E: Float, N: Size>(
     sum
 }
 
-/// Computes the gradients of keys and values: `dV = Pᵀ · dO`, `dK = dSᵀ · Q`. Scores are transposed: rows are keys.
-/// The query heads that share a key head are processed one after the other, or divided into shares: the gradients
-/// then have one head per cube along x, each for one share of the query heads.
+/// Computes `dV = Pᵀ · dO` and `dK = dSᵀ · Q`, on transposed scores: rows are keys.
 ///
-/// Cubes: key heads, or shares of them; batch; tiles of keys, beginning with the first because it has the most work.
+/// Cubes: key heads times shares of their query heads; batch; tiles of keys, of which the first has the most work.
+/// Each share has its own head in the gradients, see [`shares`](super::shares).
 #[cube(launch_unchecked)]
 pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
@@ -204,7 +200,7 @@ pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
     let batch = CUBE_POS_Y;
     let first = CUBE_POS_Z * comptime!(tile.rows as u32);
     let group = sizes.heads / shares;
-    // For each head, loops over the tiles of queries that attend to any of these keys.
+    // For each head, the tiles of queries that attend to any of these keys.
     let skipped = first / columns;
     let per_head = past_last_query(first, sizes.seq, window, tile).div_ceil(columns) - skipped;
     let steps = group * per_head;
@@ -308,7 +304,7 @@ pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
     write_rows::<G, O>(&val_sums, &one, dv, start, pitch, valid, tile);
 }
 
-/// Stages two values per query for a tile of queries. The values of the head begin at `start`.
+/// Stages two values per query for a tile of queries of the head that begins at `start`.
 #[cube]
 fn stage_of_rows(
     a: &[f32],
@@ -338,7 +334,7 @@ fn stage_of_rows(
     }
 }
 
-/// Returns the end of the range of queries that attend to any key of the tile that begins at row `first`.
+/// Returns the end of the queries that attend to any key of the tile that begins at row `first`.
 #[cube]
 fn past_last_query(first: u32, seq: u32, #[comptime] window: Option<u32>, #[comptime] tile: Tile) -> u32 {
     if comptime!(window.is_some()) {
@@ -348,8 +344,7 @@ fn past_last_query(first: u32, seq: u32, #[comptime] window: Option<u32>, #[comp
     }
 }
 
-/// Masks the scores of queries whose window begins after the key. Rows of keys begin at position `first`, and columns
-/// of queries at `column`.
+/// Masks queries whose window begins after the key, for keys from `first` on and queries from `column` on.
 #[cube]
 fn hide_later(
     scores: &mut Array<f32>,
@@ -376,8 +371,7 @@ fn hide_later(
     }
 }
 
-/// Masks the scores of queries before the key, and of queries past the end. Rows of keys begin at position `first`,
-/// and columns of queries at `column`.
+/// Masks queries before the key or past the end, for keys from `first` on and queries from `column` on.
 #[cube]
 fn hide_earlier(scores: &mut Array<f32>, first: u32, column: u32, seq: u32, #[comptime] tile: Tile) {
     let per_row = comptime!(tile.columns_per_unit());

@@ -1,4 +1,4 @@
-//! All kernels, created without launching them, for tests of the compiled code.
+//! All kernels, created without a launch, for tests of the compiled code.
 
 use std::sync::Arc;
 
@@ -12,10 +12,7 @@ use super::forward_pass::{SizesCompilationArg, forward_kernel};
 use super::shares::{VECTOR, sum_shares_kernel};
 use super::tile::{Pass, Tile};
 
-/// Returns the kernels, with their names, that attention launches on a device for elements of type `dtype`, if a row
-/// attends to at most `window` rows.
-///
-/// Empty if no tile fits the device.
+/// Returns attention's kernels for `dtype` and `window` on a device, by name; empty if no tile fits the device.
 pub fn kernels(
     properties: &Arc<DeviceProperties>,
     target: &Arc<TargetProperties>,
@@ -35,8 +32,7 @@ pub fn kernels(
         let dim = CubeDim::new_1d(units as u32);
         KernelSettings::new(dim.into(), ExecutionMode::Unchecked, AddressType::U32)
     };
-    /// Creates a kernel from buffers and compile-time arguments: a tile, or the number of units per cube and other
-    /// arguments.
+    /// Creates a kernel from buffers and compile-time arguments: a tile, or units per cube and others.
     macro_rules! kernel {
         ($name:literal, $kernel:ty, [$($buffer:ident)+], $tile:ident, $elem:expr) => {{
             let vectors = [$tile.vector(), $tile.run()];
@@ -61,7 +57,7 @@ pub fn kernels(
     ]
 }
 
-/// Returns sizes for compilation, which have no values: kernels read the sizes at run time.
+/// Returns sizes for compilation, without values: kernels read the sizes at run time.
 fn sizes() -> SizesCompilationArg {
     SizesCompilationArg {
         seq: Default::default(),

@@ -1,4 +1,4 @@
-//! The entry points: attention on a GPU, by the fused kernels or with the matrix of scores.
+//! Entry points of attention on a GPU: the fused kernels, or the matrix of scores.
 
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -41,13 +41,13 @@ impl AttentionKernels for CubeBackend {
 /// Computes `softmax(q · kᵀ / sqrt(head_dim)) · v`, where each row attends to itself and to earlier rows or, with a
 /// `window`, to at most `window` rows. Also returns the logarithm of each row's sum of exponentials.
 ///
-/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]`. The result has the
-/// shape of `q`, the logarithms are `[batch, seq, heads]` in `f32`.
+/// `q` and the result are `[batch, seq, heads, head_dim]`, `k` and `v` are `[batch, seq, kv_heads, head_dim]`, and
+/// the logarithms are `[batch, seq, heads]` in `f32`.
 ///
 /// # Panics
 ///
-/// If the shapes do not match, if the window is 0, if `head_dim` is not a multiple of 8 up to 256, or if the device
-/// cannot compute with the dtype.
+/// If shapes do not match, the window is 0, `head_dim` is not a multiple of 8 up to 256, or the device does not
+/// support the dtype.
 pub fn forward(
     q: &CubeTensor,
     k: &CubeTensor,
@@ -59,8 +59,8 @@ pub fn forward(
     forward_of(q, k, v, rows, window)
 }
 
-/// Computes [`forward`] for queries that are the last of `filled` rows. `k` and `v` are `[batch, capacity,
-/// kv_heads, head_dim]`; rows from `filled` on are ignored.
+/// Computes [`forward`] for queries that are the last of `filled` rows. `k` and `v` are `[batch, capacity, kv_heads,
+/// head_dim]`; rows from `filled` on are ignored.
 ///
 /// # Panics
 ///
@@ -89,11 +89,7 @@ fn forward_of(
     (out, lse)
 }
 
-/// Returns the gradients of `q`, `k` and `v` of [`forward`] with the same `window`. `out` and `lse` are the results
-/// of `forward`, and `dout` is the gradient of `out`.
-///
-/// Only `wanted` gradients are returned. One kernel computes the gradients of both `k` and `v`, if at least one is
-/// wanted.
+/// Returns the `wanted` gradients of `q`, `k` and `v` of [`forward`], whose results are `out` and `lse`.
 ///
 /// # Panics
 ///

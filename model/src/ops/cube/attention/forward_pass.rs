@@ -1,4 +1,4 @@
-//! The forward kernel: each cube holds a tile of queries, and processes the keys and values one tile after the other.
+//! The forward kernel: each cube holds a tile of queries and loops over tiles of keys and values.
 
 use core::f32::consts::LOG2_E;
 
@@ -13,44 +13,38 @@ use super::stage::{
 };
 use super::tile::{Tile, is_before, lane, row_of};
 
-/// The score of a column to which a row does not attend. Unlike infinity, it can be subtracted from itself without
-/// giving NaN.
+/// The score of a masked column. Unlike infinity, subtracting it from itself does not give NaN.
 pub(super) const MASKED: f32 = -1e30;
-/// The initial running maximum with a window, where a row may not attend to any column of its first tile. It is above
-/// [`MASKED`], so that the weights of such a tile are 0, and below every real score.
+/// The initial running maximum with a window: above [`MASKED`], so that a tile without visible columns has weights
+/// of 0, and below every real score.
 const NONE_SEEN: f32 = -1e27;
 
 /// Sizes of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub struct Sizes {
-    /// Number of rows of queries.
+    /// Rows of queries.
     pub seq: u32,
-    /// Number of filled rows of keys.
+    /// Filled rows of keys.
     pub keys: u32,
-    /// Number of allocated rows of keys.
+    /// Allocated rows of keys.
     pub capacity: u32,
-    /// Number of query heads.
     pub heads: u32,
-    /// Number of key heads.
     pub kv_heads: u32,
-    /// The factor for the scores.
     pub scale: f32,
 }
 
-/// Returns the index of a head's first row, counted in rows of one head. Rows of a head are `heads` apart.
+/// Returns the index of a head's first row, in rows of one head; a head's rows are `heads` apart.
 #[cube]
 pub(super) fn head_start(batch: u32, rows: u32, heads: u32, head: u32) -> usize {
     batch as usize * rows as usize * heads as usize + head as usize
 }
 
-/// Returns `index`, counted from the end of `count` items.
 #[cube]
 pub(super) fn from_last(index: u32, count: u32) -> u32 {
     count - 1 - index
 }
 
-/// Returns the index of the first tile of columns to which query `first` or a later one attends. `before` is the
-/// number of keys that belong to earlier queries.
+/// Returns the first tile of columns to which query `first` or a later one attends, after `before` earlier keys.
 #[cube]
 pub(super) fn first_step(
     first: u32,
@@ -66,10 +60,9 @@ pub(super) fn first_step(
     }
 }
 
-/// Computes the result of attention, and the logarithms of the rows' sums.
+/// Computes attention, and the logarithms of the rows' sums.
 ///
-/// Cubes: heads; batch; tiles of queries, beginning with the last because it has the most work. A row attends to at
-/// most `window` columns, if there is a window.
+/// Cubes: heads; batch; tiles of queries, beginning with the last because it has the most work.
 #[cube(launch_unchecked)]
 pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
@@ -102,7 +95,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     let first = from_last(CUBE_POS_Z, CUBE_COUNT_Z) * comptime!(tile.rows as u32);
     let before = sizes.keys - sizes.seq;
     let kv_head = head / (sizes.heads / sizes.kv_heads);
-    // The end of the keys to which the last of these queries attends.
+    // The end of the keys to which the last query attends.
     let end = min(first + comptime!(tile.rows as u32), sizes.seq) + before;
     let begin = first_step(first, before, window, tile);
     let steps = end.div_ceil(comptime!(tile.columns as u32));
@@ -126,8 +119,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
 
     arrive(tile);
     let kept = keep_rows::<E, N>(&rows, tile);
-    // Rows attend to all columns of the steps before `seen`: these steps, most of the work, have a loop
-    // without masks.
+    // Rows attend to all columns of the steps before `seen`, most of the work: a loop without masks.
     let parts = comptime!(if window.is_some() || tile.publishes() { 1 } else { 2 });
     let seen = if comptime!(parts == 2) {
         min((first + before + 1) / comptime!(tile.columns as u32), steps)
@@ -211,8 +203,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     write_rows::<E, O>(&sums, &scale, out, q_start * run_width, pitch, valid, tile);
 }
 
-/// Stages tile `begin` of the columns of two tensors for a step. The current head has `rows` rows and begins at
-/// `start`.
+/// Stages tile `begin` of the columns of two tensors, for a head of `rows` rows that begins at `start`.
 #[cube]
 pub(super) fn stage_columns<E: Float, N: Size>(
     a: &[Vector<E, N>],
@@ -234,8 +225,8 @@ pub(super) fn stage_columns<E: Float, N: Size>(
     stage::<E, N>(b, from, pitch, rows - first, to_b, to, n, tile);
 }
 
-/// Masks the scores of keys that are before the query's window. Rows of queries begin at query `first`, with `before`
-/// keys of earlier queries, and columns of keys begin at `column`.
+/// Masks keys before the query's window, for queries from `first` on, after `before` earlier keys, and keys from
+/// `column` on.
 #[cube]
 pub(super) fn mask_past(
     scores: &mut Array<f32>,
@@ -264,8 +255,7 @@ pub(super) fn mask_past(
     }
 }
 
-/// Masks the scores of keys after the query. Rows of queries begin at position `first`, and columns of keys at
-/// `column`.
+/// Masks keys after the query, for queries from `first` on and keys from `column` on.
 #[cube]
 pub(super) fn mask_future(scores: &mut Array<f32>, first: u32, column: u32, #[comptime] tile: Tile) {
     let per_row = comptime!(tile.columns_per_unit());

@@ -6,9 +6,8 @@ use cubecl::prelude::*;
 use super::stage::place_of;
 use super::tile::Tile;
 
-/// Loads the rows of a tile as left operands, 16 values at a time, if [`Tile::keeps_rows`] is set, so that they stay
-/// in registers for all steps. Otherwise, the result is never read. Staged rows must have arrived; see
-/// [`arrive`](super::stage::arrive).
+/// Loads the rows of a tile as left operands, to keep in registers, if [`Tile::keeps_rows`] is set. Call
+/// [`arrive`](super::stage::arrive) first. Otherwise, the result is never read.
 #[cube]
 pub(super) fn keep_rows<E: Float, N: Size>(
     rows: &Shared<[Vector<E, N>]>,
@@ -32,7 +31,7 @@ pub(super) fn keep_rows<E: Float, N: Size>(
     kept
 }
 
-/// Reads four fragments of 8 × 8 into registers. `at` is the index of this unit's row of one of the fragments.
+/// Reads four fragments of 8 × 8. `at` is the index of this unit's row of one of the fragments.
 #[cube]
 pub(super) fn load<E: Float, N: Size>(
     values: &Shared<[Vector<E, N>]>,

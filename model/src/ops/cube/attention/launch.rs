@@ -14,12 +14,7 @@ use super::shares::{allocate_shares, shares_of, sum_shares};
 use super::tile::{Pass, Tile};
 use crate::ops::attention::AttentionShape;
 
-/// Returns the shape of a call whose queries are the last of `filled` rows and attend to at most `window` of these
-/// rows.
-///
-/// # Panics
-///
-/// If the shapes do not match, or the kernels do not support such tensors.
+/// Returns the shape of a call whose queries are the last of `filled` rows. Panics if the kernels do not support it.
 fn shape_of([q, k, v]: [&CubeTensor; 3], filled: usize, window: Option<usize>) -> AttentionShape {
     let shape = AttentionShape::of(q, k, v, Some(filled), window);
     assert!(
@@ -37,7 +32,6 @@ fn shape_of([q, k, v]: [&CubeTensor; 3], filled: usize, window: Option<usize>) -
     shape
 }
 
-/// Returns the sizes that kernels read.
 fn sizes(shape: AttentionShape) -> SizesLaunch {
     SizesLaunch::new(
         shape.seq as u32,
@@ -49,22 +43,19 @@ fn sizes(shape: AttentionShape) -> SizesLaunch {
     )
 }
 
-/// Returns the window that kernels are compiled for. Without a window, one kernel serves all lengths.
 fn window_of(shape: AttentionShape) -> Option<u32> {
     shape.window.map(|window| window as u32)
 }
 
-/// Returns a grid with one cube per tile of `rows` rows, per head and per sequence of the batch.
+/// Returns a grid with one cube per tile of `rows` rows, head and sequence.
 ///
-/// Devices start cubes in the order of their index, in which x varies fastest and tiles vary slowest. So the tiles
-/// with the most work come first over all heads and sequences, and the last cubes to finish are short ones.
+/// Devices start cubes with x fastest and tiles slowest: the tiles with the most work start first.
 fn grid(shape: AttentionShape, rows: usize, heads: usize, tile: &Tile) -> (CubeCount, CubeDim) {
     let tiles = rows.div_ceil(tile.rows);
     let count = CubeCount::new_3d(heads as u32, shape.batch as u32, tiles as u32);
     (count, CubeDim::new_1d(tile.units() as u32))
 }
 
-/// Returns whether the kernels support these queries, keys and values.
 pub(super) fn fits([q, k, v]: [&CubeTensor; 3]) -> bool {
     let [.., head_dim] = dims(q);
     let properties = q.client.properties();
@@ -75,16 +66,15 @@ pub(super) fn fits([q, k, v]: [&CubeTensor; 3]) -> bool {
         && [Pass::Forward, Pass::Queries, Pass::Keys].into_iter().all(|pass| tile(pass).is_some())
 }
 
-/// Returns whether heads of this width consist of whole tiles.
 fn is_supported(head_dim: usize) -> bool {
     head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim)
 }
 
-/// Computes [`forward`](super::forward) and [`cached_forward`](super::cached_forward) into existing tensors.
+/// Computes [`forward`](super::forward) or [`cached_forward`](super::cached_forward) into existing tensors.
 ///
 /// # Panics
 ///
-/// As those functions, or if `out` and `lse` are not contiguous tensors of the right shape and dtype.
+/// As `forward`, or if `out` and `lse` are not contiguous tensors of the right shape and dtype.
 pub fn forward_into(
     q: &CubeTensor,
     k: &CubeTensor,
@@ -110,9 +100,7 @@ pub fn forward_into(
     }
 }
 
-/// Computes [`backward`](super::backward) into existing tensors: the gradient of the queries, and the gradients of
-/// keys and values if they are wanted. The kernel of queries always runs: it writes `delta`, which the kernel of keys
-/// reads.
+/// Computes [`backward`](super::backward) into existing tensors: `dq` and, if `dkv` is given, those of `k` and `v`.
 ///
 /// # Panics
 ///
@@ -154,8 +142,8 @@ pub fn backward_into(
         let shares = shares_of(shape.batch, shape.keys, heads, tile.rows, multiprocessors);
         let launch = |dk: &CubeTensor, dv: &CubeTensor| {
             let elems = [elem, ElemType::Float(kind_of(dk.dtype))];
-            // SAFETY: as in `forward_into`; rows of keys below `seq` are written, for as many heads as the
-            // grid has, and `dk` and `dv` have that many heads.
+            // SAFETY: as in `forward_into`; the kernel writes rows of keys below `keys`, and `dk` and `dv` have as
+            // many heads as the grid.
             unsafe {
                 launch! {
                     keys_kernel, grid(shape, shape.keys, shape.kv_heads * shares, &tile);
@@ -174,7 +162,6 @@ pub fn backward_into(
     }
 }
 
-/// Panics unless a kernel can write `tensor`: it must be contiguous and have this dtype and shape.
 fn check(tensor: &CubeTensor, dtype: DType, shape: &[usize]) {
     assert!(
         tensor.is_contiguous() && tensor.dtype == dtype && tensor.meta.shape()[..] == *shape,
@@ -182,7 +169,7 @@ fn check(tensor: &CubeTensor, dtype: DType, shape: &[usize]) {
     );
 }
 
-/// Returns the type of a tensor's elements. Panics if the device cannot compute with it.
+/// Returns the type of a tensor's elements. Panics if the device does not support it.
 fn elem_of(tensor: &CubeTensor) -> ElemType {
     let elem = ElemType::Float(kind_of(tensor.dtype));
     let usage = tensor.client.properties().features.type_usage(elem);
@@ -203,7 +190,6 @@ fn kind_of(dtype: DType) -> FloatKind {
     }
 }
 
-/// Returns the tile of a pass, and the vector sizes with which it reads and writes.
 fn tile_of(pass: Pass, tensor: &CubeTensor, head_dim: usize) -> (Tile, [usize; 2]) {
     let properties = tensor.client.properties();
     let tile = Tile::select(pass, properties, kind_of(tensor.dtype), head_dim).unwrap_or_else(|| {
@@ -212,7 +198,6 @@ fn tile_of(pass: Pass, tensor: &CubeTensor, head_dim: usize) -> (Tile, [usize; 2
     (tile, [tile.vector(), tile.run()])
 }
 
-/// Returns the dimensions of a tensor of queries, keys or values.
 pub(super) fn dims(tensor: &CubeTensor) -> [usize; 4] {
     tensor.meta.shape().dims()
 }

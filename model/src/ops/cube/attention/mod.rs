@@ -1,22 +1,14 @@
-//! Causal attention on a GPU: the mathematics of [`causal_attention`](crate::ops::causal_attention), without the
-//! matrix of scores.
+//! Causal attention on a GPU, as [`causal_attention`](crate::ops::causal_attention), without the matrix of scores.
 //!
-//! FlashAttention-2 (Dao, 2023): a cube keeps a tile of rows, and loads one tile of columns after the other into
-//! shared memory. In forward, rows are queries, and the softmax is corrected when larger scores appear. In backward,
-//! one kernel keeps queries and sums their gradients. Another kernel keeps keys and sums their gradients over all
-//! query heads that share a key head or, if the grid would be too small, over shares of them, see `shares`. Every sum
-//! is computed by one cube in one order, so the same input gives the same bits. The instructions that multiply tiles
-//! are chosen when a kernel is compiled, see [`Instructions`]; masks and the softmax are the same for all of them.
+//! FlashAttention-2 (Dao, 2023): a cube keeps a tile of rows and loops over tiles of columns in shared memory. In
+//! forward, rows are queries. In backward, one kernel keeps queries and another keeps keys. One cube computes each
+//! sum in a fixed order, so the same input gives the same bits. See [`Instructions`] for the multiplications.
 //!
-//! Rows attend to different numbers of columns. Cubes start in descending order of their work, over all heads and
-//! sequences, so that short cubes fill the end of a launch. Cubes that run concurrently may therefore belong to any
-//! head, and columns that several of them read stay in the cache only while the columns of all heads fit.
+//! Cubes start in descending order of their work, so that short cubes fill the end of a launch.
 //!
-//! Heads whose width is not a multiple of 8 up to 256, or whose tiles do not fit into the device's shared memory, use
-//! the matrix of scores, see `unfused`.
+//! Heads whose width is not a multiple of 8 up to 256, or whose tiles exceed shared memory, use `unfused`.
 //!
-//! Read `tile` first: it defines which rows and columns a unit holds. `product` has the two products of tiles;
-//! `warpgroup` has their `wgmma` versions.
+//! Read `tile` first: it defines which rows and columns a unit holds.
 
 mod backward_pass;
 mod catalogue;

@@ -7,8 +7,8 @@ use super::fragments::load;
 use super::tile::{Instructions, Tile, column_of, row_of, run_of};
 use super::warpgroup::{accumulate_wgmma, score_wgmma};
 
-/// Computes `scores = rows · columnsᵀ`. Both operands are in shared memory, `columns` from row `from` on. `kept` are
-/// the rows in registers, from [`keep_rows`](super::fragments::keep_rows).
+/// Computes `scores = rows · columnsᵀ`, in shared memory, for `columns` from row `from` on. `kept` are the rows in
+/// registers, from [`keep_rows`](super::fragments::keep_rows).
 #[cube]
 pub(super) fn score<E: Float, N: Size>(
     scores: &mut Array<f32>,
@@ -29,10 +29,9 @@ pub(super) fn score<E: Float, N: Size>(
     }
 }
 
-/// Computes `out += product · columns`, where `product` is a tile of scores, and `columns` are in shared memory from
-/// row `from` on.
+/// Computes `out += product · columns` for a tile of scores, and `columns` in shared memory from row `from` on.
 ///
-/// Without tensor cores, the product is read from `published`, from value `at` on, where [`publish`] has written it.
+/// Without tensor cores, reads the product from `published`, where [`publish`] has written it from `at` on.
 #[cube]
 pub(super) fn accumulate<E: Float, N: Size>(
     out: &mut Array<f32>,
@@ -50,8 +49,8 @@ pub(super) fn accumulate<E: Float, N: Size>(
     }
 }
 
-/// Writes a product to shared memory for [`accumulate`], if the instructions read it from there. The product can be
-/// read after a barrier.
+/// Writes a product to shared memory for [`accumulate`], if the instructions read it there. Needs a barrier before
+/// reads.
 #[cube]
 pub(super) fn publish(
     product: &Array<f32>,
@@ -84,9 +83,9 @@ fn score_mma<E: Float, N: Size>(
     let per_row = comptime!(tile.columns_per_unit());
     let strips = comptime!(tile.rows_per_unit / 2);
     let (plane, unit) = (UNIT_POS as usize / 32, UNIT_POS as usize % 32);
-    // Four matrices of 8 × 8 are read at once; for each matrix, eight units provide the addresses of its
-    // rows. For the rows: upper and lower half of the left 8 values, then of the right 8. For the columns:
-    // left and right 8 values of the first 8 columns, then of the next.
+    // Four matrices of 8 × 8 are read at once; for each, eight units provide the addresses of its rows. Rows: upper
+    // and lower half of the left 8 values, then of the right 8. Columns: left and right 8 values of the first 8
+    // columns, then of the next.
     let row = (plane * comptime!(8 * tile.rows_per_unit) + unit % 16) * stride + unit / 16;
     let column = (from + unit % 8 + unit / 16 * 8) * stride + unit / 8 % 2;
     #[unroll]
@@ -157,8 +156,7 @@ fn accumulate_mma<E: Float, N: Size>(
 
 /// Adds a product of 16 × 16 × 16 to the values of `sums` from `at` on, whose rows are `per_row` apart.
 ///
-/// The instruction is written as assembly: CubeCL's version takes arrays, and copying registers to and from arrays
-/// triples the code size.
+/// Uses assembly, because CubeCL's version copies registers to and from arrays and triples the code size.
 #[cube]
 fn multiply(
     sums: &mut Array<f32>,
@@ -250,7 +248,7 @@ fn accumulate_fma<E: Float, N: Size>(
         }
         #[unroll]
         for v in 0..runs {
-            // Past the end of a row, the first run is read instead, and its result is not written.
+            // Past the end of a row, reads the first run instead, and never writes its result.
             let index = if comptime!(tile.runs_past()) {
                 let last = comptime!((tile.head_dim / run) as u32);
                 select(run_of(v, tile) < last, run_of(v, tile), 0u32)

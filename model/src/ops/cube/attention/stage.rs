@@ -6,13 +6,10 @@ use cubecl::prelude::*;
 use super::super::sums::Reduction;
 use super::tile::{Instructions, Tile, lane, row_of, run_of};
 
-/// Number of vectors of 8 values in a row of a panel.
 const PANEL_VECTORS: usize = 8;
 
-/// Copies `count` rows, `pitch` vectors apart and beginning at vector index `first`, to shared memory from row `to`
-/// on. Rows from `valid` on become zero.
-///
-/// With an asynchronous tile, the rows have arrived after the next [`before_stage`] or [`arrive`].
+/// Copies `count` rows, `pitch` vectors apart from vector `first` on, to shared memory from row `to` on. Rows from
+/// `valid` on become zero. Asynchronous copies have arrived after the next [`before_stage`] or [`arrive`].
 #[cube]
 pub(super) fn stage<E: Float, N: Size>(
     source: &[Vector<E, N>],
@@ -28,7 +25,6 @@ pub(super) fn stage<E: Float, N: Size>(
     let vectors = comptime!(count * width);
     let units = comptime!(tile.units());
     if comptime!(tile.asynchronous()) {
-        // Each unit copies one column of rows that are `skip` apart.
         let skip = comptime!(units / width);
         let (row, column) = (UNIT_POS as usize / width, UNIT_POS as usize % width);
         #[unroll]
@@ -60,13 +56,11 @@ pub(super) fn stage<E: Float, N: Size>(
     }
 }
 
-/// Returns the position in shared memory of vector `column` of row `row`, where `count` rows are stored from row `to`
-/// on.
+/// Returns the position in shared memory of vector `column` of row `row`, of `count` rows stored from row `to` on.
 ///
-/// `wgmma` reads rows in the layout that a swizzle of 128 bytes produces (PTX ISA, "Asynchronous warpgroup level
-/// matrix instructions"): rows lie in *panels* of 64 values, one panel after the other; a row of a panel has 128
-/// bytes, in which vector `i` of row `r` is at position `i ^ (r % 8)`, so that neither rows nor columns that are read
-/// together lie in the same banks.
+/// `wgmma` reads the layout of a 128-byte swizzle (PTX ISA, "Asynchronous warpgroup level matrix instructions"): rows
+/// lie in *panels* of 64 values. In a panel, vector `i` of row `r` is at position `i ^ (r % 8)`, which avoids bank
+/// conflicts.
 #[cube]
 pub(super) fn place_of(
     to: usize,
@@ -85,7 +79,6 @@ pub(super) fn place_of(
     }
 }
 
-/// Returns the row of shared memory where the columns of a step begin.
 #[cube]
 pub(super) fn stage_of(step: u32, #[comptime] tile: Tile) -> usize {
     if comptime!(tile.asynchronous()) {
@@ -95,7 +88,7 @@ pub(super) fn stage_of(step: u32, #[comptime] tile: Tile) -> usize {
     }
 }
 
-/// Waits for staged rows. Must be called before rows are read into registers that keep them for all steps.
+/// Waits for staged rows. Call it before reading rows into registers that keep them for all steps.
 #[cube]
 pub(super) fn arrive(#[comptime] tile: Tile) {
     if comptime!(tile.keeps_rows) {
@@ -104,21 +97,21 @@ pub(super) fn arrive(#[comptime] tile: Tile) {
     }
 }
 
-/// Synchronizes the cube. Must be called before columns are staged: afterwards, no unit reads the columns that will
-/// be overwritten. With an asynchronous tile, the columns of this step have also arrived.
+/// Synchronizes the cube before columns are staged, so that no unit still reads the columns to be overwritten. With
+/// an asynchronous tile, this step's columns have also arrived.
 #[cube]
 pub(super) fn before_stage(#[comptime] tile: Tile) {
     if comptime!(tile.asynchronous()) {
         gpu_asm!("cp.async.wait_all;");
         if comptime!(tile.instructions == Instructions::Wgmma) {
-            // `wgmma` sees the writes of other instructions only after a fence between their proxies.
+            // Without a fence between proxies, `wgmma` does not see the writes of other instructions.
             gpu_asm!("fence.proxy.async.shared::cta;");
         }
     }
     sync_cube();
 }
 
-/// Must be called after columns have been staged: afterwards, the columns of this step have arrived.
+/// Waits for this step's columns. Must be called after columns have been staged.
 #[cube]
 pub(super) fn after_stage(#[comptime] tile: Tile) {
     if comptime!(!tile.asynchronous()) {
@@ -126,8 +119,7 @@ pub(super) fn after_stage(#[comptime] tile: Tile) {
     }
 }
 
-/// Writes the rows of this unit, each times `scale`, to global memory, beginning at vector index `first`. Rows from
-/// `valid` on are skipped.
+/// Writes this unit's rows, times `scale`, to global memory from vector `first` on. Skips rows from `valid` on.
 #[cube]
 pub(super) fn write_rows<E: Float, O: Size>(
     values: &Array<f32>,
@@ -165,7 +157,7 @@ pub(super) fn write_rows<E: Float, O: Size>(
     }
 }
 
-/// Reduces the values of each row to their maximum or sum, over the units that share the row.
+/// Reduces each row to its maximum or sum, over the units that share the row.
 #[cube]
 pub(super) fn reduce_rows(
     values: &mut Array<f32>,
@@ -212,7 +204,6 @@ fn combine(a: f32, b: f32, #[comptime] reduction: Reduction) -> f32 {
     }
 }
 
-/// Returns an array in registers filled with `value`.
 #[cube]
 pub(super) fn filled(value: f32, #[comptime] len: usize) -> Array<f32> {
     let mut array = Array::<f32>::new(len);

@@ -1,9 +1,8 @@
 //! The layout of a tile of the scores on the units of a cube.
 //!
 //! A cube holds `rows` rows of queries or keys, and processes `columns` columns of the other kind at a time. A unit
-//! holds its part of a product as an array in registers, row by row: `rows_per_unit` rows with `columns_per_unit`
-//! scores each, or with `runs_per_unit` runs of `run` adjacent values of `head_dim`. The kinds of [`Instructions`]
-//! differ in the rows and columns that a unit holds, and in the layout of rows in shared memory.
+//! holds `rows_per_unit` rows of a product in registers, with `columns_per_unit` scores each, or `runs_per_unit` runs
+//! of `run` adjacent values of `head_dim`.
 
 use burn::tensor::Device;
 use cubecl::ir::features::MmaConfig;
@@ -12,28 +11,23 @@ use cubecl::prelude::*;
 
 use crate::ops::plain::{FusedOp, is_plain};
 
-/// The instructions that multiply tiles.
+/// Instructions that multiply tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Instructions {
-    /// `wgmma` instructions of 64 × columns × 16 on half precision, accumulated in `f32`, available only on
-    /// compute capability 9.0. The four planes of a cube multiply together, and read both operands, or the
-    /// right one, from shared memory. Accumulators have the same layout as with `mma`.
+    /// `wgmma` of 64 × columns × 16 on half precision, in `f32`, on compute capability 9.0 only. The four planes of
+    /// a cube multiply together, with one or both operands in shared memory; accumulators are laid out as for `mma`.
     Wgmma,
-    /// `mma` instructions of 16 × 8 × 16 on half precision, accumulated in `f32`. A plane holds whole rows,
-    /// four units share a row, and a product stays in its registers: an accumulator has the layout of the
-    /// next product's left operand.
+    /// `mma` of 16 × 8 × 16 on half precision, in `f32`. Four units share a row. Products stay in registers: an
+    /// accumulator has the layout of the next product's left operand.
     Mma,
     /// Multiplications and additions on values in shared memory. `FMA_LANES` units share a row.
     Fma,
 }
 
-/// Number of units that share a row without tensor cores.
 const FMA_LANES: usize = 8;
-/// Number of units in a plane with tensor cores.
 const PLANE: usize = 32;
-/// Number of rows that a warpgroup, which is four planes, multiplies at once.
 const WARPGROUP_ROWS: usize = 64;
-/// Size in bytes of the atoms that a swizzle of 128 bytes permutes.
+/// Bytes of the atoms that a swizzle of 128 bytes permutes.
 pub(super) const ATOM_BYTES: usize = 1024;
 /// Bytes of shared memory that tiles leave free for the kernel.
 const RESERVE: usize = 256;
@@ -41,7 +35,7 @@ const RESERVE: usize = 256;
 /// Sizes of a tile, fixed when a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tile {
-    /// The instructions that multiply tiles.
+    /// Instructions that multiply tiles.
     pub instructions: Instructions,
     /// Type of the elements in memory.
     pub elem: FloatKind,
@@ -53,13 +47,13 @@ pub struct Tile {
     pub columns: usize,
     /// Number of rows of which a unit holds values.
     pub rows_per_unit: usize,
-    /// Number of stages of columns in shared memory: with 2, the next stage loads while the current one is used.
+    /// Stages of columns in shared memory: with 2, the next stage loads while the current one is used.
     pub stages: usize,
-    /// True if rows stay in registers as left operands, so that `wgmma` need not read them.
+    /// True if rows stay in registers as left operands of `wgmma`.
     pub keeps_rows: bool,
 }
 
-/// The kernel that a tile is for. Kernels keep different values in registers.
+/// Kernel that uses a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// Rows are queries; the result stays in registers.
@@ -94,8 +88,8 @@ impl Tile {
         let fits = |tile: &Tile| tile.shared_bytes(pass, size) <= limit && tile.units() <= units;
         if uses_wgmma(properties) && multiplies(properties, dtype) && matches!(head_dim, 64 | 128) {
             let columns = if pass == Pass::Forward && head_dim == 64 { 128 } else { 64 };
-            // Two cubes must fit into a multiprocessor; three for the forward pass with heads of 64, because
-            // it also waits for units other than tensor cores.
+            // Two cubes must fit into a multiprocessor; three for forward with heads of 64, which waits for units other
+            // than tensor cores.
             let keeps_rows = !matches!((pass, head_dim), (Pass::Keys, 128) | (Pass::Forward, 64));
             let tile = Tile { keeps_rows, ..tile(Instructions::Wgmma, (WARPGROUP_ROWS, columns, 2), 2) };
             if fits(&tile) {
@@ -103,9 +97,8 @@ impl Tile {
             }
         }
         if multiplies(properties, dtype) && matches!(head_dim, 64 | 128) {
-            // Rows, columns, rows per unit. With more rows per unit, columns are read less often; but the
-            // kept values must fit into 255 registers, and two cubes into a multiprocessor of compute
-            // capability 9.0.
+            // Rows, columns, rows per unit. More rows per unit mean fewer reads of columns, but kept values must fit
+            // into 255 registers, and two cubes into a multiprocessor of compute capability 9.0.
             let sizes = match (pass, head_dim) {
                 (Pass::Forward, 64) => (128, 64, 4),
                 (Pass::Forward, _) => (128, 32, 4),
@@ -125,12 +118,10 @@ impl Tile {
             .find(fits)
     }
 
-    /// Returns the name of the element type in an `mma` instruction.
     pub(super) fn operand(&self) -> &'static str {
         if self.elem == FloatKind::BF16 { "bf16" } else { "f16" }
     }
 
-    /// Returns `tensor_cores` if tensor cores are used, and `fma` if not.
     fn either(&self, tensor_cores: usize, fma: usize) -> usize {
         match self.instructions {
             Instructions::Wgmma | Instructions::Mma => tensor_cores,
@@ -143,7 +134,7 @@ impl Tile {
         self.either(self.rows / (8 * self.rows_per_unit) * PLANE, self.rows / self.rows_per_unit * FMA_LANES)
     }
 
-    /// Returns the number of values per vector that the kernels read.
+    /// Returns the number of values per vector that kernels read.
     pub fn vector(&self) -> usize {
         self.either(8, 4)
     }
@@ -153,7 +144,7 @@ impl Tile {
         self.either(2, 4)
     }
 
-    /// Returns the offset in columns of score `index` of a unit's row from score 0.
+    /// Returns the distance in columns between scores `index` and 0 of a unit's row.
     fn column_offset(&self, index: usize) -> usize {
         self.either(index / 2 * 8 + index % 2, index * FMA_LANES)
     }
@@ -168,7 +159,7 @@ impl Tile {
         (self.head_dim / self.run()).div_ceil(self.lanes())
     }
 
-    /// Returns the number of values of `rows_per_unit` rows of `head_dim` values that a unit holds.
+    /// Returns the number of values that a unit holds of its rows of `head_dim` values.
     pub fn values_per_unit(&self) -> usize {
         self.rows_per_unit * self.runs_per_unit() * self.run()
     }
@@ -193,8 +184,8 @@ impl Tile {
         self.head_dim / self.vector()
     }
 
-    /// Returns the distance in vectors between rows in shared memory. For `mma` and without tensor cores, it is one
-    /// more than a row has, so that rows that are read together lie in different banks. For `wgmma`, see `place_of`.
+    /// Returns the distance in vectors between rows in shared memory, padded except for `wgmma` to avoid bank
+    /// conflicts.
     pub fn stride(&self) -> usize {
         match self.instructions {
             Instructions::Wgmma => self.row_vectors(),
@@ -202,8 +193,7 @@ impl Tile {
         }
     }
 
-    /// Returns the alignment of rows in shared memory in bytes: `wgmma` reads rows in atoms of 8 rows of 128
-    /// bytes.
+    /// Returns the alignment of rows in shared memory in bytes. `wgmma` reads atoms of 8 rows of 128 bytes.
     pub fn alignment(&self) -> usize {
         match self.instructions {
             Instructions::Wgmma => ATOM_BYTES,
@@ -236,7 +226,6 @@ impl Tile {
         if self.publishes() { self.rows * FMA_LANES } else { 1 }
     }
 
-    /// Returns the bytes of shared memory that a pass needs.
     fn shared_bytes(&self, pass: Pass, size: usize) -> usize {
         let row = self.stride() * self.vector() * size;
         let streams = 2 * self.columns * self.stages * row;
@@ -252,20 +241,19 @@ impl Tile {
     }
 }
 
-/// CubeCL's name of devices of compute capability 9.0, the only ones with `wgmma`.
+/// CubeCL's name of compute capability 9.0, the only devices with `wgmma`.
 const HOPPER: &str = "ptx_sm90";
 
-/// Returns whether `device` has the instructions of [`Instructions::Wgmma`].
+/// Returns whether `device` supports [`Instructions::Wgmma`].
 pub fn has_warpgroups(device: &Device) -> bool {
     device.identity().is_some_and(|identity| identity.fingerprint == HOPPER)
 }
 
-/// Returns whether the instructions of [`Instructions::Wgmma`] are available and enabled.
 fn uses_wgmma(properties: &DeviceProperties) -> bool {
     properties.identity.fingerprint == HOPPER && !is_plain(FusedOp::WarpgroupAttention)
 }
 
-/// Returns whether a device has the instructions of [`Instructions::Mma`] for elements of type `dtype`.
+/// Returns whether a device supports [`Instructions::Mma`] for `dtype`.
 fn multiplies(properties: &DeviceProperties, dtype: FloatKind) -> bool {
     let elem = ElemType::Float(dtype);
     let instruction = MmaConfig {
@@ -285,7 +273,7 @@ fn multiplies(properties: &DeviceProperties, dtype: FloatKind) -> bool {
         && features.copy_async
 }
 
-/// Returns the tile's row that is row `index` of this unit.
+/// Returns the tile's row that is this unit's row `index`.
 #[cube]
 pub(super) fn row_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     match comptime!(tile.instructions) {
@@ -300,25 +288,22 @@ pub(super) fn row_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     }
 }
 
-/// Returns the index of this unit among the units that share its rows.
 #[cube]
 pub(super) fn lane(#[comptime] tile: Tile) -> u32 {
     UNIT_POS % comptime!(tile.lanes() as u32)
 }
 
-/// Returns the tile's column that is score `index` of a row of this unit.
+/// Returns the tile's column that is score `index` of this unit's rows.
 #[cube]
 pub(super) fn column_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     lane(tile) * comptime!(tile.either(2, 1) as u32) + comptime!(tile.column_offset(index) as u32)
 }
 
-/// Returns whether score `index` of a row of this unit belongs to a column before `end`, in a tile that begins at
-/// `column`.
+/// Returns whether score `index` of a row is in a column before `end`, in a tile that begins at `column`.
 #[cube]
 pub(super) fn is_before(#[comptime] index: usize, end: u32, column: u32, #[comptime] tile: Tile) -> bool {
     match comptime!(tile.instructions) {
-        // Compares with constants: one register per column would leave room for fewer cubes per
-        // multiprocessor.
+        // Compares with constants: one register per column would leave room for fewer cubes.
         Instructions::Wgmma => {
             let first = column + column_of(0usize, tile);
             comptime!(tile.column_offset(index) as i32) < end as i32 - first as i32
@@ -327,7 +312,7 @@ pub(super) fn is_before(#[comptime] index: usize, end: u32, column: u32, #[compt
     }
 }
 
-/// Returns the run within a row of `head_dim` values that is run `index` of this unit.
+/// Returns the run of a row of `head_dim` values that is this unit's run `index`.
 #[cube]
 pub(super) fn run_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     lane(tile) + comptime!((index * tile.lanes()) as u32)

@@ -1,5 +1,5 @@
-//! Causal attention by batched matrix products, with the whole matrix of scores in `f32`, for heads that the fused
-//! kernels do not support. A window masks scores, but saves no work.
+//! Causal attention by batched products, with the whole matrix of scores in `f32`, for heads that the fused kernels
+//! do not support. A window masks scores, but saves no work.
 
 use burn::tensor::{DType, Shape};
 use burn_backend::Slice;
@@ -31,7 +31,6 @@ pub(super) fn forward(
     (by_row(batched([weights, v], [false, false]), q.dtype), lse)
 }
 
-/// Returns the requested gradients.
 pub(super) fn backward(
     [q, k, v]: &[CubeTensor; 3],
     (out, lse): &(CubeTensor, CubeTensor),
@@ -45,7 +44,7 @@ pub(super) fn backward(
     }
     let (q_heads, dout_heads) = (by_head(q), by_head(dout));
     let (k_heads, v_heads) = (shared(k, shape), shared(v, shape));
-    // The weights are recomputed. The gradients of the weights become the gradients of the scores.
+    // The gradients of the weights become the gradients of the scores, in place.
     let weights = scores(q_heads.clone(), k_heads.clone());
     let dscores = scores(dout_heads.clone(), v_heads);
     derive(&weights, &dscores, [out, dout], lse, shape);
@@ -66,13 +65,11 @@ fn by_head(x: &CubeTensor) -> CubeTensor {
     CubeBackend::float_swap_dims(contiguous_in(x, DType::F32), 1, 2)
 }
 
-/// Reverses [`by_head`]; the result is contiguous and in `dtype`.
 fn by_row(x: CubeTensor, dtype: DType) -> CubeTensor {
     contiguous_in(&CubeBackend::float_swap_dims(x, 1, 2), dtype)
 }
 
-/// Returns the filled rows of keys or values, repeated for the query heads that share them: `[batch, heads,
-/// keys, head_dim]`.
+/// Returns the filled rows of keys or values, repeated per query head: `[batch, heads, keys, head_dim]`.
 fn shared(x: &CubeTensor, shape: AttentionShape) -> CubeTensor {
     let AttentionShape { batch, keys, heads, kv_heads, head_dim, .. } = shape;
     let whole = Slice::full();
@@ -92,7 +89,6 @@ fn over_group(x: CubeTensor, shape: AttentionShape) -> CubeTensor {
     CubeBackend::float_reshape(sum, Shape::from([batch, kv_heads, keys, head_dim]))
 }
 
-/// Computes `a · bᵀ` per head; the result is contiguous.
 fn scores(a: CubeTensor, b: CubeTensor) -> CubeTensor {
     batched([a, b], [false, true])
 }
@@ -101,7 +97,7 @@ fn scale_of(shape: AttentionShape) -> f32 {
     (1.0 / (shape.head_dim as f64).sqrt()) as f32
 }
 
-/// Replaces products of queries and keys by softmax weights, and writes the logarithms of the rows' sums.
+/// Replaces products of queries and keys by softmax weights, and writes the logarithms of the sums.
 fn softmax(scores: &CubeTensor, lse: &CubeTensor, shape: AttentionShape) {
     let AttentionShape { seq, keys, heads, window, .. } = shape;
     let units = units_for(keys);
@@ -114,7 +110,7 @@ fn softmax(scores: &CubeTensor, lse: &CubeTensor, shape: AttentionShape) {
     }
 }
 
-/// Returns the number of keys before the window of a query whose own key is the last of `visible` keys.
+/// Returns the number of keys before the window of a query, whose own key is the last of `visible` keys.
 #[cube]
 fn hidden_keys(visible: usize, #[comptime] window: Option<usize>) -> usize {
     if comptime!(window.is_some()) {
@@ -178,7 +174,7 @@ fn softmax_kernel(
     }
 }
 
-/// Replaces products of queries and keys by weights, and gradients of weights by gradients of these products.
+/// Replaces products of queries and keys by weights, and gradients of weights by gradients of products.
 fn derive(
     weights: &CubeTensor,
     dscores: &CubeTensor,

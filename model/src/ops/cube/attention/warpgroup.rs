@@ -1,22 +1,13 @@
 //! The two products of tiles with `wgmma`, available on compute capability 9.0.
 //!
-//! Operands in shared memory are given by *descriptors* of rows in the layout of
-//! [`place_of`](super::stage::place_of), of which eight rows are an atom of 1024 bytes.
+//! Operands in shared memory are *descriptors* of rows in the layout of [`place_of`](super::stage::place_of).
 //!
-//! # Order
+//! A product is one block of assembly, from the fence to the wait for the result, so that the compiler cannot use its
+//! registers in between.
 //!
-//! A product is one block of assembly, from the fence that orders registers to the wait for the result, so the
-//! compiler cannot touch any of its registers in between. Other cubes on the multiprocessor keep the tensor cores
-//! busy while this cube waits. A fence before the barrier makes the writes of copies visible to `wgmma`, see
-//! [`before_stage`](super::stage::before_stage).
-//!
-//! # Outputs and inputs
-//!
-//! Outputs are written before the last input is read. CubeCL cannot declare this to the compiler, which may assign an
-//! output to the register of an input of the same type whose lifetime ends there. It does so if one is a copy of the
-//! other. This is intended for every sum and its own new value. No other output is ever a copy of an input: rows are
-//! integers, and a sum never becomes a different sum. Separate registers in the assembly would be safe without this
-//! argument, but would cost 50 to 100 moves in each step.
+//! Outputs are written before the last input is read, which CubeCL cannot declare. The compiler may give an output the
+//! register of an input that is its copy. Only a sum and its own new value are copies, and may share a register.
+//! Separate registers would cost 50 to 100 moves per step.
 
 use std::fmt::Write;
 
@@ -24,12 +15,10 @@ use cubecl::prelude::*;
 
 use super::tile::{ATOM_BYTES, Tile};
 
-/// Size in bytes of a row of a panel.
 const PANEL_ROW_BYTES: usize = 128;
-/// Number of values of a row that an instruction multiplies.
 const DEPTH: usize = 16;
 
-/// Computes [`score`](super::product::score) for a tile of rows, and for columns staged from row `from` on.
+/// Computes [`score`](super::product::score) for columns staged from row `from` on.
 #[cube]
 pub(super) fn score_wgmma<E: Float, N: Size>(
     scores: &mut Array<f32>,
@@ -48,7 +37,7 @@ pub(super) fn score_wgmma<E: Float, N: Size>(
     }
 }
 
-/// Computes the scores with rows in shared memory. `S` is the number of scores that a unit holds.
+/// Computes scores with rows in shared memory. A unit holds `S` scores.
 #[cube]
 fn score_staged<E: Float, N: Size, S: Size>(
     scores: &mut Array<f32>,
@@ -69,8 +58,7 @@ fn score_staged<E: Float, N: Size, S: Size>(
     unpack(scores, product, comptime!(tile.columns_per_unit()));
 }
 
-/// Computes the scores with rows in registers. `S` is the number of scores that a unit holds, `L` the number of
-/// registers with rows, which have two values each.
+/// Computes scores with rows in registers. A unit holds `S` scores, and `L` registers with two row values each.
 #[cube]
 fn score_kept<E: Float, N: Size, S: Size, L: Size>(
     scores: &mut Array<f32>,
@@ -96,7 +84,6 @@ fn score_kept<E: Float, N: Size, S: Size, L: Size>(
     unpack(scores, product, comptime!(tile.columns_per_unit()));
 }
 
-/// Returns a pointer to the rows from row `from` on.
 #[cube]
 fn begin_of<E: Float, N: Size>(
     rows: &Shared<[Vector<E, N>]>,
@@ -126,8 +113,7 @@ pub(super) fn accumulate_wgmma<E: Float, N: Size>(
     }
 }
 
-/// Adds the product to the sums. `V` is the number of values that a unit holds, `L` the number of registers with the
-/// left operand, which have two scores each.
+/// Adds the product to the sums. A unit holds `V` values, and `L` registers with two scores each as left operand.
 #[cube]
 fn accumulate_of<E: Float, N: Size, V: Size, L: Size>(
     out: &mut Array<f32>,
@@ -172,7 +158,6 @@ fn accumulate_of<E: Float, N: Size, V: Size, L: Size>(
     unpack(out, sum, out_per_row);
 }
 
-/// Copies the registers of an accumulator to an array of two rows of `per_row` values.
 #[cube]
 fn unpack<S: Size>(values: &mut Array<f32>, registers: Vector<f32, S>, #[comptime] per_row: usize) {
     #[unroll]
@@ -184,20 +169,19 @@ fn unpack<S: Size>(values: &mut Array<f32>, registers: Vector<f32, S>, #[comptim
     }
 }
 
-/// Returns the register that contains value `column` of row `row` of a unit. Registers alternate between pairs of the
-/// first row and pairs of the second.
+/// Returns the register of value `column` of a unit's row `row`: pairs of the two rows alternate.
 fn register_of(row: usize, column: usize) -> usize {
     column / 2 * 4 + row * 2 + column % 2
 }
 
-/// Formats operands of assembly, numbered from `first` on, in braces.
+/// Formats `count` operands of assembly, numbered from `first` on, in braces.
 fn operands(first: usize, count: usize) -> String {
     let names: Vec<_> = (first..first + count).map(|number| format!("%{number}")).collect();
     format!("{{{}}}", names.join(", "))
 }
 
-/// Returns assembly that creates a descriptor `name` of rows that begin at the pointer in operand `pointer`, with
-/// panels `panel` bytes apart.
+/// Assembly that creates descriptor `name` of the rows at the pointer in operand `pointer`, with panels `panel` bytes
+/// apart.
 fn descriptor(name: &str, pointer: usize, panel: usize) -> String {
     const SWIZZLE_128_BYTES: u64 = 1 << 62;
     let fields = SWIZZLE_128_BYTES | (ATOM_BYTES as u64 >> 4) << 32 | (panel as u64 >> 4) << 16;
@@ -209,13 +193,12 @@ fn descriptor(name: &str, pointer: usize, panel: usize) -> String {
     )
 }
 
-/// Returns assembly that sums `steps` products. `operands_of(k)` formats the operands of step `k`.
+/// Assembly that sums `steps` products, with the operands of step `k` from `operands_of(k)`.
 fn products(tile: &Tile, columns: usize, steps: usize, operands_of: impl Fn(usize) -> [String; 2]) -> String {
     let elem = tile.operand();
     let mut text = "wgmma.fence.sync.aligned;\n".to_owned();
     for step in 0..steps {
         let [before, operands] = operands_of(step);
-        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "{before}wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{elem}.{elem} {operands};"
@@ -224,8 +207,7 @@ fn products(tile: &Tile, columns: usize, steps: usize, operands_of: impl Fn(usiz
     text + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n"
 }
 
-/// Returns assembly that computes the scores. Operands: the scores; the rows, or a pointer to them; a pointer to the
-/// columns.
+/// Assembly that computes the scores. Operands: scores; rows, or a pointer to them; a pointer to the columns.
 fn score_text(tile: &Tile) -> String {
     let count = tile.scores_per_unit();
     let scores = operands(0, count);
@@ -256,8 +238,7 @@ fn score_text(tile: &Tile) -> String {
     )
 }
 
-/// Returns assembly that computes the sums. Operands: the new sums, the old sums, the left operand, and a pointer to
-/// the columns.
+/// Assembly that computes the sums. Operands: new sums, old sums, left operand, a pointer to the columns.
 fn accumulate_text(tile: &Tile) -> String {
     let (count, depth) = (tile.values_per_unit(), tile.columns / DEPTH);
     let sums = operands(0, count);

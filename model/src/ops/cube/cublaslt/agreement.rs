@@ -6,11 +6,9 @@ use half::{bf16, f16};
 
 use super::problem::{Float, Problem};
 
-/// Maximum number of bytes of an output that are compared. A smaller output is compared completely; a larger one in
-/// pieces spread from its start to its end.
+/// Maximum bytes of an output to compare. A larger output is compared in pieces spread over its length.
 const COMPARED: usize = 16 << 20;
 
-/// Size of a piece in bytes.
 const PIECE: usize = 64 << 10;
 
 /// Returns the parts to compare of an output of `bytes` bytes, with elements of `width` bytes.
@@ -22,16 +20,17 @@ pub(super) fn compared(bytes: usize, width: usize) -> impl Iterator<Item = Range
     })
 }
 
-/// Returns the maximum difference of a value between two algorithms, relative to the sum of the value and the root
-/// mean square of all values. Algorithms add in `f32` in different orders, and round the sum to the dtype of the
-/// output. For bf16, the bound is 2⁻⁷, the distance of adjacent values; products whose operands are rounded to TF32
-/// differ by as much. An incomplete sum, or an output that is not written, differs by more.
+/// Returns the maximum difference between two algorithms, relative to the value plus the root mean square of all
+/// values.
+///
+/// Algorithms add in `f32` in different orders. 2⁻⁷ is the distance of adjacent bf16 values, and TF32 differs by as
+/// much. An incomplete sum or an unwritten output differs by more.
 fn bound(problem: &Problem) -> f64 {
     let is_rounded = problem.tf32 || problem.output == Float::Bf16;
     f64::exp2(if is_rounded { -7.0 } else { -9.0 })
 }
 
-/// Returns whether the values of `other` and `first`, outputs of `problem`, agree up to rounding.
+/// Returns whether two outputs of `problem` agree up to rounding.
 pub(super) fn agree(problem: &Problem, first: &[u8], other: &[u8]) -> bool {
     let (first, other) = (values(first, problem.output), values(other, problem.output));
     let (squares, count) = first
@@ -84,14 +83,13 @@ mod tests {
         let first = bytes(&[1.0, -2.0, 0.0, 1000.0]);
         let agrees = |tf32, other: &[f32]| agree(&problem(Float::F32, tf32), &first, &bytes(other));
         assert!(agrees(false, &[1.0, -2.0, 0.0, 1000.0]));
-        // Values next to much larger ones have the error of the larger ones.
+        // Small values next to large ones have the error of the large ones.
         assert!(agrees(false, &[1.5, -2.0, 0.5, 1001.0]));
         assert!(!agrees(false, &[1.0, -2.0, 0.0, 1004.0]));
         assert!(agrees(true, &[1.0, -2.0, 0.0, 1004.0]));
         assert!(!agrees(true, &[1.0, -2.0, 0.0, 1020.0]));
         assert!(!agrees(true, &[1.0, -2.0, f32::NAN, 1000.0]));
         assert!(!agrees(true, &[1.0, -2.0, f32::INFINITY, 1000.0]));
-        // Values that are not finite must be identical.
         let first = bytes(&[f32::NAN, f32::INFINITY]);
         let agrees = |other: &[f32]| agree(&problem(Float::F32, false), &first, &bytes(other));
         assert!(agrees(&[f32::NAN, f32::INFINITY]));

@@ -8,37 +8,15 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::result::DriverError;
 
-/// The reason why a product could not be queued. No caller is waiting at that time, so the error is attached to the
-/// memory of the result.
+/// Reason why a product could not be queued. No caller waits then, so the memory of the result carries the error.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProductError {
-    /// A call of cuBLASLt failed.
     #[error("{call} of cuBLASLt returned {status:?} for {what}")]
-    Library {
-        /// The function.
-        call: &'static str,
-        /// The status that cuBLASLt returned.
-        status: cublasStatus_t,
-        /// The product.
-        what: String,
-    },
-    /// cuBLASLt has no algorithm for the product, whatever the workspace and alignments.
+    Library { call: &'static str, status: cublasStatus_t, what: String },
     #[error("cuBLASLt has no algorithm for the product {what}")]
-    NoAlgorithm {
-        /// The product.
-        what: String,
-    },
-    /// A call of the driver failed.
+    NoAlgorithm { what: String },
     #[error("{call} failed for {what}: {reason}")]
-    Driver {
-        /// The function.
-        call: &'static str,
-        /// Purpose of the call.
-        what: String,
-        /// The driver's error.
-        reason: String,
-    },
-    /// CubeCL could not provide a stream or memory.
+    Driver { call: &'static str, what: String, reason: String },
     #[error(transparent)]
     Server(#[from] ServerError),
 }

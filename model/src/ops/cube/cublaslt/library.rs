@@ -17,14 +17,14 @@ use super::measure::fastest_of;
 use super::plan::{Addresses, Call, Plan};
 use super::problem::{ALIGNMENT, Alignments, Problem, alignment_of};
 
-/// Bytes of the workspace of a stream: from compute capability 9.0 on the size that NVIDIA recommends, and
-/// before that twice the recommended size. (cuBLAS documentation, `cublasSetWorkspace`.)
+/// Bytes of a stream's workspace from compute capability 9.0 on and before: the size that NVIDIA recommends, and twice
+/// that size (cuBLAS documentation, `cublasSetWorkspace`).
 const WORKSPACE: [usize; 2] = [32 << 20, 8 << 20];
 
-/// Maximum number of plans in memory. A run has a few dozen; text generation has several for every prompt length.
+/// Maximum plans in memory. A run has a few dozen; text generation has several for every prompt length.
 pub(super) const PLANS: usize = 4096;
 
-/// Returns whether the library can be loaded. Logs one warning if it cannot.
+/// Returns whether the library can be loaded. Logs one warning if not.
 pub(super) fn present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     *PRESENT.get_or_init(|| {
@@ -40,22 +40,19 @@ pub(super) fn present() -> bool {
     })
 }
 
-/// cuBLASLt on one GPU, used only by the thread on which CubeCL runs this GPU.
-///
-/// Lives as long as the process, like CubeCL's streams and their thread.
+/// cuBLASLt on one GPU, used only by CubeCL's thread for this GPU, until the process ends.
 pub(super) struct CublasLt {
     handle: cublasLtHandle_t,
     context: CUcontext,
-    /// The kind of GPU, and the version of the library.
     platform: Platform,
     workspace_bytes: usize,
-    /// One workspace per stream, because products of two streams may run concurrently.
+    /// One per stream, because products of two streams may run concurrently.
     workspaces: HashMap<CUstream, CUdeviceptr>,
     plans: HashMap<(Problem, Alignments), Plan>,
 }
 
 impl CublasLt {
-    /// Opens cuBLASLt on the GPU with number `index`, which must exist. The library must be [`present`].
+    /// Opens cuBLASLt on GPU `index`, which must exist. The library must be [`present`].
     pub(super) fn open(index: u16) -> Result<CublasLt, ProductError> {
         let what = || format!("GPU {index}");
         let device = device::get(i32::from(index)).map_err(ProductError::driver("cuDeviceGet", what()))?;
@@ -81,10 +78,10 @@ impl CublasLt {
         })
     }
 
-    /// Returns whether cuBLASLt has an algorithm for `problem` and matrices with these alignments. Also returns
-    /// `true` if a call fails, because queueing the product will then report the error.
+    /// Returns whether cuBLASLt has an algorithm for `problem`, or `true` if a call fails: queueing the product
+    /// reports the error.
     pub(super) fn has_algorithm(&self, problem: &Problem, alignments: Alignments) -> bool {
-        // cuBLASLt reads a bias only when it computes. Until then any aligned address is fine.
+        // cuBLASLt reads a bias only when it computes: until then, any aligned address works.
         let bias = problem.bias.then_some(CUdeviceptr::from(ALIGNMENT));
         let plan = enter(self.context)
             .and_then(|()| Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes));
@@ -113,13 +110,11 @@ impl CublasLt {
         if let Some(bias) = bias {
             plan.set_bias(bias).map_err(ProductError::library("cublasLtMatmulDescSetAttribute", problem))?;
         }
-        // SAFETY: the plan was made for this problem and these alignments; the rest is guaranteed by the
-        // caller.
+        // SAFETY: the plan was made for this problem and these alignments; the caller guarantees the rest.
         unsafe { plan.queue(&plan.algorithm, &call) }
             .map_err(ProductError::library("cublasLtMatmul", problem))
     }
 
-    /// Returns the workspace of `stream`. The first call for a stream allocates it.
     fn workspace(&mut self, stream: CUstream) -> Result<CUdeviceptr, ProductError> {
         match self.workspaces.entry(stream) {
             Entry::Occupied(entry) => Ok(*entry.get()),
@@ -133,7 +128,7 @@ impl CublasLt {
         }
     }
 
-    /// Returns the plan of `problem`. The first product of its kind creates the plan.
+    /// Returns the plan of `problem`, which the first product of its kind creates.
     ///
     /// # Safety
     ///
@@ -170,7 +165,6 @@ impl CublasLt {
     }
 }
 
-/// Makes a GPU's context current on this thread.
 fn enter(context: CUcontext) -> Result<(), ProductError> {
     // SAFETY: the context is retained for ever.
     let entered = unsafe { ctx::set_current(context) };

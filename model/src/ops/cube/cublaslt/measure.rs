@@ -11,20 +11,18 @@ use super::algorithms::Fastest;
 use super::plan::{Call, Plan};
 use super::problem::Problem;
 
-/// Maximum number of algorithms to measure, in cuBLASLt's order.
 const NAMED: usize = 8;
 
-/// Number of measurements per algorithm, alternating between algorithms; the median is used. An additional first run
-/// produces the output that is compared, and lets caches and clocks settle.
+/// Measurements per algorithm, in alternation; the median counts. A first extra run produces the output to compare, and
+/// lets caches and clocks settle.
 const ROUNDS: usize = 7;
 
-/// Maximum time of a different algorithm relative to cuBLASLt's first choice, if it is to be used. Smaller gains
-/// cannot be distinguished from timing noise.
+/// Maximum time of a different algorithm relative to cuBLASLt's first choice: smaller gains may be timing noise.
 const MARGIN: f32 = 0.98;
 
-/// Computes the product of `call` with each candidate algorithm of the plan, into separate memory, and waits for the
-/// results. An algorithm whose output differs from the first algorithm's is reported and not used. Returns `None` if
-/// memory or timers are unavailable.
+/// Measures each candidate algorithm for the product of `call`, into separate memory, and waits for the results.
+///
+/// Reports and skips algorithms whose output differs from the first one's. Returns `None` without memory or timers.
 ///
 /// # Safety
 ///
@@ -33,13 +31,12 @@ pub(super) unsafe fn fastest_of(plan: &Plan, problem: &Problem, call: &Call) -> 
     let named = plan.named::<NAMED>(call.handle).ok()?;
     let output = Scratch::new(problem.output_bytes())?;
     let [a, b, _] = call.at;
-    // A factor of 0, because this output has no values to add to.
     let call = Call { at: [a, b, output.at], factors: [call.factors[0], 0.0], ..*call };
     let (start, end) = (Event::new()?, Event::new()?);
     let time = |algorithm: &cublasLtMatmulAlgo_t| -> Option<f32> {
         start.record(call.stream).ok()?;
-        // SAFETY: guaranteed by the caller; the scratch memory is as large as the output, at least as well
-        // aligned, and outlives the wait for the event.
+        // SAFETY: guaranteed by the caller; the scratch memory is as large as the output, at least as well aligned,
+        // and outlives the wait for the event.
         unsafe { plan.queue(algorithm, &call) }.ok()?;
         end.record(call.stream).ok()?;
         start.until(&end).ok()
@@ -75,8 +72,8 @@ pub(super) unsafe fn fastest_of(plan: &Plan, problem: &Problem, call: &Call) -> 
     Some(Fastest { algorithm: named[fastest].data, ms, first_ms })
 }
 
-/// Returns the index of the fastest algorithm, and the milliseconds of the fastest and of the first one, by the
-/// median of their times. An algorithm that has failed has too few times. `None` if the first one has failed.
+/// Returns the index of the fastest algorithm by median time, and its and the first one's milliseconds. Skips failed
+/// algorithms, which have too few times; `None` if the first one failed.
 fn choose(times: Vec<Vec<f32>>) -> Option<(usize, [f32; 2])> {
     let median = |mut times: Vec<f32>| {
         times.sort_by(f32::total_cmp);
@@ -89,7 +86,6 @@ fn choose(times: Vec<Vec<f32>>) -> Option<(usize, [f32; 2])> {
     Some(if ms < first * MARGIN { (at, [ms, first]) } else { (0, [first, first]) })
 }
 
-/// Device memory for the output of a product during a measurement.
 struct Scratch {
     at: CUdeviceptr,
     bytes: usize,
@@ -102,8 +98,7 @@ impl Scratch {
         Some(Scratch { at, bytes })
     }
 
-    /// Fills the memory with bytes that are NaN in every dtype, which reveals values that an algorithm does not
-    /// write.
+    /// Fills the memory with bytes that are NaN in every dtype, to reveal values that an algorithm does not write.
     fn spoil(&self, stream: CUstream) -> Result<(), DriverError> {
         // SAFETY: the memory has `self.bytes` bytes, and the caller's stream is alive.
         unsafe { memset_d8_async(self.at, 0xff, self.bytes, stream) }
@@ -129,7 +124,6 @@ impl Drop for Scratch {
     }
 }
 
-/// A recorded point in a stream's execution.
 struct Event(CUevent);
 
 impl Event {
@@ -142,7 +136,7 @@ impl Event {
         unsafe { event::record(self.0, stream) }
     }
 
-    /// Waits for `end` and returns the milliseconds between the two events. Both must have been recorded.
+    /// Waits for `end` and returns the milliseconds between two recorded events.
     fn until(&self, end: &Event) -> Result<f32, DriverError> {
         // SAFETY: both are alive, and on the same stream.
         unsafe {
@@ -169,10 +163,8 @@ mod tests {
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[3.0]), Some((0, [3.0, 3.0])));
         assert_eq!(of(&[3.0, 2.0, 2.5]), Some((1, [2.0, 3.0])));
-        // The times are too close to be distinguished.
         assert_eq!(of(&[3.0, 2.95]), Some((0, [3.0, 3.0])));
-        // An algorithm that was slow once is judged by its other times; an algorithm that has failed is
-        // skipped.
+        // An algorithm that was slow once is judged by its other times; a failed algorithm is skipped.
         let mut late = vec![2.0; ROUNDS];
         late[3] = 100.0;
         assert_eq!(choose(vec![vec![3.0; ROUNDS], late, vec![1.0]]), Some((1, [2.0, 3.0])));

@@ -1,13 +1,10 @@
 //! Matrix products with NVIDIA's cuBLASLt, in CubeCL's memory and on its streams.
 //!
-//! A product is queued like a kernel: the caller names the matrices and returns (this file), and CubeCL's thread
-//! resolves their addresses and queues the product on the caller's stream (`queue`). For the first product of a kind,
-//! the caller waits until CubeCL's thread has asked cuBLASLt whether and how to compute it; later products neither
-//! ask nor allocate (`library`). A `problem` contains everything that determines how a product is computed. Nothing
-//! here waits for the GPU, unless algorithms are being measured (`measure`, `agreement`, `algorithms`).
+//! A caller queues a product like a kernel, and CubeCL's thread resolves the addresses on the caller's stream. The
+//! first product of a kind waits until cuBLASLt has chosen an algorithm. Nothing waits for the GPU, except to measure.
 //!
-//! The order of cuBLASLt's sums depends only on the algorithm. On GPUs of one kind, the same product therefore has
-//! the same bits in every run that uses the same algorithms.
+//! The order of sums depends only on the algorithm, so GPUs of one kind that use the same algorithms give the same
+//! bits.
 
 mod agreement;
 mod algorithms;
@@ -40,21 +37,21 @@ use queue::{Product, Server};
 
 static TF32: AtomicBool = AtomicBool::new(false);
 
-/// Sets whether products of `f32` may round their operands to TF32 (10 fraction bits instead of 23), which tensor
-/// cores multiply several times as fast. Rounding also lets burn's kernels, which use TF32, compute the products for
-/// which cuBLASLt has no algorithm. Applies to the whole process and is off by default.
+/// Sets whether products of `f32` may round operands to TF32 (10 fraction bits instead of 23), which is several times
+/// as fast. Then burn's kernels, which use TF32, may compute products for which cuBLASLt has no algorithm.
+///
+/// Applies to the whole process and is off by default.
 pub fn allow_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
 
-/// Returns whether cuBLASLt multiplies on the device of `tensor`: it must be an NVIDIA GPU, the library must be
-/// present, and its products must not have been found to be wrong.
+/// Returns whether cuBLASLt multiplies on the device of `tensor`: an NVIDIA GPU, with a library that gives right
+/// results.
 pub(super) fn serves(tensor: &CubeTensor) -> bool {
     is_nvidia(&tensor.client) && is_used()
 }
 
-/// Returns whether products of `f32` round their operands to TF32 on the GPU behind `client`: an NVIDIA GPU on which
-/// either burn's kernels multiply, or cuBLASLt is allowed to round.
+/// Returns whether products of `f32` round operands to TF32 on the GPU behind `client`.
 pub(super) fn rounds_to_tf32(client: &Client) -> bool {
     is_nvidia(client) && (!is_used() || TF32.load(Ordering::Relaxed))
 }
@@ -68,10 +65,8 @@ fn is_used() -> bool {
     !is_plain(FusedOp::MatrixProduct) && library::present()
 }
 
-/// Queues `output = alpha · a · b (+ bias) + beta · output`, with `factors` alpha and beta, for `[m, k]`,
-/// `[k, n]`, `[n]` and a contiguous `[m, n]`. Returns `false` and does nothing if cuBLASLt cannot compute the
-/// product: on another device, without the library, for unsupported dtypes and strides, if its products were
-/// found to be wrong, or if it has no algorithm.
+/// Queues `output = alpha · a · b (+ bias) + beta · output`, with `factors` alpha and beta, for `[m, k]`, `[k, n]`,
+/// `[n]` and a contiguous `[m, n]`. Returns `false` and does nothing if cuBLASLt cannot compute the product.
 ///
 /// # Panics
 ///
@@ -113,11 +108,10 @@ pub(super) fn multiply(
     true
 }
 
-/// Returns whether cuBLASLt has an algorithm for `problem` on `device`, an NVIDIA GPU. The first call for a kind of
-/// product waits for CubeCL's thread, but not for the GPU, and logs a warning if burn's kernels are used instead.
+/// Returns whether cuBLASLt has an algorithm for `problem` on an NVIDIA GPU. The first call for a kind of product waits
+/// for CubeCL's thread, and logs a warning if burn's kernels are used.
 ///
-/// The answer is the same on all ranks with the same kind of GPU and version of cuBLASLt, because `alignments` are
-/// those of offsets in a tensor's memory and not of addresses.
+/// Ranks with the same GPUs and library agree, because `alignments` are those of offsets and not of addresses.
 fn has_algorithm(device: DeviceId, problem: Problem, alignments: Alignments) -> bool {
     static ANSWERS: Mutex<BTreeMap<(u16, Problem, Alignments), bool>> = Mutex::new(BTreeMap::new());
     let answers = || ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,7 +121,7 @@ fn has_algorithm(device: DeviceId, problem: Problem, alignments: Alignments) -> 
     }
     let asked = DeviceHandle::<Server>::new(device)
         .submit_blocking(|_| queue::has_algorithm(device, &problem, alignments));
-    // If CubeCL's thread has ended, queueing the product fails as well, and reports the reason.
+    // If CubeCL's thread has ended, queueing the product reports the reason.
     let answer = asked.unwrap_or(true);
     let mut answers = answers();
     if answers.len() >= PLANS {

@@ -18,46 +18,39 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use super::error::ProductError;
 use super::problem::{Alignments, Float, Operand, Problem};
 
-/// Maximum bytes that a GPU thread reads at once: the alignment that fast algorithms need.
+/// Maximum bytes that a GPU thread reads at once, and so the alignment that fast algorithms need.
 const VECTOR: u32 = 16;
 
-/// Device addresses of both operands and the output of a product.
+/// Addresses of both operands and the output of a product.
 pub(super) type Addresses = [CUdeviceptr; 3];
 
-/// The descriptors and the algorithm with which cuBLASLt computes a problem.
+/// The descriptors and the algorithm of a problem.
 ///
-/// cuBLASLt stores matrices by columns, and Kiln stores them by rows. A matrix of Kiln's is therefore the transpose
-/// of one of cuBLASLt's, and cuBLASLt computes `outputᵀ = bᵀ · aᵀ`: our second operand is its first.
+/// cuBLASLt stores matrices by columns, so it computes `outputᵀ = bᵀ · aᵀ`: Kiln's second operand is its first.
 pub(super) struct Plan {
     description: Description,
-    /// The layouts of `bᵀ`, `aᵀ` and `outputᵀ`.
+    /// `bᵀ`, `aᵀ` and `outputᵀ`.
     layouts: [Layout; 3],
     preference: Preference,
     pub(super) algorithm: Algorithm,
 }
 
-/// The arguments of one product of a plan.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) handle: cublasLtHandle_t,
-    /// Addresses of both operands and the output.
     pub(super) at: Addresses,
     /// Factors for the product and for the previous values of the output.
     pub(super) factors: [f32; 2],
-    /// Address of the workspace, and its size in bytes.
+    /// Address and size in bytes.
     pub(super) workspace: (CUdeviceptr, usize),
     pub(super) stream: CUstream,
 }
 
 impl Plan {
-    /// Asks cuBLASLt for the algorithm that it expects to be the fastest. The same problem gets the same algorithm in
-    /// every run on GPUs of one kind.
+    /// Asks cuBLASLt for the algorithm that it expects to be the fastest, the same in every run on GPUs of one kind.
     ///
-    /// If an algorithm splits the inner dimension into parts, their results are summed in `f32`: cuBLASLt could
-    /// otherwise round them to the dtype of the output.
-    ///
-    /// If there is no algorithm, asks for algorithms that need no workspace, and then for algorithms that need
-    /// smaller alignments. The first one found is used.
+    /// Algorithms that split the inner dimension must sum the parts in `f32`. If there is no algorithm, tries
+    /// algorithms without a workspace, and then with smaller alignments.
     ///
     /// # Errors
     ///
@@ -104,7 +97,7 @@ impl Plan {
         Err(ProductError::no_algorithm(problem))
     }
 
-    /// Returns cuBLASLt's first `MOST` candidate algorithms, in the order of expected speed. Empty if there are none.
+    /// Returns cuBLASLt's first `MOST` candidate algorithms, in the order of expected speed.
     pub(super) fn named<const MOST: usize>(
         &self,
         handle: cublasLtHandle_t,
@@ -147,15 +140,13 @@ impl Plan {
         is_taken
     }
 
-    /// Returns the operation, and the layouts of its operands, its addend and its output, as arguments for cuBLASLt's
-    /// functions. They are valid as long as the plan.
+    /// Returns the operation, and the layouts of operands, addend and output, which are valid as long as the plan.
     fn descriptors(&self) -> (cublasLtMatmulDesc_t, [cublasLtMatrixLayout_t; 4]) {
         let [first, second, output] = &self.layouts;
         // The addend is the output itself.
         (self.description.0, [first.0, second.0, output.0, output.0])
     }
 
-    /// Sets the address of the bias of the next product.
     pub(super) fn set_bias(&self, bias: CUdeviceptr) -> Result<(), CublasError> {
         self.description.set_bias(bias)
     }
@@ -194,7 +185,6 @@ impl Plan {
     }
 }
 
-/// Space for cuBLASLt's information about an algorithm.
 const NO_RESULT: cublasLtMatmulHeuristicResult_t = cublasLtMatmulHeuristicResult_t {
     algo: Algorithm { data: [0; 8] },
     workspaceSize: 0,
@@ -211,10 +201,8 @@ fn data_type(float: Float) -> DataType {
     }
 }
 
-/// A cuBLASLt descriptor, with the function that destroys it.
 struct Descriptor<T: Copy>(T, unsafe fn(T) -> Result<(), CublasError>);
 
-/// A cuBLASLt function that sets an attribute of a descriptor to a value of the given size.
 type Setter<T, A> = unsafe fn(T, A, *const c_void, usize) -> Result<(), CublasError>;
 
 impl<T: Copy> Descriptor<T> {
@@ -233,7 +221,6 @@ impl<T: Copy> Drop for Descriptor<T> {
     }
 }
 
-/// The operation on the matrices.
 type Description = Descriptor<cublasLtMatmulDesc_t>;
 
 impl Description {
@@ -256,8 +243,7 @@ impl Description {
         Ok(made)
     }
 
-    /// Sets the address of the bias, `[n]`, which is added to each of our rows, that is, to each of cuBLASLt's
-    /// columns.
+    /// Sets the address of the bias, `[n]`, which is added to each of our rows, that is, to each of cuBLASLt's columns.
     fn set_bias(&self, bias: CUdeviceptr) -> Result<(), CublasError> {
         self.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
     }
@@ -267,11 +253,9 @@ impl Description {
     }
 }
 
-/// The memory layout of a matrix.
 type Layout = Descriptor<cublasLtMatrixLayout_t>;
 
 impl Layout {
-    /// Creates the layout of a matrix with this number of our rows and columns.
     fn new(float: Float, [rows, columns]: [usize; 2], operand: Operand) -> Result<Self, CublasError> {
         let [down, across] = match operand.transposed {
             true => [rows, columns],
@@ -283,12 +267,10 @@ impl Layout {
     }
 }
 
-/// The workspace and the alignments that an algorithm may use.
 type Preference = Descriptor<cublasLtMatmulPreference_t>;
 
 impl Preference {
-    /// Restricts the algorithms to this workspace and these alignments, and to those that sum in `f32` if they split
-    /// the inner dimension into parts.
+    /// Restricts algorithms to this workspace, these alignments, and sums in `f32` of a split inner dimension.
     fn restrict(&self, [a, b, output]: Alignments, workspace_bytes: usize) -> Result<(), CublasError> {
         use PreferenceAttribute::*;
         let sums = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;

@@ -6,10 +6,10 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use serde::{Deserialize, Serialize};
 
-/// The alignments of both operands and the output of a product, in bytes.
+/// Alignments of both operands and the output of a product, in bytes.
 pub(super) type Alignments = [u32; 3];
 
-/// Types of elements that cuBLASLt multiplies with sums in `f32`.
+/// Element types that cuBLASLt multiplies with sums in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Float {
     F32,
@@ -35,12 +35,11 @@ impl Float {
     }
 }
 
-/// The memory layout of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Operand {
-    /// True if the columns are contiguous and the rows are not, as in a transposed view.
+    /// True if the columns are contiguous, as in a transposed view.
     pub(super) transposed: bool,
-    /// Distance in elements between the starts of adjacent rows (or columns, if transposed).
+    /// Elements between adjacent rows (or columns, if transposed).
     pub(super) leading: usize,
 }
 
@@ -61,10 +60,8 @@ impl Operand {
     }
 }
 
-/// `[m, n] = [m, k] · [k, n]`, optionally with `[n]` added to each row. The result is contiguous.
-///
-/// Factors are not included: they are passed to cuBLASLt with each product, and do not affect the choice of the
-/// algorithm.
+/// `[m, n] = [m, k] · [k, n]`, optionally plus `[n]` in each row, with a contiguous result. Excludes factors, which do
+/// not affect the choice of the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Problem {
     pub(super) m: usize,
@@ -75,15 +72,14 @@ pub(super) struct Problem {
     pub(super) input: Float,
     pub(super) output: Float,
     pub(super) bias: bool,
-    /// True if `f32` may be rounded to TF32 before it is multiplied.
     pub(super) tf32: bool,
 }
 
 impl Problem {
-    /// Describes `a · b (+ bias)` in `output`; `None` if cuBLASLt does not support such a product.
+    /// Describes `a · b (+ bias)` in `output`, or returns `None` if cuBLASLt does not support the product.
     ///
-    /// cuBLASLt multiplies matrices of one dtype and writes the same dtype or `f32`; a bias has the dtype of the
-    /// output. (cuBLAS documentation, `cublasLtMatmul`, the table of data types.)
+    /// Operands have one dtype, the output that dtype or `f32`, and a bias the dtype of the output (cuBLAS
+    /// documentation, `cublasLtMatmul`).
     pub(super) fn new(
         a: &CubeTensor,
         b: &CubeTensor,
@@ -104,7 +100,7 @@ impl Problem {
         Some(Problem { m, k, n, a, b, input, output: written, bias: bias.is_some(), tf32 })
     }
 
-    /// Returns the alignments that all matrices of this problem have: the sizes of their elements.
+    /// Returns the alignments of all matrices of this problem: the sizes of their elements.
     pub(super) fn least_alignments(&self) -> Alignments {
         [self.input, self.input, self.output].map(|float| float.bytes() as u32)
     }
@@ -128,19 +124,16 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The largest alignment of a matrix that cuBLASLt takes advantage of, in bytes.
+/// Largest alignment in bytes that cuBLASLt takes advantage of.
 pub(super) const ALIGNMENT: u32 = 256;
 
-/// Returns the alignment of a matrix at `address`, or at this offset in memory from CubeCL, which begins at multiples
-/// of 512 bytes.
+/// Returns the alignment of an address, or of an offset: CubeCL's memory begins at multiples of 512 bytes.
 pub(super) fn alignment_of(address: u64) -> u32 {
     1 << address.trailing_zeros().min(ALIGNMENT.trailing_zeros())
 }
 
-/// Required alignment of a bias in bytes.
 const BIAS: u64 = 16;
 
-/// Returns whether `tensor` begins at a multiple of `bytes`, as all of CubeCL's allocations do.
 fn aligned(tensor: &CubeTensor, bytes: u64) -> bool {
     tensor.handle.offset_start.unwrap_or(0).is_multiple_of(bytes)
 }

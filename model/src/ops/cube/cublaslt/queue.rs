@@ -1,5 +1,4 @@
-//! Queues products on CubeCL's thread for a GPU, which has access to the addresses of memory and the driver's
-//! streams.
+//! Queues products on CubeCL's thread for a GPU, which knows the addresses of memory and the driver's streams.
 
 #![allow(unsafe_code)]
 
@@ -19,35 +18,32 @@ use super::error::ProductError;
 use super::library::CublasLt;
 use super::problem::{Alignments, Problem};
 
-/// CubeCL's server of a GPU, which runs on one thread. Work is submitted to that thread.
+/// CubeCL's server of a GPU, which runs on one thread.
 pub(super) type Server = <CudaRuntime as Runtime>::Server;
 
 thread_local! {
-    /// The opened libraries. CubeCL runs each GPU on one thread, and the handles of cuBLASLt never leave that thread.
+    /// The opened libraries. CubeCL runs each GPU on one thread, which the handles never leave.
     static OPENED: RefCell<HashMap<DeviceId, CublasLt>> = RefCell::default();
 }
 
-/// A product and its memory. The memory is neither moved nor reused while this value lives.
+/// A product and its memory, which is neither moved nor reused while this value lives.
 pub(super) struct Product {
     pub(super) problem: Problem,
-    /// Both operands and the output.
     pub(super) matrices: [BufferBinding; 3],
     pub(super) bias: Option<BufferBinding>,
-    /// Factors for the product and for the previous values of the output.
     pub(super) factors: [f32; 2],
 }
 
 /// Queues a product on stream `caller`, after all work that its operands depend on.
 ///
-/// As with kernels, an error is attached to the output: kernels that read the output are skipped, and reading a
-/// result on the host returns the error.
+/// The output carries errors, as with kernels: kernels that read it are skipped, and reading on the host fails.
 pub(super) fn queue(server: &mut Server, device: DeviceId, caller: StreamId, product: &Product) {
     let Product { matrices: [a, b, output], bias, factors: [_, beta], .. } = product;
     let added = (*beta != 0.0).then_some(output);
     let reads = [a, b].into_iter().chain(bias).chain(added);
     let mut written = server.write_set();
     written.push(output.clone());
-    // The name of the skipped work in such an error.
+    // Names the skipped work in such an error.
     let name = KernelId::new::<Product>();
     let scope = ExecuteScope::launching(server, name, caller, reads, written);
     scope.execute(|server| Ok(multiply(server, device, caller, product)?));
@@ -72,9 +68,8 @@ fn multiply(
     let addresses = [address(a)?, address(b)?, address(output)?];
     let bias = bias.as_ref().map(address).transpose()?;
     with_library(device, |library| {
-        // SAFETY: the bindings hold the matrices of the problem, and CubeCL gives their memory only to work
-        // that comes later on the same stream, or waits for it. The stream belongs to the server, which is
-        // borrowed.
+        // SAFETY: the bindings hold the matrices of the problem, and CubeCL reuses their memory only for work that
+        // comes later on the stream or waits for it. The stream belongs to the server, which is borrowed.
         unsafe { library.multiply(problem, addresses, bias, *factors, stream) }
     })?
 }
@@ -84,7 +79,7 @@ pub(super) fn has_algorithm(device: DeviceId, problem: &Problem, alignments: Ali
     with_library(device, |library| library.has_algorithm(problem, alignments)).unwrap_or(true)
 }
 
-/// Calls `body` with cuBLASLt on `device`. The first call for a device opens cuBLASLt.
+/// Calls `body` with cuBLASLt on `device`, which the first call opens.
 fn with_library<R>(device: DeviceId, body: impl FnOnce(&mut CublasLt) -> R) -> Result<R, ProductError> {
     OPENED.with_borrow_mut(|opened| {
         let library = match opened.entry(device) {

@@ -29,7 +29,7 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
         "ranks: {ranks} x {}, mesh {mesh}, {}, recompute {}{accumulate}",
         number_of(*threads, "thread"),
         config.shard.strategy,
-        config.shard.recompute
+        config.shard.recompute()
     ));
     print_line(&format!(
         "dtypes: master f32, compute {}, reduce {}, accumulate f32",

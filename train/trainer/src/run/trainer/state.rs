@@ -256,7 +256,7 @@ impl<'a> Trainer<'a> {
                     steps: state.step + 1..=config.train.steps,
                     layers: plan.model.layers,
                     has_own_places: Architecture::from_model(&plan.model) != Architecture::decoder(),
-                    recomputes: config.shard.recompute != Recompute::None,
+                    recomputes: matches!(config.shard.recompute(), Recompute::Block | Recompute::Every(_)),
                 },
             })
         });

@@ -5,7 +5,6 @@ use pulp::x86::V4;
 use super::tiles::Tiles;
 use super::vectors::Vectors;
 
-/// The processor's instructions for products of bf16.
 #[derive(Clone, Copy, Debug)]
 pub struct Bf16Gemm {
     /// AVX-512, which every processor with either kind of instructions has.
@@ -13,21 +12,17 @@ pub struct Bf16Gemm {
     pub(super) kernel: Kernel,
 }
 
-/// The instructions that multiply two panels.
+/// Instructions that multiply two panels.
 #[derive(Clone, Copy, Debug)]
 pub enum Kernel {
-    /// AMX.
     Tiles(Tiles),
-    /// AVX512-BF16.
     Vectors(Vectors),
 }
 
 impl Bf16Gemm {
-    /// Returns the instructions called `choice`, if the processor has them: `amx` or an empty string for AMX,
-    /// `avx512` for AVX512-BF16.
+    /// Returns the instructions called `choice`, if available: `amx` or an empty string for AMX, or `avx512`.
     ///
-    /// AVX512-BF16 must be chosen explicitly: on Intel processors, products with it take as long as products of
-    /// `f32`, or longer.
+    /// AVX512-BF16 is not the default: on Intel processors, `f32` is at least as fast.
     pub fn choose(choice: &str) -> Option<Self> {
         let kernel = match choice {
             "" | "amx" => Kernel::Tiles(Tiles::try_new()?),
@@ -37,7 +32,6 @@ impl Bf16Gemm {
         Some(Bf16Gemm { simd: V4::try_new()?, kernel })
     }
 
-    /// Returns the name of the instructions.
     pub fn name(self) -> &'static str {
         match self.kernel {
             Kernel::Tiles(_) => "AMX",

@@ -1,9 +1,8 @@
 //! Operands packed into panels: 32 rows of the left operand, or 32 columns of the right operand.
 //!
-//! Here, both operands are viewed as `[len, k]` and cut into blocks of 32 along `k`. A block of a panel is
-//! two squares of 16 lines of 64 bytes, each of which is a tile of AMX. A line has 16 words, and a word has
-//! two adjacent elements along `k`. In a left operand, a line is 16 words of one row; in a right operand, it
-//! is one word of each of 16 columns. Elements beyond an edge are zero.
+//! Operands are `[len, k]`, in blocks of 32 along `k`. A block is two AMX tiles of 16 lines of 64 bytes. A line has 16
+//! words of two adjacent elements along `k`: of one row in a left operand, of 16 columns in a right operand. Elements
+//! beyond an edge are zero.
 
 use std::mem::MaybeUninit;
 
@@ -21,11 +20,9 @@ use crate::ops::cpu::uninit::UninitVec;
 pub const PANEL: usize = 32;
 /// Elements per block along `k`.
 pub const DEPTH: usize = 32;
-/// Lines per block: two squares.
 pub const BLOCK_LINES: usize = 2 * SIDE;
 /// Lines per square, and words per line.
 const SIDE: usize = 16;
-/// Minimum lines that a task writes: 64 KiB.
 const TASK: usize = 1024;
 
 /// A line: one row of a tile.
@@ -33,10 +30,9 @@ const TASK: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub struct Line([u32; SIDE]);
 
-/// The address of a panel, for the instructions that read the panel. Strides are in bytes.
+/// Address of a panel. Strides are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Panel {
-    /// Address of the first line.
     pub start: *const u8,
     /// Stride between lines of a square.
     pub row: usize,
@@ -51,25 +47,20 @@ pub struct Panel {
 #[derive(Debug)]
 pub struct Sums(pub [[f32; PANEL]; PANEL]);
 
-/// Which side of a product an operand is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The left operand.
     Left,
-    /// The right operand.
     Right,
 }
 
-/// An operand packed into panels.
 #[derive(Debug)]
 pub struct Panels {
     lines: Vec<Line>,
-    /// Number of blocks per panel.
     blocks: usize,
 }
 
 impl Panels {
-    /// Packs `source`, `[len, k]`, from row (or column) `first` of `len` on.
+    /// Packs `source`, `[len, k]`, from row (or column) `first` on.
     pub fn new(simd: V4, side: Side, source: Matrix<'_, bf16>, first: usize, threads: Threads) -> Self {
         let [len, k] = source.shape();
         let blocks = k.div_ceil(DEPTH);
@@ -90,14 +81,12 @@ impl Panels {
         Panels { lines: unsafe { lines.assume_init() }, blocks }
     }
 
-    /// Returns the lines of a panel.
     pub fn panel(&self, index: usize) -> &[Line] {
         let size = self.blocks * BLOCK_LINES;
         &self.lines[index * size..][..size]
     }
 }
 
-/// Packs the panels from row (or column) `first` on.
 struct Copy<'a> {
     simd: V4,
     side: Side,
@@ -126,7 +115,7 @@ impl NullaryFnOnce for Copy<'_> {
     }
 }
 
-/// Returns the lines of the square that begins at the given indices along `len` and `k`.
+/// Returns the square that begins at the given indices along `len` and `k`.
 #[inline(always)]
 fn square(
     simd: V4,
@@ -137,8 +126,7 @@ fn square(
     let ([len, k], [step, step_k]) = (source.shape(), source.strides());
     let values = source.values();
     let mut lines = [[0; SIDE]; SIDE];
-    // Loops instead of closures: the closure of a `from_fn` is compiled separately, without vector
-    // instructions.
+    // Loops, because the closure of a `from_fn` is compiled separately, without vector instructions.
     let lines_of = if first + SIDE > len || first_k + DEPTH > k {
         for (i, line) in lines.iter_mut().enumerate().take(len.saturating_sub(first)) {
             for (pair, word) in line.iter_mut().enumerate() {
@@ -178,7 +166,6 @@ fn square(
     if side == lines_of { lines } else { transposed(simd, lines.map(cast)).map(cast) }
 }
 
-/// Packs two adjacent elements along `k` into a word.
 #[inline(always)]
 fn word_of(even: bf16, odd: bf16) -> u32 {
     u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16

@@ -16,18 +16,16 @@ use crate::ops::cpu::products::{Multiplier, Output, Products, Threads};
 use crate::ops::cpu::scalar::Scalar;
 use crate::ops::cpu::values::convert_values;
 
-/// A left operand. Its rows are read in place if their layout allows that.
+/// A left operand. Rows are read in place if their layout allows.
 #[derive(Debug)]
 pub struct Left<'a> {
     /// `[m, k]`, of which the first `in_place` panels are read in place.
     matrix: Option<Matrix<'a, bf16>>,
     in_place: usize,
-    /// Copies of the panels that are not read in place.
     panels: Panels,
     shape: [usize; 2],
 }
 
-/// A right operand.
 #[derive(Debug)]
 pub struct Right {
     panels: Panels,
@@ -35,7 +33,7 @@ pub struct Right {
     shape: [usize; 2],
 }
 
-/// Minimum number of multiplications for which a product uses a second thread.
+/// Minimum multiplications for which a product uses a second thread.
 const WORTH_A_THREAD: usize = 1 << 22;
 
 impl Left<'_> {
@@ -61,7 +59,6 @@ fn packed(panels: &Panels, index: usize, first_block: usize) -> Panel {
 impl Multiplier<bf16> for Bf16Gemm {
     type Left<'a> = Left<'a>;
     type Right<'a> = Right;
-    /// Two panels.
     const ROWS: usize = 2 * PANEL;
 
     fn left(self, lhs: Matrix<'_, bf16>, threads: Threads) -> Left<'_> {
@@ -91,8 +88,7 @@ impl Multiplier<bf16> for Bf16Gemm {
     }
 }
 
-// SAFETY: the tasks of `multiply` cover all panels of the output, and each writes every element of its
-// panels.
+// SAFETY: the tasks of `multiply` cover all panels of the output, and write every element of their panels.
 unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
     fn multiply(
         self,
@@ -110,8 +106,7 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
             && columns.end <= rhs.shape[1];
         let begins = rows.start.is_multiple_of(DEPTH) && columns.start.is_multiple_of(PANEL);
         assert!(fits && begins, "rows {rows:?} and columns {columns:?} of {:?}", rhs.shape);
-        // If `rows` does not end at a multiple of 32, `k` is not a multiple of 32 either, and such a left
-        // operand is always packed.
+        // If `rows` does not end at a multiple of 32, `k` does not either, and such a left operand is packed.
         let ([m, n], k) = (out.shape(), lhs.shape[1]);
         let part = [rows.len(), columns.len()];
         assert!(
@@ -127,7 +122,7 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
             Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
             _ => 1,
         };
-        // Cut along the longer side, which divides more evenly.
+        // The longer side divides more evenly.
         let along = usize::from(panels[1] > panels[0]);
         let tasks = threads.min(panels[along]).max(1);
         let (target, shape) = (out.raw(), [m, n]);
@@ -148,15 +143,15 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
 
 /// The panels of a product that one thread multiplies.
 ///
-/// The shapes match, and no other task has any of these panels. Only this task may write the corresponding elements
-/// of the output, which are valid for writes, and initialised if the product is added to them.
+/// Shapes match, and tasks have disjoint panels. Only this task writes its elements of the output, which are valid for
+/// writes, and initialised if the product is added to them.
 struct Task<'a, O> {
     kernel: Kernel,
     target: Target<O>,
     output: Output<f32>,
     lhs: &'a Left<'a>,
     rhs: &'a Right,
-    /// The panel and the block of `rhs` where the product begins.
+    /// Panel and block of `rhs` where the product begins.
     first: [usize; 2],
     shape: [usize; 2],
     ranges: [Range<usize>; 2],
@@ -208,7 +203,6 @@ impl<O: Scalar<Real = f32>> Task<'_, O> {
         }
     }
 
-    /// Writes the sums of the panels that begin at the given row and column.
     #[inline(always)]
     fn write(&self, sums: &Sums, [row, column]: [usize; 2]) {
         let [rows, columns] = [self.shape[0] - row, self.shape[1] - column].map(|n| n.min(PANEL));

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use super::pack::{Panel, Sums};
 
-/// Proof that the processor has tiles of bf16 and that the operating system's kernel lets this process use them.
+/// Proof that the processor has bf16 tiles and that the operating system lets this process use them.
 #[derive(Clone, Copy, Debug)]
 pub struct Tiles(());
 
@@ -14,7 +14,7 @@ pub struct Tiles(());
 #[derive(Debug)]
 pub struct Configured(PhantomData<*const ()>);
 
-/// Intel's layout for `ldtilecfg`.
+/// Layout of `ldtilecfg`'s operand.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -25,8 +25,7 @@ struct Configuration {
 }
 
 impl Tiles {
-    /// Requests tiles from the processor, and space for saving them from the operating system's kernel; `None` if
-    /// either is refused.
+    /// Requests tiles, and space for saving them from the operating system; `None` if either is refused.
     pub fn try_new() -> Option<Tiles> {
         const TILES_AND_BF16: u32 = 1 << 24 | 1 << 22;
         let known = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILES_AND_BF16 == TILES_AND_BF16;
@@ -46,24 +45,22 @@ impl Tiles {
             Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         all.row_bytes[..8].fill(64);
         all.rows[..8].fill(16);
-        // SAFETY: the processor has tiles and the kernel allows them (`self`); it reads the 64 bytes of
-        // `all`.
+        // SAFETY: the processor has tiles and the kernel allows them (`self`); it reads the 64 bytes of `all`.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly, preserves_flags)) };
         Configured(PhantomData)
     }
 }
 
 impl Configured {
-    /// Multiplies the 32 rows of one panel with the 32 columns of another, and writes the result to `sums`.
+    /// Multiplies the 32 rows of one panel with the 32 columns of another, into `sums`.
     ///
     /// # Safety
     ///
     /// `lhs` and `rhs` must have `blocks` blocks, and `blocks` must not be 0.
     #[inline(always)]
     pub unsafe fn multiply(&self, lhs: Panel, rhs: Panel, blocks: usize, sums: &mut Sums) {
-        // SAFETY: tiles are configured on this thread (`self`). Each iteration reads one block of both
-        // panels, as many as the caller guarantees; four tiles of 16 lines of 64 bytes are written side by
-        // side to `sums`, whose lines are 128 bytes apart.
+        // SAFETY: tiles are configured (`self`). Each iteration reads one of the `blocks` blocks of both panels; four
+        // tiles of 16 lines of 64 bytes are written to `sums`, whose lines are 128 bytes apart.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -109,8 +106,7 @@ impl Configured {
 
 impl Drop for Configured {
     fn drop(&mut self) {
-        // SAFETY: the thread returns to the state of a thread that has never used tiles, which is the
-        // cheapest to save.
+        // SAFETY: returns the thread to the state before it used tiles, which is the cheapest to save.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

@@ -9,16 +9,15 @@ use super::pack::{Panel, Sums};
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors(());
 
-/// Number of rows whose sums are kept in registers at a time: with two vectors of columns, 16 of the 32 registers.
+/// Rows whose sums are in registers at a time: with two vectors of columns, 16 of the 32 registers.
 const ROWS: usize = 8;
 
 impl Vectors {
-    /// Returns the proof if the processor has AVX512-BF16.
     pub fn try_new() -> Option<Vectors> {
         (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")).then_some(Vectors(()))
     }
 
-    /// Multiplies the 32 rows of one panel with the 32 columns of another, and writes the result to `sums`.
+    /// Multiplies the 32 rows of one panel with the 32 columns of another, into `sums`.
     ///
     /// # Safety
     ///
@@ -27,8 +26,7 @@ impl Vectors {
         for (group, sums) in sums.0.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             let row = group * ROWS;
             let start = lhs.start.wrapping_add(row / 16 * lhs.second + row % 16 * lhs.row);
-            // SAFETY: the processor has the instructions (`self`), and the caller guarantees the blocks that
-            // are read.
+            // SAFETY: the processor has the instructions (`self`), and the caller guarantees the blocks.
             unsafe { rows(Panel { start, ..lhs }, rhs, blocks, sums) };
         }
     }
