@@ -1,5 +1,4 @@
-//! The command line: its commands, and how a command ends. Each command has a module with its arguments, and with
-//! the method `run`, which executes it.
+//! The command line: its commands, and how a command ends. Each command's module has its arguments and method `run`.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -23,6 +22,7 @@ use crate::commands::metrics::MetricsArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::report::ReportArgs;
 use crate::commands::status::StatusArgs;
+use crate::commands::sweep::SweepArgs;
 use crate::commands::train::TrainArgs;
 use crate::commands::watch::WatchArgs;
 use crate::error::{CommandError, Result};
@@ -44,7 +44,6 @@ use kiln_train::run::Program;
 
 /// Exit code of a run that failed.
 const FAILED: u8 = 1;
-/// Exit code for wrong arguments or configuration.
 const USAGE: u8 = 2;
 
 /// Trains decoder-only language models with fully sharded data parallelism.
@@ -63,6 +62,8 @@ enum Command {
     Plan(PlanArgs),
     /// Measure the most promising settings of a configuration, and write the fastest to a file.
     Tune(TuneArgs),
+    /// Run each combination of settings, and compare their results.
+    Sweep(SweepArgs),
     /// Compile the kernels of a run for NVIDIA GPUs before it starts, or pack them for other machines.
     #[cfg_attr(not(feature = "cuda"), command(hide = true))]
     Warmup(WarmupArgs),
@@ -124,9 +125,8 @@ enum Command {
     Man(ManArgs),
 }
 
-/// The commands as `kiln --help` groups them.
 const GROUPS: [(&str, &[&str]); 7] = [
-    ("Train", &["train", "launch", "plan", "tune", "check", "config"]),
+    ("Train", &["train", "launch", "plan", "tune", "sweep", "check", "config"]),
     ("Data", &["data"]),
     ("Use", &["generate", "eval"]),
     ("Checkpoints", &["inspect", "convert", "import", "export"]),
@@ -135,7 +135,6 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Machine", &["doctor", "bench", "warmup"]),
 ];
 
-/// Returns the command line, with its commands in [`GROUPS`].
 fn command_line() -> clap::Command {
     let command = Cli::command();
     let mut help = String::from("{about}\n\n{usage-heading} {usage}\n");
@@ -208,7 +207,6 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     exit(run(command, program), is_run)
 }
 
-/// Runs `command`; returns the exit code.
 fn run(command: Command, program: Program) -> Result<u8> {
     let registry = program.registry.clone();
     let print = |text: String| {
@@ -220,6 +218,7 @@ fn run(command: Command, program: Program) -> Result<u8> {
         Command::Train(args) => args.run(program),
         Command::Plan(args) => print(args.run(&registry)?),
         Command::Tune(args) => Ok(args.run(&registry)?),
+        Command::Sweep(args) => args.run(&registry),
         Command::Warmup(args) => Ok(args.run(&registry)?),
         Command::Launch(args) => Ok(args.run()?),
         Command::Status(args) => args.run(),
@@ -278,7 +277,6 @@ fn exit(outcome: Result<u8>, is_run: bool) -> ExitCode {
     ExitCode::from(if code == 0 && !is_run && !is_told { FAILED } else { code })
 }
 
-/// Prints the parser's help, version or error; returns the exit code.
 fn tell_usage(error: &clap::Error) -> u8 {
     let printed = error.print().and_then(|()| io::stdout().flush());
     match printed {

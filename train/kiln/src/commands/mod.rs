@@ -1,5 +1,4 @@
-//! The commands, one file each: its arguments, and the call of the crate that does the work. `tools.rs` has the
-//! tools of runs.
+//! The commands, one file each: its arguments, and the call of the crate that does the work.
 
 pub(crate) mod attach;
 pub(crate) mod convert;
@@ -14,6 +13,7 @@ pub(crate) mod metrics;
 pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod status;
+pub(crate) mod sweep;
 pub(crate) mod tools;
 pub(crate) mod train;
 pub(crate) mod watch;

@@ -111,6 +111,7 @@ mod smoke;
 mod status;
 mod support;
 mod surroundings;
+mod sweep;
 #[path = "../support/terminal.rs"]
 mod terminal;
 mod text_in;
