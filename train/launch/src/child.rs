@@ -1,5 +1,3 @@
-//! A rank as a process, and its environment: torchrun's variables, and Kiln's own.
-
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -17,59 +15,39 @@ use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
 use super::place::{Node, SECRET};
 use super::{LaunchError, print};
 
-/// How a rank's process ended.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) rank: usize,
     pub(super) pid: i32,
-    /// Exit code; `None` if a signal ended the process.
     pub(super) code: Option<i32>,
-    /// The signal that ended the process.
     pub(super) signal: Option<i32>,
-    /// Time from the start of the rank to its end.
     pub(super) after: Duration,
-    /// Time at which the rank ended, for ordering events.
     pub(super) at: Instant,
-    /// True if the launcher had asked the rank to end.
     pub(super) asked_to_end: bool,
-    /// Reason why the launcher killed the rank, if it did.
     pub(super) killed: Option<String>,
-    /// Messages that the rank sent to the launcher.
     pub(super) words: Vec<(Message, String)>,
-    /// The rank's crash report, if the launcher had to write it.
     pub(super) crash: Option<PathBuf>,
-    /// The rank's last lines on stderr.
     pub(super) last_lines: Vec<String>,
-    /// The log file with all of these lines.
     pub(super) stderr: PathBuf,
 }
 
-/// One life of a job on this node: from the start of its ranks to the end of the last one.
 pub(super) struct Job {
-    /// The node, with the port already chosen.
     pub(super) node: Node,
-    /// Name of the job.
     pub(super) name: String,
-    /// Number of times that this launcher has restarted the ranks.
     pub(super) restart: u64,
-    /// The id of the run that an earlier life of the job worked on.
     pub(super) run: Option<String>,
-    /// How long after SIGTERM the launcher sends SIGKILL.
     pub(super) grace: Duration,
 }
 
 impl Job {
-    /// Returns the rank, in the whole job, of the child with this local rank.
     pub(super) fn rank(&self, local_rank: usize) -> usize {
         self.node.node_rank * self.node.nproc_per_node + local_rank
     }
 
-    /// Returns the number of times that the ranks were restarted, by any launcher or scheduler.
     pub(super) fn restarts(&self) -> u64 {
         self.node.job.restarts.saturating_add(self.restart)
     }
 
-    /// Returns the environment variables of one rank.
     fn environment(&self, local_rank: usize) -> Vec<(&'static str, String)> {
         let node = &self.node;
         let rank = self.rank(local_rank).to_string();
@@ -90,7 +68,7 @@ impl Job {
             ("TORCHELASTIC_RESTART_COUNT", self.restarts().to_string()),
             ("TORCHELASTIC_MAX_RESTARTS", most.to_string()),
             ("TORCHELASTIC_RUN_ID", self.name.clone()),
-            // Unlike torchrun, this launcher does not listen on the master's port.
+            // This launcher does not listen on the master's port.
             ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
             (LAUNCHER_PID, std::process::id().to_string()),
             (GRACE, self.grace.as_secs_f64().to_string()),
@@ -101,17 +79,14 @@ impl Job {
     }
 }
 
-/// An event that the supervisor waits for.
 pub(super) enum Event {
-    /// A child has ended and must be reaped. `index`: its local rank; `at`: when it ended.
+    /// Child `index` has ended and must be reaped.
     Ended { index: usize, at: Instant },
     /// The launcher has received a signal.
     Signal(i32),
 }
 
-/// A rank that has been started.
 pub(super) struct Child {
-    /// Rank in the job.
     pub(super) rank: usize,
     pid: Pid,
     process: Process,
@@ -119,16 +94,14 @@ pub(super) struct Child {
     stderr: Log,
     copying: Vec<Copying>,
     link: RankLink,
-    /// True until the process is reaped; a zombie still keeps its process id.
+    /// True until the process is reaped; a zombie keeps its process id.
     exists: bool,
-    /// True if the launcher has asked the rank to end.
     asked_to_end: bool,
-    /// Reason why the launcher killed the rank, if it did.
     killed: Option<String>,
 }
 
 impl Child {
-    /// Starts a rank. When it ends, sends [`Event::Ended`] with `index` to `events`.
+    /// Sends [`Event::Ended`] with `index` to `events` when the rank ends.
     pub(super) fn start(
         job: &Job,
         index: usize,
@@ -139,7 +112,7 @@ impl Child {
     ) -> Result<Child, LaunchError> {
         let rank = job.rank(index);
         let open = |stream| match Log::open(log_dir, rank, job.restarts(), stream) {
-            // A missing log does not end a job that is already running.
+            // A missing log must not end a job that is already running.
             Err(error) if job.restart > 0 => {
                 print(&format!("{error}; the output of rank {rank} is lost"));
                 Log::nowhere()
@@ -158,14 +131,13 @@ impl Child {
             .stdin(Stdio::null())
             .stdout(output(&stdout)?)
             .stderr(output(&stderr)?)
-            // In a separate group: Ctrl-C in the terminal reaches ranks only through the launcher, and
-            // processes that a rank has started end with it.
+            // A separate group: Ctrl-C reaches ranks only through the launcher, and a rank's own processes end with it.
             .process_group(0);
         let link = RankLink::for_child(&mut command).map_err(LaunchError::system("make a pipe"))?;
         let process =
             command.spawn().map_err(|source| LaunchError::Start { program: program.to_owned(), source })?;
         let pid = Pid::from_child(&process);
-        // From here on, an error ends the process again.
+        // From here on, an error ends the process.
         let mut child = Child {
             rank,
             pid,
@@ -185,8 +157,7 @@ impl Child {
             child.copying.push(child.stderr.copy(pipe, Stream::Stderr)?);
         }
         let wait = move || {
-            // Not reaped here: until the supervisor does that, the number belongs to this child, and no
-            // signal can reach an unrelated process.
+            // Not reaped here: until then, the id belongs to this child, and no signal can reach another process.
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             while matches!(waitid(WaitId::Pid(pid), options), Err(rustix::io::Errno::INTR)) {}
             let _ = events.send(Event::Ended { index, at: Instant::now() });
@@ -198,7 +169,6 @@ impl Child {
         Ok(child)
     }
 
-    /// Asks the rank and the processes that it has started to end.
     pub(super) fn end(&mut self) {
         if self.exists {
             self.asked_to_end = true;
@@ -206,7 +176,6 @@ impl Child {
         }
     }
 
-    /// Kills the rank and the processes that it has started, for the reason `why`.
     pub(super) fn kill(&mut self, why: &str) {
         if self.exists {
             self.asked_to_end = true;
@@ -215,18 +184,18 @@ impl Child {
         }
     }
 
-    /// Returns whether the process is stopped, as by SIGSTOP: then only SIGKILL can end it.
+    /// Only SIGKILL can end a stopped process.
     pub(super) fn is_stopped(&self) -> bool {
         self.exists && matches!(kiln_sys::state_of(self.pid), Some('T' | 't'))
     }
 
-    /// Asks the rank to save and end. Unlike SIGTERM, this may be sent to a rank that is already ending.
+    /// Asks the rank to save and end. Unlike SIGTERM, may be sent twice.
     pub(super) fn stop(&mut self) {
         self.asked_to_end |= self.exists;
         self.notify(Signal::USR1);
     }
 
-    /// Sends a signal only to the rank's own process, which handles it.
+    /// Signals only the rank's own process, which has a handler.
     pub(super) fn notify(&self, signal: Signal) {
         if self.exists {
             let _ = kill_process(self.pid, signal);
@@ -237,7 +206,7 @@ impl Child {
         self.exists
     }
 
-    /// Reaps the rank after it has ended, and ends processes that the rank has left behind.
+    /// Reaps the rank after its end, and ends the processes that it left behind.
     pub(super) fn reap(&mut self, at: Instant) -> Result<End, LaunchError> {
         let _ = kill_process_group(self.pid, Signal::KILL);
         let status = self.process.wait().map_err(LaunchError::system("read how a rank ended"))?;
@@ -262,14 +231,12 @@ impl Child {
             last_lines: self.stderr.tail(),
             stderr: self.stderr.path.clone(),
         };
-        // Ranks that crash in other ways write a report themselves.
         if end.signal == Some(SIGKILL)
             && !end.asked_to_end
             && let Some(crashes) = end.last(Message::Crashes)
         {
             let (rank, seen, lines) = ((end.rank, end.pid), self.link.seen(), &end.last_lines);
             let report = kiln_sys::report_killed(crashes.as_ref(), rank, seen, &end.stderr, lines);
-            // The run has failed already; an error here must not hide the cause.
             end.crash = report.ok();
         }
         Ok(end)
@@ -277,7 +244,7 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// Kills a rank that is still running, which happens only after an error of the launcher itself.
+    /// Happens only after an error of the launcher itself.
     fn drop(&mut self) {
         if self.exists {
             let _ = kill_process_group(self.pid, Signal::KILL);

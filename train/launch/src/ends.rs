@@ -1,4 +1,4 @@
-//! How the ranks ended: what each rank reports, the outcome of the job, and its description for users.
+//! Evaluates how the ranks ended: their reports, the outcome of the job, and its description.
 
 use kiln_sys::launcher::Message;
 use signal_hook::consts::SIGKILL;
@@ -6,57 +6,46 @@ use signal_hook::consts::SIGKILL;
 use super::child::{End, Job};
 use super::{print, signal_name};
 
-/// Exit code of ranks that were preempted and have saved their state.
+/// Exit code of ranks that were preempted and saved their state.
 pub const PREEMPTED: u8 = 75;
 
-/// Exit code of a failure.
 const FAILED: u8 = 1;
 
-/// Exit code for invalid arguments or an invalid configuration.
 const USAGE: u8 = 2;
 
-/// Number of characters of a message that are searched for in a log.
 const COMPARED: usize = 200;
 
 impl End {
-    /// Returns whether the rank failed.
     pub(super) fn failed(&self) -> bool {
         self.code != Some(0) && self.code != Some(PREEMPTED.into())
     }
 
-    /// Returns the text of the rank's last message of `kind`.
     pub(super) fn last(&self, kind: Message) -> Option<&str> {
         self.words.iter().rfind(|(word, _)| *word == kind).map(|(_, text)| text.as_str())
     }
 
-    /// Returns the optimizer step that the rank was in, if it had reported one.
     pub(super) fn step(&self) -> Option<u64> {
         self.last(Message::Step)?.parse().ok()
     }
 
-    /// Returns the ranks that did not join the job while this rank waited for them.
     pub(super) fn absent(&self) -> impl Iterator<Item = usize> {
         self.last(Message::Absent).unwrap_or_default().split(',').flat_map(str::parse)
     }
 
-    /// Returns the reasons that the rank reported for ending.
     fn reasons(&self) -> impl DoubleEndedIterator<Item = &(Message, String)> {
         let is_reason = |word| matches!(word, Message::Failure | Message::Consequence | Message::Stopped);
         self.words.iter().filter(move |(word, _)| is_reason(*word))
     }
 
-    /// Returns whether the rank reports a stop request that arrived before there was anything to save, at
-    /// this rank or at a rank that it had met.
+    /// Returns whether a stop request came before there was anything to save, at this rank or at one that it met.
     pub(super) fn was_stopped(&self) -> bool {
         self.last(Message::Stopped).is_some()
     }
 
-    /// Returns whether the rank reports that another rank is the cause.
     pub(super) fn is_consequence(&self) -> bool {
         self.reasons().next_back().is_some_and(|(word, _)| *word == Message::Consequence)
     }
 
-    /// Describes the exit code or signal, and when the rank ended.
     fn describe(&self) -> String {
         let what = match (self.code, self.signal) {
             (Some(code), _) => format!("exit code {code}"),
@@ -75,7 +64,7 @@ impl End {
         format!("{what} after {:.1} s{hint}", self.after.as_secs_f64())
     }
 
-    /// Prints the reasons that the rank gives for its failure, unless its log already shows them.
+    /// Prints the reasons of the failure that the rank's log does not show.
     fn print_reasons(&self) {
         for (_, text) in self.reasons() {
             let first = text.lines().next().unwrap_or_default();
@@ -97,38 +86,29 @@ impl End {
     }
 }
 
-/// How each rank exited, and which signals reached the launcher before all ranks had.
+/// The ends of the ranks, and the signals that came before the last end.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    /// In the order in which the ranks ended.
     pub(super) ranks: Vec<End>,
-    /// The first signal that asked the launcher to end.
     pub(super) signal: Option<i32>,
     /// Other nodes whose ranks did not meet this node's ranks.
     pub(super) absent: Vec<usize>,
-    /// True if the ranks were informed that they would soon be preempted.
     pub(super) preempted: bool,
 }
 
-/// The outcome of one life of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Every rank ended successfully.
     Done,
-    /// Ranks received a stop request and saved their state, if they had any.
+    /// Ranks received a stop request and saved their state, if any.
     Preempted,
-    /// The configuration is invalid, so another attempt would fail in the same way.
     Usage,
     /// This signal asked the launcher to end, and the ranks did not save.
     Signalled(i32),
-    /// The ranks were informed of a preemption but did not save.
     NotSaved,
-    /// A rank failed.
     Failed,
 }
 
 impl Verdict {
-    /// Returns the launcher's exit code.
     pub(super) fn code(self) -> u8 {
         match self {
             Verdict::Done => 0,
@@ -141,16 +121,15 @@ impl Verdict {
 }
 
 impl Ends {
-    /// Returns the outcome of the job's life.
     pub(super) fn verdict(&self) -> Verdict {
         let failed = || self.ranks.iter().filter(|end| end.failed());
         let saved = self.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
-        // Ranks that the launcher has ended give no information about the cause, and neither do ranks that blame
-        // another, unless the fault applies to all.
+        // Ranks that the launcher ended say nothing about the cause, nor do ranks that blame another, unless the fault
+        // is common to all.
         let is_usage = |end: &End| end.code == Some(USAGE.into());
         let is_cause = |end: &&End| !end.asked_to_end && (is_usage(end) || !end.is_consequence());
         let mut causes = failed().filter(is_cause).peekable();
-        // A rank that received a stop request does not meet the other ranks, which fail because of that.
+        // A rank that received a stop request does not meet the others, which then fail.
         let stopped = self.ranks.iter().find(|end| end.was_stopped());
         let follows = |end: &End| end.asked_to_end || stopped.is_some_and(|first| end.at >= first.at);
         match (failed().next(), self.signal) {
@@ -164,8 +143,7 @@ impl Ends {
         }
     }
 
-    /// Prints how the ranks ended, unless all ended successfully: the root cause first, then the failures
-    /// that it caused.
+    /// Prints how the ranks ended, the root cause first, unless all ended successfully.
     pub(super) fn print(&self, job: &Job, verdict: Verdict) {
         for end in &self.ranks {
             for (_, note) in end.words.iter().filter(|(word, _)| *word == Message::Note) {
@@ -193,7 +171,7 @@ impl Ends {
         cause.print_last_lines();
         for end in others {
             let why = match end.asked_to_end {
-                // The launcher also ended the rank that is named first, so these ranks get the same words.
+                // The launcher also ended the first rank, so all get the same words.
                 true if cause.asked_to_end => first,
                 true => "stopped by the launcher",
                 false => "failed after it",

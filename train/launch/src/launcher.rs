@@ -1,5 +1,3 @@
-//! Runs a job from its first life to its last.
-
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -16,7 +14,7 @@ use super::restarts::{Next, Restarts};
 use super::supervise::{Life, Signals};
 use super::{LaunchError, print, signal_name};
 
-/// Default time that ranks get to save and end after a signal.
+/// Default time for ranks to save and end after a signal.
 pub const GRACE: Duration = Duration::from_secs(30);
 
 /// Settings of a launch.
@@ -30,12 +28,12 @@ pub struct Options {
     pub arguments: Vec<OsString>,
     /// Folder of the ranks' logs; `None` for `runs/logs/<job>`.
     pub log_dir: Option<PathBuf>,
-    /// How long after SIGTERM the launcher sends SIGKILL when the job must end.
+    /// Time between SIGTERM and SIGKILL when the job must end.
     pub grace: Duration,
 }
 
-/// Starts the ranks of a node, and restarts them after failures if requested; returns the exit code. Must be
-/// called from the main thread, because the system ends the ranks when the thread that started them ends.
+/// Starts a node's ranks and restarts them after failures; returns the exit code. Call it from the main thread, because
+/// the system ends the ranks when the thread that started them ends.
 pub fn run(options: &Options) -> Result<u8, LaunchError> {
     let _output = output::never_block();
     kiln_sys::hear_of_children();
@@ -64,7 +62,6 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
     }
     let mut restarts = Restarts::new(node.max_restarts);
     let mut job = Job { node, name, restart: 0, run: None, grace: options.grace };
-    // Held until the last rank has ended.
     let (logs, _claimed) = claim(&log_dir, &fallback, job.rank(0), job.restarts())?;
     if logs != log_dir {
         print(&format!(
@@ -98,7 +95,6 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         if let Some(signal) = signals.pause(pause) {
             let name = signal_name(signal);
             print(&format!("{name} before the next attempt: not restarting the job"));
-            // This holds for any signal: nothing is running, and saved state remains.
             return Ok(PREEMPTED);
         }
         print(&format!(
@@ -108,15 +104,13 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
     }
 }
 
-/// Returns an unused port. The port is not reserved, so another program could take it before rank 0 does; the
-/// job then fails immediately and reports that.
+/// Returns an unused port. If another program takes it before rank 0 does, the job fails immediately.
 fn free_port(host: &str) -> Result<u16, LaunchError> {
     let listener = TcpListener::bind((host, 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
     let address = listener.and_then(|listener| listener.local_addr());
     address.map(|address| address.port()).map_err(LaunchError::system("find a free port"))
 }
 
-/// Returns 16 random bytes as hexadecimal text.
 fn random_text() -> Result<String, LaunchError> {
     let mut random = [0; 16];
     getrandom::fill(&mut random)

@@ -1,16 +1,8 @@
-//! Starts and supervises the ranks of a node: the implementation of `kiln launch`, whose command line is in
-//! the crate `kiln`.
+//! Starts and supervises the ranks of a node: the implementation of `kiln launch`, whose command line is in the crate
+//! `kiln`. [`place`] finds the place of a process among the ranks of a job.
 //!
-//! - [`place`]: the place of a process among the ranks of a job, and the ranks that a node must start;
-//! - `child`: a rank as a process, with its environment; `logs`: where its output goes;
-//! - `supervise`: one life of all ranks, from their start to the end of the last one;
-//! - `ends`: how the ranks ended, the outcome, and its description;
-//! - `restarts`: whether and when the ranks start again; `launcher`: a job from its first life to its last.
-//!
-//! Ranks end with their launcher: see [`kiln_sys::end_with_launcher`].
-//!
-//! No loop here polls: one thread per child waits for the child to end, another thread waits for signals, and
-//! one loop receives the events of all these threads.
+//! Ranks end with their launcher: see [`kiln_sys::end_with_launcher`]. Threads wait for children and signals, and one
+//! loop receives their events.
 
 mod child;
 mod ends;
@@ -39,13 +31,12 @@ pub enum LaunchError {
     /// A log cannot be written.
     #[error("cannot write {}: {source}; choose another folder with --log-dir", .path.display())]
     Log { path: PathBuf, source: io::Error },
-    /// The system refused another operation that the launch needs.
+    /// The system refused another operation.
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
 }
 
 impl LaunchError {
-    /// Returns a function that converts the system's error to a [`LaunchError`].
     fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| LaunchError::System { what, source }
     }
@@ -66,18 +57,16 @@ pub enum LaunchArgsError {
 }
 
 impl LaunchArgsError {
-    /// Returns whether the cause is the user's arguments or environment.
+    /// Returns whether the user's arguments or environment are the cause.
     pub fn is_usage(&self) -> bool {
         !matches!(self, LaunchArgsError::Launch(_))
     }
 }
 
-/// Prints a message of the launcher to standard error.
 fn print(text: &str) {
     eprint_line(&format!("kiln launch: {text}"));
 }
 
-/// Returns the usual name of a signal.
 fn signal_name(signal: i32) -> String {
     match signal_hook::low_level::signal_name(signal) {
         Some(name) => format!("{name} ({signal})"),

@@ -1,4 +1,4 @@
-//! The output of ranks: a log file per rank, restart and stream. Rank 0's output also goes to the console.
+//! The output of ranks: a log file per rank, restart and stream. The console shows rank 0's output as well.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -14,19 +14,17 @@ use super::LaunchError;
 /// Name of the folder of logs in a run folder.
 pub const LOGS: &str = "logs";
 
-/// Number of bytes at the end of a log that are searched for the last lines.
+/// Bytes at the end of a log that are searched for the last lines.
 const TAIL_BYTES: u64 = 16 * 1024;
 
-/// Number of lines of a failed rank's stderr that are shown.
 const TAIL_LINES: usize = 20;
 
-/// Maximum number of characters shown of each of these lines.
 const LINE: usize = 500;
 
-/// Number of bytes after which a line that is not yet recognised as a log detail is shown.
+/// A line of unknown kind is shown after this many bytes.
 const BEGIN: usize = 512;
 
-/// How long the launcher waits for the last output of a rank that has ended.
+/// Time limit for the last output of a rank that has ended.
 pub(super) const LAST_OUTPUT: Duration = Duration::from_secs(2);
 
 /// Returns whether `path` is a folder that contains only a launcher's logs.
@@ -43,9 +41,8 @@ pub fn is_log_folder(path: &Path) -> bool {
     is_named && entries.all(|entry| is_log(entry) == Some(true))
 }
 
-/// Chooses the folder of this launch's logs: `wanted`, or, if a running launch writes there, the first of
-/// `other`, `other-2`, … that no running launch uses. Otherwise logs of the same rank and restart would be
-/// mixed. The returned file reserves the folder while it is open.
+/// Returns the folder of this launch's logs: `wanted`, or, if a running launch uses it, the first free one of `other`,
+/// `other-2`, … Keeps logs of the same rank and restart apart. The returned file reserves the folder while it is open.
 pub(super) fn claim(
     wanted: &Path,
     other: &Path,
@@ -55,11 +52,9 @@ pub(super) fn claim(
     let mut folder = wanted.to_owned();
     let mut number = 1;
     loop {
-        // Any log of this launcher will do, because launchers of other nodes have other ranks.
         let Log { file, .. } = Log::open(&folder, rank, restart, Stream::Stdout)?;
         match file.try_lock() {
             Ok(()) => return Ok((folder, Some(file))),
-            // The file system does not support locks.
             Err(TryLockError::Error(_)) => return Ok((folder, None)),
             Err(TryLockError::WouldBlock) => {}
         }
@@ -75,10 +70,9 @@ pub(super) fn claim(
     }
 }
 
-/// An output stream of a rank.
 pub(super) type Stream = output::Console;
 
-/// A log file, and the position in it at which the rank started to write.
+/// A log file, and the position where this rank's output starts.
 #[derive(Debug)]
 pub(super) struct Log {
     pub(super) path: PathBuf,
@@ -87,8 +81,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Opens `<folder>/rank_<rank>.restart_<restart>.<stdout|stderr>.log` for appending, so that lines of an
-    /// earlier job in the same folder are kept.
+    /// Opens `<folder>/rank_<rank>.restart_<restart>.<stdout|stderr>.log` for appending, which keeps earlier lines.
     pub(super) fn open(folder: &Path, rank: usize, restart: u64, stream: Stream) -> Result<Log, LaunchError> {
         let name = match stream {
             Stream::Stdout => "stdout",
@@ -107,7 +100,6 @@ impl Log {
         }
     }
 
-    /// Returns a log that discards everything.
     pub(super) fn nowhere() -> Result<Log, LaunchError> {
         let path = PathBuf::from("/dev/null");
         match OpenOptions::new().append(true).open(&path) {
@@ -116,14 +108,13 @@ impl Log {
         }
     }
 
-    /// Returns the file, for a child to write to directly, so that nothing is lost if the launcher dies.
+    /// The child writes directly, so that nothing is lost if the launcher dies.
     pub(super) fn for_child(&self) -> Result<File, LaunchError> {
         let error = |source| LaunchError::Log { path: self.path.clone(), source };
         self.file.try_clone().map_err(error)
     }
 
-    /// Copies the output of `pipe` to the file and the console until the pipe is closed. On standard error,
-    /// the console gets no log lines below `warn`.
+    /// Copies `pipe` to the file and the console until it is closed. Omits lines of stderr below `warn` on the console.
     pub(super) fn copy(
         &self,
         mut pipe: impl Read + Send + 'static,
@@ -163,7 +154,6 @@ impl Log {
         Ok(Copying(finished))
     }
 
-    /// Returns the last lines that were written to the log since it was opened.
     pub(super) fn tail(&self) -> Vec<String> {
         let mut bytes = Vec::new();
         let read = |bytes: &mut Vec<u8>| {
@@ -176,10 +166,9 @@ impl Log {
             }
             Ok::<_, std::io::Error>(())
         };
-        // If reading fails, the report only lacks these lines.
         let _ = read(&mut bytes);
         let text = String::from_utf8_lossy(&bytes);
-        // A progress bar that redraws itself is one line with many carriage returns.
+        // A progress bar is one line with many carriage returns.
         let lines = text.lines().map(|line| line.rsplit('\r').next().unwrap_or(line));
         let lines: Vec<_> = lines.filter(|line| !line.trim().is_empty()).collect();
         let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
@@ -187,31 +176,27 @@ impl Log {
     }
 }
 
-/// A copy in progress, which sends the number of bytes that could not be written to the log when it ends.
+/// A copy in progress. At its end it sends the number of bytes missing from the log.
 #[derive(Debug)]
 pub(super) struct Copying(Receiver<usize>);
 
 impl Copying {
-    /// Waits until everything is copied, or until `deadline`, because a process that the rank has left behind
-    /// may keep the pipe open. Returns the number of bytes known to be lost.
+    /// Waits until everything is copied or `deadline` passes, because processes left behind may keep the pipe open.
+    /// Returns the number of lost bytes.
     pub(super) fn finish(self, deadline: Instant) -> usize {
         let left = deadline.saturating_duration_since(Instant::now());
         self.0.recv_timeout(left).unwrap_or_default()
     }
 }
 
-/// Filters a rank's log for a terminal: omits lines below `warn`, which are in the rank's log file. The
-/// output may arrive in pieces.
+/// Filters a rank's log, which comes in pieces, for a terminal: omits lines below `warn`.
 #[derive(Debug, Default)]
 struct Quiet {
-    /// The beginning of a line for which it is not yet known whether to show it.
     begin: Vec<u8>,
-    /// `Some(true)` if the current line is shown; `None` while that is unknown.
     is_shown: Option<bool>,
 }
 
 impl Quiet {
-    /// Returns the part of `bytes`, the next piece of output, that should be shown.
     fn shown(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut shown = Vec::with_capacity(bytes.len());
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -239,7 +224,6 @@ impl Quiet {
         shown
     }
 
-    /// Returns the beginning of an unfinished line at the end of the output.
     fn rest(self) -> Vec<u8> {
         self.begin
     }

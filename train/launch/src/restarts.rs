@@ -1,5 +1,3 @@
-//! Decides whether and when the ranks of a failed job are restarted.
-
 use std::time::Duration;
 
 use kiln_sys::launcher::Message;
@@ -8,38 +6,29 @@ use kiln_sys::words::number_of;
 use super::child::End;
 use super::ends::{Ends, Verdict};
 
-/// The pause before the first restart, and the maximum pause.
+/// First and maximum pause before a restart.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// How long a life that reached a step must last to count as progress. A life without a step is no progress,
-/// because its ranks may only have waited for ranks of another node.
+/// A life that reached a step and lasted this long counts as progress. Without a step, its ranks may only have waited
+/// for another node.
 const LASTED: Duration = Duration::from_secs(300);
 
-/// The reaction after all ranks have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Do not restart: nothing failed, or restarts are disabled.
     End,
-    /// Do not restart, for this reason.
     GiveUp(String),
-    /// Restart after a pause.
     Again(Duration),
 }
 
-/// Counts and limits the restarts of a job on this node.
 #[derive(Debug)]
 pub(super) struct Restarts {
     most: u64,
     done: u64,
-    /// Number of consecutive restarts without progress.
     in_vain: u32,
-    /// The latest step that any rank has begun.
     farthest: Option<u64>,
-    /// The failures that the ranks reported in the previous life.
     before: Vec<Failure>,
 }
 
-/// A failure that a rank reported of itself, and the step in which it occurred.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Failure {
     rank: usize,
@@ -50,9 +39,8 @@ struct Failure {
 }
 
 impl Failure {
-    /// Returns the failure that the rank reports of itself, if it does. Only such failures can be recognised
-    /// when they repeat: a rank that was killed has reported nothing, and a rank that blames another reports
-    /// only a consequence.
+    /// Returns the failure that the rank reports as its own. Only such failures can be recognised when they repeat: a
+    /// killed rank reports nothing, and a rank that blames another reports a consequence.
     fn of(end: &End) -> Option<Failure> {
         let step = end.step().filter(|_| end.failed() && !end.asked_to_end && !end.is_consequence())?;
         let own = end.words.iter().filter(|(word, _)| *word == Message::Failure);
@@ -63,24 +51,20 @@ impl Failure {
 }
 
 impl Restarts {
-    /// Creates a limit of `most` restarts.
     pub(super) fn new(most: u64) -> Self {
         Restarts { most, done: 0, in_vain: 0, farthest: None, before: Vec::new() }
     }
 
-    /// Returns the number of restarts so far.
     pub(super) fn done(&self) -> u64 {
         self.done
     }
 
-    /// Decides what to do after a life that `lasted` this long and whose ranks ended as in `ends`. Counts a
-    /// restart.
+    /// Decides what to do after a life that `lasted` this long and ended as in `ends`. Counts a restart.
     pub(super) fn after(&mut self, ends: &Ends, verdict: Verdict, lasted: Duration) -> Next {
         if verdict != Verdict::Failed || self.most == 0 {
             return Next::End;
         }
         let failures: Vec<_> = ends.ranks.iter().filter_map(Failure::of).collect();
-        // Despite the checkpoints saved since, the run has not passed that step.
         if let Some(again) = failures.iter().find(|failure| self.before.contains(failure)) {
             return Next::GiveUp(format!(
                 "giving up: rank {} failed in step {} with the same error as before the last restart: \
@@ -88,7 +72,7 @@ impl Restarts {
                 again.rank, again.step
             ));
         }
-        // The node was present in the previous life, or could have been: further waiting is pointless.
+        // The node was, or could have been, in the previous life: further waiting is pointless.
         if self.done > 0 && !ends.absent.is_empty() {
             let nodes: Vec<_> = ends.absent.iter().map(usize::to_string).collect();
             return Next::GiveUp(format!(
@@ -119,7 +103,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns the end of rank `rank` with exit code 1 in `step`, with the messages `words`.
     fn end(rank: usize, step: u64, words: &[(Message, &str)]) -> End {
         let step = Some((Message::Step, step.to_string())).filter(|_| step > 0);
         let words = words.iter().map(|(word, text)| (*word, (*text).to_owned())).chain(step).collect();
@@ -143,7 +126,6 @@ mod tests {
         Ends { ranks, ..Ends::default() }
     }
 
-    /// Returns the reaction to a failed life that lasted one second.
     fn after(restarts: &mut Restarts, ranks: Vec<End>) -> Next {
         restarts.after(&life(ranks), Verdict::Failed, Duration::from_secs(1))
     }
@@ -155,7 +137,6 @@ mod tests {
         let mut restarts = Restarts::new(5);
         let both = || vec![end(1, 4, NAN), end(0, 4, NAN)];
         assert!(matches!(after(&mut restarts, both()), Next::Again(_)));
-        // The other rank may be the first to end this time.
         let Next::GiveUp(why) = after(&mut restarts, vec![end(0, 4, NAN)]) else { panic!() };
         assert!(why.contains("rank 0 failed in step 4 with the same error as before"), "{why}");
     }
@@ -199,12 +180,12 @@ mod tests {
             let ends = life(vec![end(0, step, &[])]);
             seconds(restarts.after(&ends, Verdict::Failed, Duration::from_secs(lasted)))
         };
-        // No rank reports its progress, as when all are killed.
+        // No rank reports progress, as when all are killed.
         let first: Vec<_> = (0..8).map(|_| pause(0, 1)).collect();
         assert_eq!(first, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(pause(7, 1), 1);
         assert_eq!([pause(7, 1), pause(6, 1), pause(8, 1), pause(8, 1)], [2, 4, 1, 2]);
-        // Long, but without a step: the ranks of another node did not arrive.
+        // Long, but without a step: another node's ranks did not arrive.
         assert_eq!([pause(8, 1000), pause(0, 1000), pause(0, 1)], [1, 2, 4]);
     }
 
@@ -213,7 +194,6 @@ mod tests {
         let alone = || Ends { absent: vec![1, 2], ..life(vec![end(0, 0, &[])]) };
         let mut restarts = Restarts::new(5);
         let mut after = || restarts.after(&alone(), Verdict::Failed, Duration::from_secs(1));
-        // At first it may merely be late.
         assert!(matches!(after(), Next::Again(_)));
         let Next::GiveUp(why) = after() else { panic!() };
         assert!(why.starts_with("giving up: node 1 and node 2 did not join this restart"), "{why}");

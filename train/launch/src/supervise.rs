@@ -1,5 +1,4 @@
-//! Runs one life of all ranks of a node: starts them, waits until the last one has ended, forwards signals,
-//! and ends the other ranks when one fails.
+//! One life of a node's ranks: starts them, forwards signals, ends the others when one fails, and waits for the last.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -17,15 +16,12 @@ use super::child::{Child, Event, Job};
 use super::ends::Ends;
 use super::{LaunchError, print, signal_name};
 
-/// How long the other ranks get to end by themselves when a rank has failed: they notice the failure,
-/// exchange information, and report the cause.
+/// Time for the other ranks to end by themselves after a failure: they exchange information and report the cause.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// How long they then get after SIGTERM. Without the failed rank there is nothing left to save, and ranks
-/// that could end by themselves have done so.
+/// Time after SIGTERM that follows. Without the failed rank there is nothing left to save.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// Receives the signals sent to the launcher, until this is dropped.
 pub(super) struct Signals {
     events: Sender<Event>,
     receiver: Receiver<Event>,
@@ -34,7 +30,7 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn register() -> Result<Signals, LaunchError> {
-        // Signals that `nohup` or a shell ignores on purpose, as for background processes, stay ignored.
+        // Signals that `nohup` or a shell ignores on purpose stay ignored.
         let heard = [SIGTERM, SIGINT, SIGHUP, SIGQUIT].into_iter().chain(kiln_sys::PREEMPTIONS);
         let heard = heard.filter(|signal| !kiln_sys::is_ignored(*signal));
         let mut signals = iterator::Signals::new(heard).map_err(LaunchError::system("watch for signals"))?;
@@ -55,15 +51,12 @@ impl Signals {
         Ok(Signals { events, receiver, handle })
     }
 
-    /// Waits for `time` while no rank runs. Returns the signal that ended the wait, if one did; the launcher
-    /// then ends.
     pub(super) fn pause(&self, time: Duration) -> Option<i32> {
         let until = Instant::now() + time;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match self.receiver.recv_timeout(left) {
                 Ok(Event::Signal(signal)) => return Some(signal),
-                // An event of a rank that has been reaped.
                 Ok(Event::Ended { .. }) => {}
                 Err(_) => return None,
             }
@@ -77,19 +70,17 @@ impl Drop for Signals {
     }
 }
 
-/// The next action against ranks that do not end by themselves.
 enum Next {
-    /// Nothing: the job is running.
+    /// The job is running.
     Run,
-    /// Send SIGTERM at the given time: a rank has failed, or will not arrive.
+    /// Send SIGTERM at this time: a rank has failed or will not arrive.
     Terminate(Instant),
-    /// Send SIGKILL at the time `at`, which is `grace` after SIGTERM was sent.
+    /// Send SIGKILL at `at`, which is `grace` after SIGTERM.
     Kill { at: Instant, grace: Duration },
-    /// Wait: nothing more can be done.
+    /// Nothing more can be done.
     Wait,
 }
 
-/// One life of a node's ranks, from their start to their end.
 pub(super) struct Life<'a> {
     pub(super) job: &'a Job,
     pub(super) program: &'a Path,
@@ -98,7 +89,6 @@ pub(super) struct Life<'a> {
 }
 
 impl Life<'_> {
-    /// Starts the ranks; returns when all have ended.
     pub(super) fn run(&self, signals: &Signals) -> Result<Ends, LaunchError> {
         let mut ends = Ends::default();
         let mut children = Vec::new();
@@ -119,7 +109,7 @@ impl Life<'_> {
                     let end = children[index].reap(at)?;
                     if matches!(next, Next::Run) && (end.was_stopped() || end.failed()) {
                         if end.was_stopped() {
-                            // Without that rank, the others would wait forever.
+                            // The others would wait forever for the stopped rank.
                             children.iter_mut().for_each(Child::stop);
                         }
                         next = Next::Terminate(Instant::now() + SETTLE);
@@ -144,11 +134,10 @@ impl Life<'_> {
         Ok(ends)
     }
 
-    /// Forwards a signal to the ranks.
     fn signal(&self, signal: i32, children: &mut [Child], ends: &mut Ends, next: Next) -> Next {
         if kiln_sys::PREEMPTIONS.contains(&signal) {
             ends.preempted = true;
-            // Every rank handles this signal, whichever one the launcher received.
+            // Every rank handles SIGUSR1, whichever signal the launcher received.
             children.iter().for_each(|child| child.notify(Signal::USR1));
             return next;
         }
@@ -172,7 +161,6 @@ impl Life<'_> {
         Next::Kill { at: Instant::now() + self.job.grace, grace: self.job.grace }
     }
 
-    /// Takes the action whose time has come.
     fn deadline(&self, children: &mut [Child], next: Next) -> Next {
         match next {
             Next::Terminate(_) => {
@@ -190,8 +178,7 @@ impl Life<'_> {
     }
 }
 
-/// Kills the remaining ranks if all are stopped. Once a rank has failed, waiting for stopped ranks is
-/// pointless.
+/// Kills the remaining ranks if all are stopped: after a failure, waiting for them is pointless.
 fn kill_stopped(children: &mut [Child], next: Next) -> Next {
     if children.iter().any(|child| child.exists() && !child.is_stopped()) {
         return next;
@@ -201,11 +188,9 @@ fn kill_stopped(children: &mut [Child], next: Next) -> Next {
     Next::Wait
 }
 
-/// Returns the next event, or `None` when the time for an action has come.
 fn wait(events: &Receiver<Event>, next: &Next) -> Option<Event> {
     let due = match next {
         Next::Terminate(at) | Next::Kill { at, .. } => at.saturating_duration_since(Instant::now()),
-        // `Signals` holds a sender, so this ends with an event.
         Next::Run | Next::Wait => return events.recv().ok(),
     };
     events.recv_timeout(due).ok()
@@ -221,7 +206,6 @@ mod tests {
         let sender = signals.events.clone();
         sender.send(Event::Ended { index: 0, at: Instant::now() }).unwrap();
         sender.send(Event::Signal(SIGTERM)).unwrap();
-        // Returns long before the hour.
         assert_eq!(signals.pause(Duration::from_secs(3600)), Some(SIGTERM));
         assert_eq!(signals.pause(Duration::ZERO), None);
     }

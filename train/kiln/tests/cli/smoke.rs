@@ -60,7 +60,10 @@ fn prepared_data_are_shown_with_their_tokens() {
     let show = |more: &[&str]| workspace.succeed(&[&["data", "show", "shown"][..], more].concat());
     let said = show(&["--samples", "2", "--seq-len", "16"]);
     let (info, lines) = (workspace.json("shown/data.json"), said.lines().collect::<Vec<_>>());
-    assert!(lines[0].starts_with("shown: 2 documents, vocabulary 270, ids of 2 bytes"), "{said}");
+    assert!(
+        lines[0].starts_with("shown: 2 documents in both splits, vocabulary 270, ids of 2 bytes"),
+        "{said}"
+    );
     let tokens = info["train"]["tokens"].as_u64().expect("a count");
     let numbers = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let training = numbers(lines[2]);

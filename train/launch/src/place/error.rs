@@ -1,17 +1,13 @@
-//! Errors in finding the place of a process.
-
-/// The reason why the place of this process cannot be found. Messages name the variable or flag, its value,
-/// and the fix.
+/// The reason why this process has no valid place. Messages name the variable or flag, its value, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
-    /// A value is invalid. `value`: the value, shortened; `problem`: what is wrong, and the fix.
+    /// A value, shortened, is invalid. `problem`: what is wrong, and the fix.
     #[error("{name}={value}: {problem}")]
     Value { name: String, value: String, problem: String },
     /// A required value is missing. `problem`: why it is required, and the fix.
     #[error("{name} is not set: {problem}")]
     Missing { name: String, problem: String },
-    /// Values contradict each other. `values`: the values, as `NAME=value`; `problem`: the contradiction,
-    /// and the fix.
+    /// Values, given as `NAME=value`, contradict each other. `problem`: the contradiction and the fix.
     #[error("{values} contradict each other: {problem}")]
     Contradiction { values: String, problem: String },
 }
@@ -25,7 +21,6 @@ impl EnvError {
         EnvError::Missing { name: name.into(), problem: problem.into() }
     }
 
-    /// Creates an error for two values that contradict each other.
     pub(super) fn contradicting(values: [(&str, &str); 2], problem: &str) -> Self {
         let values = values.map(|(name, value)| format!("{name}={}", shortened(value)));
         EnvError::Contradiction { values: values.join(" and "), problem: problem.to_owned() }
@@ -37,10 +32,8 @@ impl EnvError {
     }
 }
 
-/// Maximum number of characters of a value in messages and reports.
 const SHOWN: usize = 120;
 
-/// Formats a value for messages: one line of limited length.
 pub(super) fn shortened(value: &str) -> String {
     let mut text: String = value
         .chars()

@@ -1,11 +1,6 @@
-//! The place of this process among the ranks of a job.
-//!
-//! Every launcher and scheduler describes the place of a process in its own variables. [`survey`] checks
-//! these sources in a fixed order. The first source with an answer wins. An invalid answer is an error; later
-//! sources are then not used, because a rank that wrongly assumed it was alone would train by itself.
-//!
-//! Everything here is a function of a variable lookup, so that tests need not change the process's
-//! environment; only [`find_here`] reads the environment.
+//! The place of this process among the ranks of a job. [`survey`] checks the variables of every launcher and scheduler
+//! in a fixed order. The first answer wins, even an invalid one, which is an error: a rank that wrongly assumed to be
+//! alone would train by itself. Only [`find_here`] reads the environment.
 
 mod error;
 mod node;
@@ -30,10 +25,9 @@ pub use ranks::Flags;
 pub use role::{Job, Master, Node, PerGpu, RankEnv, Role, Source};
 pub use vars::{DEFAULT_PORT, JobSecret, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};
 
-/// A function that finds the place of this process from flags and variables.
 type Read = fn(&Flags, &Vars) -> Result<Finding, EnvError>;
 
-/// The sources in the order in which they are checked, and the variables that each reads, except the secret.
+/// Sources in the order of checking, with the variables that each reads, except the secret.
 const SOURCES: [(Source, &[&str], Read); 7] = [
     (Source::Flags, &[], Flags::read),
     (Source::Torchrun, ranks::TORCHRUN, |_, vars| ranks::read_torchrun(vars)),
@@ -55,15 +49,14 @@ pub struct Considered {
     pub verdict: String,
 }
 
-/// Finds the role of a process without flags. Never panics. Its memory use is proportional to the size of the
-/// values, whatever they contain.
+/// Finds the role of a process without flags. Never panics, and uses memory in proportion to the values.
 pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), EnvError> {
     let (role, considered) = survey(&Flags::default(), lookup);
     Ok((role?, considered))
 }
 
-/// Returns the role of this process. Prints a warning, once, if the process is alone although variables
-/// describe several ranks, or if it may wait in vain for other ranks.
+/// Returns the role of this process. Warns once if the process is alone although variables describe several ranks, or
+/// if it may wait for ranks that nobody starts.
 pub fn find_here(flags: &Flags) -> Result<Role, EnvError> {
     static WARNED: Once = Once::new();
     let role = survey(flags, &environment).0?;
@@ -77,8 +70,7 @@ pub fn find_here(flags: &Flags) -> Result<Role, EnvError> {
     Ok(role)
 }
 
-/// Returns a variable of this process. `HOSTNAME` falls back to the machine's host name if the shell does not
-/// export it.
+/// Returns a variable of this process. `HOSTNAME` defaults to the machine's host name.
 pub fn environment(name: &str) -> Option<String> {
     let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     if name == "HOSTNAME" && value.is_none() {
@@ -87,7 +79,7 @@ pub fn environment(name: &str) -> Option<String> {
     value
 }
 
-/// Checks every source. Returns the role, and the answer of each source even if one is invalid.
+/// Checks every source. Returns the role and each source's answer.
 pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Considered>) {
     // Flags may set the address where the ranks meet, whichever source provides the rest.
     let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
@@ -117,7 +109,7 @@ pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Co
     }
     let role = match outcome {
         Some((_, role)) => role,
-        // The flags show that this process is meant to be one of several.
+        // The flags show that this process is one of several.
         None if !flags.found().is_empty() => Err(EnvError::missing(
             "--rank",
             "the address is given, but not the ranks that meet there; add --rank and --world-size",
@@ -127,8 +119,7 @@ pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Co
     (role, considered)
 }
 
-/// Variables with a number of ranks, the variables without which those mean nothing, and the launchers that
-/// set both.
+/// A variable with a number of ranks, the variable without which it means nothing, and the launcher that sets both.
 const SIZES: [(&str, &str, &str); 4] = [
     ("WORLD_SIZE", "RANK", "kiln launch or torchrun"),
     ("SLURM_NTASKS", "SLURM_PROCID", "srun"),
@@ -136,7 +127,7 @@ const SIZES: [(&str, &str, &str); 4] = [
     ("PMI_SIZE", "PMI_RANK", "mpiexec"),
 ];
 
-/// Returns a warning for a process that runs alone although its environment suggests several ranks.
+/// Returns a warning if the process runs alone although its environment suggests several ranks.
 fn remark_alone(lookup: &Lookup) -> Option<String> {
     SIZES.iter().find_map(|(size, rank, launcher)| {
         let ranks: usize = lookup(size)?.trim().parse().ok()?;
@@ -150,9 +141,8 @@ fn remark_alone(lookup: &Lookup) -> Option<String> {
     })
 }
 
-/// Returns a warning for a process that may wait in vain for other ranks because it took its place from a
-/// shell: a shell inside `salloc`, or one opened in a container. `None` unless this is the first rank or node
-/// and something indicates a shell. `has_terminal`: whether the process's input is a terminal.
+/// Returns a warning for the first rank or node if it seems to run in a shell, which sets its place, as in `salloc` or
+/// a container. `has_terminal`: whether the process's input is a terminal.
 fn remark_waiting(role: &Role, lookup: &Lookup, has_terminal: bool) -> Option<String> {
     let (source, (0, count), unit) = (match role {
         Role::Rank(place) => (place.source, (place.rank, place.world_size), "rank"),
@@ -166,7 +156,6 @@ fn remark_waiting(role: &Role, lookup: &Lookup, has_terminal: bool) -> Option<St
         Source::JobSet => ("JOB_COMPLETION_INDEX", "start the job's pods with this command"),
         _ => return None,
     };
-    // The name that salloc gives a job by default.
     let is_interactive = lookup("SLURM_JOB_NAME").is_some_and(|name| name == "interactive");
     if count < 2 || !(has_terminal || (source == Source::Slurm && is_interactive)) {
         return None;

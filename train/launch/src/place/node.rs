@@ -1,5 +1,4 @@
-//! The place of a process that starts the ranks of its node, found from the flags of `kiln launch`, from
-//! `PET_*`, from `RANK` without `LOCAL_RANK`, or from a JobSet.
+//! Places a launcher of a node's ranks by flags of `kiln launch`, `PET_*`, `RANK` without `LOCAL_RANK`, or a JobSet.
 
 use std::num::NonZero;
 
@@ -10,7 +9,7 @@ use super::node_list::first_host;
 use super::role::{Finding, Job, Master, Node, PerGpu, Role, Source};
 use super::vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, Named, Vars, below};
 
-/// Variables with torchrun's arguments, as set by Kubeflow.
+/// torchrun's arguments as variables, set by Kubeflow.
 pub(super) const PET: &[&str] = &[
     "PET_NNODES",
     "PET_NPROC_PER_NODE",
@@ -23,9 +22,8 @@ pub(super) const PET: &[&str] = &[
     "PET_MAX_RESTARTS",
 ];
 
-/// Variables that Kubernetes and manifests set. Kubernetes itself sets only `JOB_COMPLETION_INDEX`. The rest
-/// are annotations of a JobSet's pods (<https://jobset.sigs.k8s.io/docs/concepts/>), which a manifest passes
-/// on as variables; see `configs/k8s/`.
+/// Kubernetes itself sets only `JOB_COMPLETION_INDEX`. The others are annotations of a JobSet's pods
+/// (<https://jobset.sigs.k8s.io/docs/concepts/>), which a manifest passes as variables; see `configs/k8s/`.
 pub(super) const JOBSET: &[&str] = &[
     "JOB_COMPLETION_INDEX",
     "WORLD_SIZE",
@@ -73,11 +71,11 @@ pub struct NodeFlags {
 }
 
 impl Node {
-    /// Returns this node with its number of ranks. If that depends on GPUs, `count` counts them.
+    /// Returns this node with its number of ranks, with `count` as the number of GPUs if needed.
     ///
     /// # Errors
     ///
-    /// If GPUs are required and there are none. `count` returns the reason.
+    /// Fails if GPUs are required and there are none. `count` returns the reason.
     pub fn with_gpus(mut self, count: impl FnOnce() -> Result<usize, String>) -> Result<Self, EnvError> {
         let Some(per_gpu) = self.per_gpu.take() else { return Ok(self) };
         match (per_gpu, count()) {
@@ -97,7 +95,6 @@ impl Node {
     }
 }
 
-/// Fails if `ranks` ranks on each of the nodes would exceed the limit of a job.
 fn check_total(nodes: (&'static str, usize), ranks: usize) -> Result<(), EnvError> {
     if nodes.1 > MAX_RANKS / ranks {
         let problem = format!("a job has at most {MAX_RANKS} ranks");
@@ -129,7 +126,6 @@ pub fn node(flags: &NodeFlags, lookup: &Lookup) -> Result<Node, EnvError> {
     node_of(Source::Flags, &Vars(&overlaid))
 }
 
-/// Returns the node that `source` describes; flags take precedence over it.
 pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, EnvError> {
     let standalone = standalone(vars)?;
     let nodes = match standalone {
@@ -164,8 +160,7 @@ pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, EnvError> {
     })
 }
 
-/// Returns the name of the flag or variable that requests a single node regardless of the environment, if one
-/// does.
+/// Returns the flag or variable that requests a single node regardless of the environment.
 fn standalone(vars: &Vars) -> Result<Option<&'static str>, EnvError> {
     let Some(named) = vars.first(&["--standalone", "PET_STANDALONE"])? else { return Ok(None) };
     match named.value.to_ascii_lowercase().as_str() {
@@ -189,12 +184,10 @@ fn is_flag(name: &str) -> bool {
     name.starts_with("--")
 }
 
-/// Returns the number of nodes of the job, and the flag or variable that sets it.
 fn nodes(vars: &Vars) -> Result<(&'static str, usize), EnvError> {
     if let Some(named) = vars.first(&["--nnodes", "PET_NNODES"])? {
         return Ok((named.name, fixed_number(&named)?));
     }
-    // WORLD_SIZE counts nodes if RANK does.
     let counts_nodes = vars.has("RANK") && !vars.has("LOCAL_RANK");
     if counts_nodes || is_pod_of_group(vars) {
         let names: &[&str] = if counts_nodes { &["WORLD_SIZE"] } else { &["WORLD_SIZE", "NNODES"] };
@@ -209,7 +202,6 @@ fn nodes(vars: &Vars) -> Result<(&'static str, usize), EnvError> {
     Ok(("--nnodes", 1))
 }
 
-/// Parses a number of nodes, such as `4`, or torchrun's `4:4`.
 fn fixed_number(named: &Named) -> Result<usize, EnvError> {
     let Some((min, max)) = named.value.split_once(':') else {
         return at_least_1(named, MAX_RANKS);
@@ -229,8 +221,6 @@ fn at_least_1(named: &Named, max: usize) -> Result<usize, EnvError> {
     }
 }
 
-/// Returns the number of ranks per node from a number or one of torchrun's keywords, which have the same
-/// meaning here.
 fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
     let cores = || {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -249,7 +239,6 @@ fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
     }
 }
 
-/// Returns this node's number, and the flag or variable that sets it.
 fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), EnvError> {
     let mut names = vec!["--node-rank", "PET_NODE_RANK"];
     names.extend((!vars.has("LOCAL_RANK")).then_some("RANK"));
@@ -268,7 +257,6 @@ fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), EnvErro
     }
 }
 
-/// A function that reads the host of rank 0 from a launcher's variables.
 type HostSource = fn(&Vars) -> Result<Option<String>, EnvError>;
 
 /// Returns the address where the ranks meet; port 0 stands for any free port.
@@ -307,8 +295,7 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvErro
     }
 }
 
-/// Merges two settings of the same value: a flag takes precedence over a variable; otherwise the two must
-/// agree.
+/// Merges two settings of one value: a flag wins over a variable; otherwise they must agree.
 fn one_of<T: PartialEq>(
     master: Option<Named>,
     endpoint: Option<Named>,
@@ -327,8 +314,7 @@ fn one_of<T: PartialEq>(
     }
 }
 
-/// Returns the host and port of a rendezvous endpoint `HOST:PORT` or `HOST`. An empty endpoint, torchrun's
-/// default, counts as unset.
+/// Parses a rendezvous endpoint, `HOST:PORT` or `HOST`. torchrun's default, an empty endpoint, counts as unset.
 fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, EnvError> {
     let names = ["--rdzv-endpoint", "PET_RDZV_ENDPOINT"];
     let Some(name) = names.into_iter().find(|name| vars.has(name)) else { return Ok(None) };
@@ -348,12 +334,9 @@ fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, EnvError> {
     }
 }
 
-/// Returns the node that the `PET_*` variables describe.
 pub(super) fn read_pet(vars: &Vars) -> Result<Finding, EnvError> {
-    /// Variables that describe the nodes of the job.
     const ABOUT_NODES: [&str; 5] =
         ["PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_STANDALONE"];
-    /// One variable of each source that is checked after this one.
     const OTHERS: [&str; 5] =
         ["SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
     let set = |names: [&'static str; 5]| names.into_iter().find(|name| vars.has(name));
@@ -372,7 +355,6 @@ pub(super) fn read_pet(vars: &Vars) -> Result<Finding, EnvError> {
     Ok(Finding::Taken(Role::Node(node_of(Source::Pet, vars)?), why))
 }
 
-/// Returns the place of a pod of a JobSet, or of an indexed Job.
 pub(super) fn read_jobset(vars: &Vars) -> Result<Finding, EnvError> {
     if !vars.has("JOB_COMPLETION_INDEX") {
         return Ok(Finding::Skipped("JOB_COMPLETION_INDEX is not set".to_owned()));
@@ -387,14 +369,14 @@ pub(super) fn read_jobset(vars: &Vars) -> Result<Finding, EnvError> {
     Ok(Finding::Taken(Role::Node(node), why.to_owned()))
 }
 
-/// Returns whether this is one pod of a group. An indexed Job may also consist of many independent runs.
+/// An indexed Job may also consist of independent runs.
 fn is_pod_of_group(vars: &Vars) -> bool {
     let signs = ["WORLD_SIZE", "NNODES", "MASTER_ADDR", "JOBSET_NAME", "JOBSET_COORDINATOR"];
     vars.has("JOB_COMPLETION_INDEX") && signs.iter().any(|name| vars.has(name))
 }
 
-/// Returns the host name of the first pod: the JobSet's coordinator, or the name that a JobSet gives to its
-/// first pod, `<jobset>-<replicated job>-<job>-<pod>.<jobset>`.
+/// Returns the host of the first pod: the JobSet's coordinator, or the name that a JobSet gives to its first pod,
+/// `<jobset>-<replicated job>-<job>-<pod>.<jobset>`.
 fn coordinator(vars: &Vars) -> Result<Option<String>, EnvError> {
     if let Some(host) = vars.host(&["JOBSET_COORDINATOR"])? {
         return Ok(Some(host));

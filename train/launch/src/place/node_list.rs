@@ -1,19 +1,16 @@
-//! Slurm's lists of hosts.
-
 use super::error::EnvError;
 use super::vars::Vars;
 
 const NODE_LISTS: &[&str] = &["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
 
-/// Returns the first host of the Slurm step or job, if Slurm's variables list hosts.
 pub(super) fn first_host(vars: &Vars) -> Result<Option<String>, EnvError> {
     let Some(list) = vars.first(NODE_LISTS)? else { return Ok(None) };
     let wrong = |problem| list.wrong(format!("{problem}; it should read like gpu[01-03,7],login-2"));
     first_of(&list.value).map(Some).map_err(wrong)
 }
 
-/// Returns the first host of a list such as `rack[1-2]n[01-16],login-2`: here `rack1n01`. The list is never
-/// expanded, because a few bytes can stand for more hosts than fit in memory.
+/// Returns the first host of a list such as `rack[1-2]n[01-16],login-2`: here `rack1n01`. Does not expand the list,
+/// because a few bytes can stand for more hosts than fit in memory.
 pub(super) fn first_of(list: &str) -> Result<String, &'static str> {
     let (mut host, mut rest) = (String::new(), list.trim());
     while let Some((literal, after)) = rest.split_once('[').filter(|(literal, _)| !literal.contains(',')) {

@@ -1,43 +1,35 @@
-//! The place of a process whose launcher starts every rank, found from the flags of `kiln train`, torchrun or
-//! MPI. For Slurm see `slurm`.
+//! Places ranks by the flags of `kiln train` or the variables of torchrun or MPI. For Slurm see `slurm`.
 
 use std::net::IpAddr;
 
 use clap::Args;
+use kiln_sys::launcher::LAUNCHER_PID;
 
 use super::error::{EnvError, shortened};
 use super::node::node_of;
 use super::role::{Finding, Job, Master, RankEnv, Role, Source};
 use super::vars::{DEFAULT_PORT, MAX_RANKS, Number, Vars, below};
 
-/// A launcher's information about a rank. Each number comes with the name of its variable, and may be
-/// missing.
+/// A launcher's information about a rank. Each number comes with the name of its variable.
 pub(super) struct Ranks {
     pub(super) source: Source,
     pub(super) rank: Number,
     pub(super) world_size: Number,
     pub(super) local_rank: (&'static str, Option<usize>),
     pub(super) local_world_size: (&'static str, Option<usize>),
-    /// Number of this node; `None` if the launcher never provides it.
+    /// `None` if the launcher never provides it.
     pub(super) node_rank: Option<(&'static str, Option<usize>)>,
-    /// Number of nodes, if known.
     pub(super) nodes: Option<Number>,
-    /// Name of this machine, if known.
     pub(super) node: Option<String>,
-    /// Machine of rank 0, if known.
     pub(super) host: Option<String>,
-    /// Name of this launch of the ranks, the same on every rank.
     pub(super) name: Option<String>,
-    /// Number of times that the launcher has restarted the ranks.
     pub(super) restarts: u64,
 }
 
-/// The name that torchrun gives to a launch without a name.
 const NO_NAME: &str = "none";
 
 impl Ranks {
-    /// Returns the place of the rank. Missing numbers are derived from the others. Fails if the numbers
-    /// contradict each other.
+    /// Returns the rank's place. Derives missing numbers from others, and fails if numbers contradict each other.
     pub(super) fn place(self, vars: &Vars) -> Result<RankEnv, EnvError> {
         let Ranks { source, rank, world_size, .. } = self;
         below(rank, world_size, "ranks are counted from 0")?;
@@ -119,7 +111,7 @@ impl Ranks {
     }
 }
 
-/// Returns whether the address where the ranks meet shows that they share a machine.
+/// Returns whether the ranks meet at a loopback address and hence share a machine.
 fn meets_on_loopback(vars: &Vars) -> Result<bool, EnvError> {
     let is_loopback = |host: String| {
         host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
@@ -127,12 +119,10 @@ fn meets_on_loopback(vars: &Vars) -> Result<bool, EnvError> {
     Ok(vars.host(&["MASTER_ADDR"])?.is_none_or(is_loopback))
 }
 
-/// Returns a port for a job that sets none: the same on every node, different from the ports of most other
-/// jobs, and below the ports that systems assign automatically.
+/// Returns a default port, equal on every node of the job, different for most other jobs, and below ephemeral ports.
 fn port_of_job(job: &str) -> u16 {
     const FIRST: u16 = 15_000;
     const COUNT: u64 = 16_384;
-    // FNV-1a.
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
@@ -164,8 +154,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Returns the value of the flag with this name, or of the flag that overrides the variable with this
-    /// name.
+    /// Returns the value of the flag `name`, or of the flag that overrides the variable `name`.
     pub(super) fn overlay(&self, name: &str) -> Option<String> {
         let flag = match name {
             "MASTER_ADDR" => "--master-addr",
@@ -223,7 +212,7 @@ impl Flags {
     }
 }
 
-/// Variables set by torchrun, `kiln launch` and similar launchers:
+/// Variables of torchrun, `kiln launch` and similar launchers:
 /// <https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables>.
 pub(super) const TORCHRUN: &[&str] = &[
     "RANK",
@@ -239,7 +228,6 @@ pub(super) const TORCHRUN: &[&str] = &[
     "TORCHELASTIC_USE_AGENT_STORE",
 ];
 
-/// Returns the rank that torchrun's variables describe, or the node if the variables count nodes.
 pub(super) fn read_torchrun(vars: &Vars) -> Result<Finding, EnvError> {
     let Some(rank) = vars.number("RANK")? else {
         return Ok(Finding::Skipped("RANK is not set".to_owned()));
@@ -271,6 +259,9 @@ pub(super) fn read_torchrun(vars: &Vars) -> Result<Finding, EnvError> {
     let shared = vars.text("TORCHELASTIC_USE_AGENT_STORE")?;
     place.master.shared_port =
         shared.is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1"));
+    if vars.text(LAUNCHER_PID)?.is_some() {
+        place.source = Source::Launch;
+    }
     Ok(Finding::Taken(Role::Rank(place), "RANK, LOCAL_RANK and WORLD_SIZE are set".to_owned()))
 }
 
@@ -300,15 +291,12 @@ pub(super) const PMI: &[&str] = &[
     "MASTER_PORT",
 ];
 
-/// Variables with a rank's local number and the number of local ranks in Hydra (MPICH, Intel MPI), Cray PMI
-/// and PALS.
 const LOCAL: [[&str; 2]; 3] = [
     ["MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
     ["PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"],
     ["PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"],
 ];
 
-/// Returns the rank that Open MPI's variables describe. This does not require MPI support in Kiln.
 pub(super) fn read_open_mpi(vars: &Vars) -> Result<Finding, EnvError> {
     let Some(rank) = vars.number("OMPI_COMM_WORLD_RANK")? else {
         return Ok(Finding::Skipped("OMPI_COMM_WORLD_RANK is not set".to_owned()));
@@ -326,7 +314,6 @@ pub(super) fn read_open_mpi(vars: &Vars) -> Result<Finding, EnvError> {
     )
 }
 
-/// Returns the rank that the variables of PMI or PMIx describe.
 pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, EnvError> {
     let Some(rank) = vars.first(&["PMI_RANK", "PMIX_RANK"])? else {
         return Ok(Finding::Skipped("neither PMI_RANK nor PMIX_RANK is set".to_owned()));

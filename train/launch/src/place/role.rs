@@ -1,15 +1,15 @@
-//! The roles of a process, and the sources that determine them.
-
 use std::fmt;
 
 use super::vars::{JobSecret, Vars, is_name};
 
-/// The source of this process's place. Variants are in the order in which sources are checked.
+/// The source of this process's place, in the order in which sources are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Command-line flags.
     Flags,
-    /// `RANK`, `LOCAL_RANK`, …, set by torchrun and `kiln launch`.
+    /// `RANK`, `LOCAL_RANK`, …, set by `kiln launch`.
+    Launch,
+    /// The same variables, set by torchrun.
     Torchrun,
     /// `PET_*`: torchrun's arguments as variables.
     Pet,
@@ -27,6 +27,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(match self {
             Source::Flags => "flags",
+            Source::Launch => "kiln launch",
             Source::Torchrun => "torchrun",
             Source::Pet => "PET_*",
             Source::Slurm => "Slurm",
@@ -42,19 +43,18 @@ impl fmt::Display for Source {
 pub struct Master {
     /// Host name or address, without brackets.
     pub host: String,
-    /// Port. In a [`Node`] of its own, 0 lets the launcher choose.
+    /// Port. For a [`Node`], 0 lets the launcher choose.
     pub port: u16,
-    /// True if another program already listens on `port`, as under a torchrun that keeps its own store there.
-    /// The ranks then meet at one of the ports after `port`.
+    /// True if another program, such as torchrun, listens on `port`. The ranks then use one of the next 16 ports.
     pub shared_port: bool,
 }
 
 /// The place of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankEnv {
-    /// The source that determined the place.
+    /// The source of the place.
     pub source: Source,
-    /// Number of this rank, from 0 up to `world_size - 1`.
+    /// Number of this rank, below `world_size`.
     pub rank: usize,
     /// Number of ranks of the job.
     pub world_size: usize,
@@ -62,40 +62,38 @@ pub struct RankEnv {
     pub local_rank: usize,
     /// Number of ranks on this node.
     pub local_world_size: usize,
-    /// Number of the node. MPI launchers do not provide it; the number is then guessed from the ranks. To
-    /// group ranks by machine, use `node`.
+    /// Number of the node, guessed from the ranks under MPI launchers. To group ranks by machine, use `node`.
     pub node_rank: usize,
-    /// Name of the machine. Ranks with the same name share a machine.
+    /// Name of the machine, equal for ranks that share a machine.
     pub node: String,
     /// The address where the ranks meet.
     pub master: Master,
-    /// Name of this start of the job, the same on all ranks that meet; used in addition to the secret.
+    /// Name of this start of the job, equal on all ranks that meet. Used in addition to the secret.
     pub meeting: String,
     /// The job.
     pub job: Job,
-    /// Secret with which ranks authenticate each other. Without a secret, ranks meet only on a loopback
-    /// address, unless `comm.open` allows anyone to join.
+    /// Secret of the job. Without one, ranks meet only on a loopback address, unless `comm.open` is set.
     pub secret: Option<JobSecret>,
 }
 
 /// The place of a process that starts the ranks of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// The source that determined the place.
+    /// The source of the place.
     pub source: Source,
-    /// Number of this node, from 0 up to `nodes - 1`.
+    /// Number of this node, below `nodes`.
     pub node_rank: usize,
     /// Number of nodes of the job.
     pub nodes: usize,
-    /// Number of ranks to start here, the same on every node.
+    /// Number of ranks to start here, equal on every node.
     pub nproc_per_node: usize,
     /// Set if the number of ranks depends on the number of GPUs; see [`Node::with_gpus`].
     pub per_gpu: Option<PerGpu>,
     /// The address where the ranks meet.
     pub master: Master,
-    /// The job as identified by the scheduler or launcher that started it.
+    /// The job, as identified by the scheduler or launcher that started it.
     pub job: Job,
-    /// Secret with which ranks authenticate each other.
+    /// Secret of the job.
     pub secret: Option<JobSecret>,
     /// Maximum number of restarts after failures.
     pub max_restarts: u64,
@@ -104,44 +102,39 @@ pub struct Node {
 /// The role of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Trains as the only process of the job, with ranks as threads.
+    /// The only process of the job, with ranks as threads.
     Alone(Job),
-    /// Runs as one rank of a job.
+    /// One rank of a job.
     Rank(RankEnv),
-    /// Starts and supervises the ranks of a node.
+    /// The launcher of a node's ranks.
     Node(Node),
 }
 
 /// A number of ranks that depends on the number of GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PerGpu {
-    /// One rank per GPU; fails without a GPU. Contains the flag or variable that requests this.
+    /// One rank per GPU; fails without a GPU. Holds the flag or variable that requests this.
     Needed(&'static str),
     /// One rank per GPU; without a GPU, [`Node::nproc_per_node`] ranks.
     IfAny,
 }
 
-/// The result of checking a source.
 pub(super) enum Finding {
-    /// The source determines the role, for the given reason.
     Taken(Role, String),
-    /// The source does not apply, for the given reason.
     Skipped(String),
 }
 
-/// A job, as identified by the scheduler or launcher that restarts it. A process that trains alone also has
-/// one if a scheduler started the process.
+/// A job, as identified by the scheduler or launcher that restarts it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
-    /// Name of the job, the same for all of its processes and after a restart; `None` if the job has no name.
+    /// Name of the job, equal for all processes and after a restart, if any.
     pub name: Option<String>,
     /// Number of restarts, after failures or by requeueing.
     pub restarts: u64,
 }
 
 impl Job {
-    /// Returns the scheduler's job. Its name stays the same after a requeue, which launchers inside the job
-    /// cannot guarantee for their own names.
+    /// Returns the scheduler's job. Its name stays the same after a requeue, unlike names of launchers inside the job.
     pub(super) fn from_scheduler(vars: &Vars) -> Self {
         let named = |name| (vars.0)(name).filter(|name| is_name(name)).map(|name| name.trim().to_owned());
         Job {
@@ -150,8 +143,7 @@ impl Job {
         }
     }
 
-    /// Returns this job for a launch that the user has named `id`. One job of a scheduler may contain several
-    /// launches, each of which continues its own run.
+    /// Returns this job for a launch that the user named `id`. Launches in one scheduler's job continue separate runs.
     pub(super) fn with_id(self, id: Option<String>) -> Self {
         let name = match (&self.name, id) {
             (Some(job), Some(id)) if *job == id || is_inside(job, &id) => Some(id),
@@ -162,10 +154,9 @@ impl Job {
         Job { name, ..self }
     }
 
-    /// Returns this job for a launcher that calls it `name` and has restarted it `restarts` times. The result
-    /// is the same whether or not the launcher's count includes the scheduler's restarts. Names given by
-    /// other launchers are ignored if the scheduler has a name, because they are often random and differ
-    /// after a requeue. Kiln's launcher marks its name as part of the scheduler's.
+    /// Returns this job for a launcher that calls it `name` and has restarted it `restarts` times. The launcher's count
+    /// may include the scheduler's restarts. The scheduler's name wins, because names of other launchers are often
+    /// random. Kiln's launcher marks its name as part of the scheduler's.
     pub(super) fn launched(self, name: Option<&str>, restarts: u64) -> Self {
         let name = name.map(str::to_owned);
         let name = match &self.name {
@@ -176,10 +167,8 @@ impl Job {
     }
 }
 
-/// Separator between the name of a scheduler's job and that of a launch inside it.
 const INSIDE: char = '/';
 
-/// Returns whether `name` is the name of a launch inside the scheduler's job `job`.
 fn is_inside(job: &str, name: &str) -> bool {
     name.strip_prefix(job).is_some_and(|rest| rest.starts_with(INSIDE))
 }

@@ -1,5 +1,4 @@
-//! Finds the place of a task of Slurm's `srun`:
-//! <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
+//! Places tasks of Slurm's `srun`: <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
 
 use super::error::EnvError;
 use super::node_list::first_host;
@@ -28,7 +27,7 @@ pub(super) const NAMES: &[&str] = &[
     "MASTER_PORT",
 ];
 
-/// Lowest step number that does not belong to an `srun`, but, for example, to the batch script.
+/// Steps from this number on are no `srun` steps; one is the batch script.
 const FIRST_SPECIAL_STEP: u64 = 0xFFFF_FFF0;
 
 pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
@@ -41,7 +40,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
     let Some(step) = step.filter(is_step) else {
         return skipped("this is the batch script, not a task; put srun before the command");
     };
-    // The daemons of mpirun are tasks of a step, and the processes they start inherit their variables.
+    // The daemons of mpirun are tasks of a step, and their processes inherit these variables.
     if vars.has("OMPI_COMM_WORLD_RANK") {
         return skipped("mpirun started this process inside the Slurm job");
     }
@@ -70,7 +69,6 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
         nodes: None,
         node: None,
         host: first_host(vars)?,
-        // Steps of one job may run concurrently.
         name: vars.text("SLURM_JOB_ID")?.map(|id| format!("{id}.{step}")),
         restarts: 0,
     };
@@ -78,7 +76,6 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
     Ok(Finding::Taken(Role::Rank(ranks.place(vars)?), why))
 }
 
-/// Returns the number of tasks on this node, and the variable that provides it.
 fn local_world_size(
     vars: &Vars,
     node: Option<usize>,
@@ -106,8 +103,7 @@ fn local_world_size(
     }
 }
 
-/// Returns the count for `node` in a list of counts per node, such as `2(x3),1`; `None` if the list has no
-/// such node.
+/// Returns the count for `node` in a list such as `2(x3),1`; `None` if the list is too short.
 pub(super) fn tasks_of_node(list: &str, node: usize) -> Result<Option<usize>, &'static str> {
     let number = |text: &str| text.parse::<usize>().map_err(|_| "a count that is not a number");
     let mut left = node;

@@ -1,4 +1,4 @@
-//! Parses variables: text, numbers, ports and hosts, each within limits.
+//! Parses variables within limits.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,20 +14,17 @@ pub const MAX_RANKS: usize = 1 << 20;
 /// Maximum number of ranks that a launcher starts.
 pub const MAX_RANKS_PER_NODE: usize = 1024;
 
-/// Default port where the ranks meet, the same as torchrun's.
+/// Default port where the ranks meet, as for torchrun.
 pub const DEFAULT_PORT: u16 = 29500;
 
-/// Maximum number of bytes in a value.
 const MAX_VALUE: usize = 64 * 1024;
 
-/// A variable or flag that is set.
 #[derive(Clone, Debug)]
 pub(super) struct Named {
     pub(super) name: &'static str,
     pub(super) value: String,
 }
 
-/// The variables that a source reads.
 pub(super) struct Vars<'a>(pub(super) &'a Lookup<'a>);
 
 impl Vars<'_> {
@@ -35,7 +32,6 @@ impl Vars<'_> {
         (self.0)(name).is_some()
     }
 
-    /// Returns the first of `names` that is set; fails if its value is empty.
     pub(super) fn first(&self, names: &[&'static str]) -> Result<Option<Named>, EnvError> {
         for &name in names {
             let Some(value) = (self.0)(name) else { continue };
@@ -54,18 +50,16 @@ impl Vars<'_> {
         Ok(self.first(&[name])?.map(|named| named.value))
     }
 
-    /// Parses a rank, a size or an index.
     pub(super) fn number(&self, name: &'static str) -> Result<Option<usize>, EnvError> {
         self.first(&[name])?.map(|named| named.number(MAX_RANKS)).transpose()
     }
 
-    /// Parses a number that must be set; `problem` explains why, and the fix.
+    /// `problem` explains why the number must be set, and the fix.
     pub(super) fn needed(&self, name: &'static str, problem: &str) -> Result<usize, EnvError> {
         self.number(name)?.ok_or_else(|| EnvError::missing(name, problem))
     }
 
-    /// Returns the number of times the job was restarted. A missing or invalid variable counts as 0, because
-    /// these counters belong to the scheduler, and some contain text.
+    /// Returns a scheduler's restart counter. Missing or invalid counters, some of which contain text, count as 0.
     pub(super) fn restarts(&self, name: &str) -> u64 {
         (self.0)(name).and_then(|value| value.trim().parse().ok()).unwrap_or(0)
     }
@@ -78,7 +72,7 @@ impl Vars<'_> {
         self.first(names)?.map(|named| named.port()).transpose()
     }
 
-    /// Returns the job's secret. No error shows the value of the secret.
+    /// Errors never show the secret.
     pub(super) fn secret(&self) -> Result<Option<JobSecret>, EnvError> {
         match (self.0)(SECRET) {
             Some(secret) if secret.trim().is_empty() => {
@@ -106,12 +100,10 @@ impl fmt::Debug for JobSecret {
 pub const SECRET: &str = "KILN_JOB_SECRET";
 
 impl Named {
-    /// Returns the error for a problem with the value.
     pub(super) fn wrong(&self, problem: impl Into<String>) -> EnvError {
         EnvError::value(self.name, &self.value, problem)
     }
 
-    /// Parses a whole number up to `max`.
     pub(super) fn number(&self, max: usize) -> Result<usize, EnvError> {
         let number = self.value.parse().ok().filter(|number| *number <= max);
         // `parse` accepts "+1", which no launcher writes.
@@ -127,7 +119,6 @@ impl Named {
         }
     }
 
-    /// Parses a host name or an address; an IPv6 address may be in brackets.
     pub(super) fn host(&self) -> Result<String, EnvError> {
         let inner = self.value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
         let host = inner.unwrap_or(&self.value);
@@ -141,15 +132,12 @@ impl Named {
     }
 }
 
-/// Returns whether a scheduler's name for a job is valid.
 pub(super) fn is_name(text: &str) -> bool {
     !text.trim().is_empty() && text.len() <= 253
 }
 
-/// A number, preceded by the variable or flag that contains it.
 pub(super) type Number = (&'static str, usize);
 
-/// Fails unless an index is less than its size.
 pub(super) fn below(index: Number, size: Number, why: &str) -> Result<(), EnvError> {
     if index.1 < size.1 {
         return Ok(());

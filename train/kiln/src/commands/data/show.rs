@@ -13,7 +13,6 @@ use kiln_sys::words::number_of;
 /// Maximum number of tokens of the training split that are read to measure the lengths of documents.
 const LOOKED_AT: u64 = 1 << 22;
 
-/// Separator between two tokens.
 const BORDER: char = '|';
 
 /// Arguments of `kiln data show`.
@@ -33,11 +32,6 @@ pub(crate) struct ShowArgs {
 }
 
 impl ShowArgs {
-    /// Returns the text to print.
-    ///
-    /// # Errors
-    ///
-    /// If the folder does not hold prepared data, or the shown part of it is damaged.
     pub(crate) fn run(self) -> Result<String, DataError> {
         let info = DataInfo::load(&self.folder)?;
         let path = tokenizer_of(&self.folder)?;
@@ -70,13 +64,12 @@ impl ShowArgs {
     }
 }
 
-/// Describes the folder in one line.
 fn summary(folder: &Path, info: &DataInfo, tokenizer: &Tokenizer) -> Result<String, DataError> {
     let end = tokenizer.decode(&[info.end_of_text])?;
     let documents = match info.documents {
         // Data that another program has written does not count documents.
         0 => String::new(),
-        documents => format!("{}, ", number_of(documents, "document")),
+        documents => format!("{} in both splits, ", number_of(documents, "document")),
     };
     Ok(format!(
         "{}: {documents}vocabulary {}, ids of {} bytes, end of a document {} ({end})\n",
@@ -87,7 +80,6 @@ fn summary(folder: &Path, info: &DataInfo, tokenizer: &Tokenizer) -> Result<Stri
     ))
 }
 
-/// Formats a line of the table.
 fn row(name: &str, [tokens, bytes, ratio, samples]: [&str; 4]) -> String {
     format!("  {name:<10}  {tokens:>14}  {bytes:>12}  {ratio:>15}  {samples:>20}\n")
 }
@@ -104,7 +96,6 @@ fn split_row(name: &str, file: &TokenFile, split: Split) -> String {
     row(name, [&info.tokens.to_string(), &bytes, &ratio, &file.num_samples().to_string()])
 }
 
-/// Describes the lengths of the documents at the start of the training split.
 fn lengths(file: &TokenFile) -> Result<String, DataError> {
     let end = file.info().end_of_text as i32;
     let samples = file.num_samples().min(LOOKED_AT / file.seq_len() as u64).max(1);
@@ -127,7 +118,7 @@ fn lengths(file: &TokenFile) -> Result<String, DataError> {
     Ok(match lengths[..] {
         [] => format!("no document ends in the first {tokens} training tokens\n"),
         [shortest, ..] => format!(
-            "{} in the first {tokens} training tokens: {shortest} to {} tokens, median {}\n",
+            "{} end in the first {tokens} training tokens: {shortest} to {} tokens, median {}\n",
             number_of(lengths.len(), "document"),
             lengths[lengths.len() - 1],
             lengths[lengths.len() / 2]

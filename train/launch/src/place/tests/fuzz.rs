@@ -1,4 +1,4 @@
-//! Random environments: nothing may panic, and every result must be possible.
+//! Random environments must not panic, and every result must be possible.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,6 @@ use crate::place::node_list::first_of;
 use crate::place::slurm::tasks_of_node;
 use crate::place::{Flags, MAX_RANKS, NodeFlags, Role, SOURCES, node, survey};
 
-/// Returns values similar to those that the parsers expect, so that many pass the first check.
 fn value() -> impl Strategy<Value = String> {
     prop_oneof![
         8 => (0u32..9).prop_map(|number| number.to_string()),
@@ -95,7 +94,6 @@ fn random_environments() {
     run(4_000);
 }
 
-/// `cargo test --release -p kiln --lib place -- --ignored`
 #[test]
 #[ignore = "takes minutes: cargo test --release -p kiln-launch -- --ignored"]
 fn a_million_random_environments() {

@@ -1,5 +1,3 @@
-//! Environments of real launchers, and every way in which they can be wrong.
-
 mod fuzz;
 mod nodes;
 mod ranks;
@@ -8,7 +6,6 @@ use std::collections::BTreeMap;
 
 use super::{Considered, EnvError, Flags, Job, Node, RankEnv, Role, SOURCES, Source, survey};
 
-/// An environment, written as `A=1 B=2`.
 struct Env(BTreeMap<String, String>);
 
 impl Env {
@@ -61,7 +58,6 @@ fn error(env: &str) -> String {
     }
 }
 
-/// Returns rank, world size, local rank, local world size and node rank.
 fn numbers(place: &RankEnv) -> (usize, usize, usize, usize, usize) {
     (place.rank, place.world_size, place.local_rank, place.local_world_size, place.node_rank)
 }

@@ -1,5 +1,3 @@
-//! Sources that start one process per node.
-
 use super::*;
 use crate::place::{NodeFlags, PerGpu, node as launched};
 
@@ -71,7 +69,7 @@ fn jobset() {
     assert_eq!((found.job.name.as_deref(), found.job.restarts), (Some("kiln"), 3));
     assert_eq!(node(&format!("{env} JOBSET_COORDINATOR=c")).master.host, "c");
     assert_eq!(node(&format!("{env} MASTER_ADDR=m")).master.host, "m");
-    // Pods of an indexed Job need not belong together.
+    // Pods of an indexed Job may be independent.
     assert_eq!(alone("JOB_COMPLETION_INDEX=1"), Job::default());
     assert!(error("JOB_COMPLETION_INDEX=1 MASTER_ADDR=a").starts_with("WORLD_SIZE is not set"));
     let far = error("JOB_COMPLETION_INDEX=1 WORLD_SIZE=2");
@@ -106,7 +104,6 @@ fn nodes_come_from_slurm() {
     assert_eq!(found.job.name.as_deref(), Some("12"));
 }
 
-/// Two launches in one job of a scheduler differ only by the names that the user gives them.
 #[test]
 fn launches_in_a_job_have_separate_names() {
     let named = |env: &str, id: Option<&str>| {
@@ -160,7 +157,7 @@ fn contradicting_flags() {
     assert_eq!(meets(&flags, "PET_RDZV_ENDPOINT=a:1"), ("b".to_owned(), 1));
 }
 
-/// As in torchrun: `gpu` requires one rank per GPU, `auto` uses GPUs if there are any.
+/// As in torchrun: `gpu` requires GPUs, `auto` uses GPUs if there are any.
 #[test]
 fn ranks_per_gpu() {
     let per = |word: &str| node(&format!("PET_NNODES=1 PET_NPROC_PER_NODE={word}"));

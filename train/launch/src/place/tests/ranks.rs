@@ -1,5 +1,3 @@
-//! Sources that start every rank.
-
 use super::*;
 
 #[test]
@@ -26,7 +24,7 @@ fn torchrun_set_by_hand() {
     let far = "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 MASTER_ADDR=a";
     assert!(error(far).starts_with("LOCAL_WORLD_SIZE is not set"), "{}", error(far));
     assert_eq!(numbers(&rank(&format!("{far} GROUP_WORLD_SIZE=2"))), (3, 4, 1, 2, 1));
-    // The node of cyclically distributed ranks is only known with GROUP_RANK.
+    // With a cyclic distribution, only GROUP_RANK shows the node.
     let turns = "RANK=1 LOCAL_RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a";
     assert!(error(turns).starts_with("GROUP_RANK is not set"), "{}", error(turns));
     assert_eq!(rank(&format!("{turns} GROUP_RANK=1")).node_rank, 1);
@@ -85,7 +83,7 @@ fn flags() {
     assert_eq!(master(&place), ("127.0.0.1", 1234));
     let place = rank(&["--rank", "1", "--world-size", "2", "--master-addr", "a"]);
     assert_eq!(numbers(&place), (1, 2, 0, 1, 1));
-    // Flags for the address take precedence over the winning source.
+    // Flags for the address override the winning source.
     let place = rank(&["--master-addr", "b", "--master-port", "99"]);
     assert_eq!((place.source, master(&place)), (Source::Torchrun, ("b", 99)));
     for (text, says) in [
@@ -113,12 +111,10 @@ fn slurm() {
     let place = rank(&format!("{SLURM} SLURM_RESTART_COUNT=1"));
     assert_eq!(place.source, Source::Slurm);
     assert_eq!(numbers(&place), (5, 6, 1, 2, 2));
-    // A requeued job may have another step number.
     assert_eq!((place.meeting.as_str(), place.job), ("4711.0", job("4711", 1)));
     assert_eq!(place.master.host, "gpu07");
     let port = place.master.port;
     assert!((15_000..31_384).contains(&port), "{port}");
-    // Every rank of the job agrees; another job uses another address.
     assert_eq!(
         rank(&SLURM.replace("PROCID=5", "PROCID=4").replace("LOCALID=1", "LOCALID=0")).master.port,
         port
@@ -126,17 +122,14 @@ fn slurm() {
     assert_ne!(rank(&SLURM.replace("4711", "4712")).master.port, port);
     let place = rank(&format!("{SLURM} MASTER_ADDR=head MASTER_PORT=5"));
     assert_eq!(master(&place), ("head", 5));
-    // Uneven and cyclic distributions.
     let uneven = SLURM.replace("2(x3)", "3,2,1").replace("LOCALID=1", "LOCALID=0");
     assert_eq!(numbers(&rank(&uneven)), (5, 6, 0, 1, 2));
-    // One node needs no list of hosts.
     let here = rank("SLURM_STEP_ID=1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_NODEID=0");
     assert_eq!((numbers(&here), here.master.host.as_str()), ((1, 2, 1, 2, 0), "127.0.0.1"));
 }
 
 #[test]
 fn inapplicable_slurm() {
-    // The batch script has the numbers of its only process and those of the whole job.
     assert_eq!(alone(&SLURM.replace("SLURM_STEP_ID=0", "X=0")), job("4711", 0));
     let batch = SLURM.replace("SLURM_STEP_ID=0", "SLURM_STEPID=4294967291");
     assert_eq!(alone(&format!("{batch} SLURM_RESTART_COUNT=2")), job("4711", 2));
@@ -150,8 +143,7 @@ fn inapplicable_slurm() {
     assert_eq!(rank(&format!("{SLURM} PMI_RANK=5 PMI_SIZE=6")).source, Source::Slurm);
 }
 
-/// When a whole job is requeued, its launchers start over: they count no restart, and may give their ranks
-/// different names.
+/// Launchers in a requeued job count no restart, and may choose different names.
 #[test]
 fn launchers_in_requeued_jobs() {
     let torchrun = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 TORCHELASTIC_RESTART_COUNT=0";
@@ -167,12 +159,10 @@ fn launchers_in_requeued_jobs() {
         assert_eq!(place.job, job("12", 1), "{launched}");
         assert_eq!(place.meeting, rank(launched).meeting, "{launched}");
     }
-    // `kiln launch --rdzv-id a` marks its name as part of the scheduler's.
     let own = format!("{torchrun} TORCHELASTIC_RUN_ID=12/a SLURM_JOB_ID=12 SLURM_RESTART_COUNT=1");
     assert_eq!(rank(&own).job, job("12/a", 1));
     let other = own.replace("=12/a", "=123/a");
     assert_eq!(rank(&other).job, job("12", 1));
-    // `kiln launch` includes the scheduler's restarts.
     let again = torchrun.replace("COUNT=0", "COUNT=3");
     assert_eq!(rank(&format!("{again} SLURM_JOB_ID=12 SLURM_RESTART_COUNT=1")).job, job("12", 3));
 }
@@ -230,7 +220,6 @@ fn open_mpi() {
     let here =
         rank(&OPEN_MPI.replace("LOCAL_RANK=1", "LOCAL_RANK=3").replace("LOCAL_SIZE=2", "LOCAL_SIZE=4"));
     assert_eq!((master(&here), here.node.as_str()), (("127.0.0.1", 29500), "node0"));
-    // mpirun -np 1 is an independent program.
     let one = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 \
                OMPI_COMM_WORLD_LOCAL_SIZE=1";
     assert_eq!(alone(one), Job::default());
