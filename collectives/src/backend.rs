@@ -1,5 +1,3 @@
-//! The traits and types for backends of a [`ProcessGroup`](crate::ProcessGroup).
-
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, Call, CallSite};
 use crate::diagnosis::Witness;
@@ -16,7 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A callback that every worker thread runs first, with the world rank as its argument.
+/// A callback that runs first on every worker thread, with the world rank as its argument.
 #[derive(Clone)]
 pub struct WorkerStart(Arc<dyn Fn(usize) + Send + Sync>);
 
@@ -33,17 +31,16 @@ impl fmt::Debug for WorkerStart {
     }
 }
 
-/// A function that asks all ranks of a world what they are doing and waits at most the given time for the
-/// answers.
+/// Asks all ranks of a world what they are doing, and waits at most the given time for the answers.
 pub type AskAll = Arc<dyn Fn(Duration) -> Vec<Witness> + Send + Sync>;
 
-/// One rank's side of a group that can fail: stores the cause of a failure and informs the other ranks. A
-/// [`Work`](crate::Work) needs only this part of a [`Backend`].
+/// One rank's side of a group that can fail: stores the cause and informs the other ranks. [`Work`](crate::Work) needs
+/// only this part of a [`Backend`].
 pub trait GroupControl: Send + Sync {
-    /// Returns the name and members of the group, and this rank's number in it.
+    /// The name and members of the group, and this rank's number in it.
     fn identity(&self) -> &GroupRank;
 
-    /// Returns the cause of the group's failure, or `None` if the group has not failed.
+    /// Returns why the group has failed, if it has.
     fn cause(&self, site: &CallSite) -> Option<CommError>;
 
     /// Fails the group on all ranks with `abort`, unless it has failed already.
@@ -69,47 +66,39 @@ pub trait GroupControl: Send + Sync {
     }
 }
 
-/// The implementation of one rank's operations in one group, for [`ProcessGroup`](crate::ProcessGroup).
-/// Dropping the backend, or calling [`Backend::leave`], leaves the group.
-///
-/// The worker thread of the process group calls [`Backend::execute`] and [`Backend::split`], one at a time and
-/// in the order of the calls; all other methods may be called from any thread at any time. The
-/// [crate documentation](crate#a-custom-backend) shows where to start.
+/// One rank's operations in one group, for [`ProcessGroup`](crate::ProcessGroup). Dropping it, or calling
+/// [`Backend::leave`], leaves the group. The worker thread calls [`Backend::execute`] and [`Backend::split`], one at a
+/// time and in the order of the calls; any thread may call the other methods at any time. The [crate
+/// documentation](crate#a-custom-backend) shows where to start.
 pub trait Backend: GroupControl + Sized + 'static {
     /// Name of the backend, as [`Communicator::backend`](crate::Communicator::backend) returns it.
     const NAME: &'static str;
 
-    /// True if all-gathers can share one output; see
-    /// [`Communicator::shares_gathers`](crate::Communicator::shares_gathers).
+    /// Result of [`Communicator::shares_gathers`](crate::Communicator::shares_gathers).
     const SHARES_GATHERS: bool = false;
 
-    /// True if all ranks of a world are threads of one process; see
-    /// [`Communicator::is_one_process`](crate::Communicator::is_one_process).
+    /// Result of [`Communicator::is_one_process`](crate::Communicator::is_one_process).
     const IS_ONE_PROCESS: bool = false;
 
-    /// True if [`GroupControl::hold`] reaches all ranks of the world; see
-    /// [`Communicator::shares_holds`](crate::Communicator::shares_holds).
+    /// Result of [`Communicator::shares_holds`](crate::Communicator::shares_holds).
     const SHARES_HOLDS: bool = false;
 
-    /// Returns the number of each rank's machine, as [`Communicator::nodes`](crate::Communicator::nodes)
-    /// does.
+    /// Returns the machine number of each rank, like [`Communicator::nodes`](crate::Communicator::nodes).
     fn nodes(&self) -> Vec<usize>;
 
-    /// Records that the caller has issued the operation at `site`. Called before the operation is queued.
+    /// Records that the caller has issued the operation at `site`, before the operation is queued.
     fn issued(&self, site: &CallSite, call: &Call);
 
-    /// Returns the reason why this backend cannot run a call whose buffers are on a GPU, or `None` if it can.
-    /// Only called for such calls. Backends for buffers on the host keep the default.
+    /// Returns why this backend cannot run a call with buffers on a GPU, if it cannot. Called only for such calls.
+    /// Backends for host buffers keep the default.
     fn refuse_device(&self, _payload: &Payload) -> Option<ArgumentError> {
         Some(ArgumentError::NoDeviceTransport)
     }
 
-    /// Runs one operation: waits until all ranks have called it, compares their calls ([`Call::agree`]),
-    /// moves the data and returns the filled buffer. After it returns, even with an error, no other rank
-    /// reads `payload`.
-    ///
-    /// A call with an invalid argument ([`Call::problem`]) comes with [`Payload::Nothing`], so that the other
-    /// ranks learn of the error. GPU work joins the queue of the thread that issued the operation.
+    /// Runs one operation: waits until all ranks have called it, compares their calls ([`Call::agree`]), moves the data
+    /// and returns the filled buffer. Afterwards, even after an error, no other rank reads `payload`. An invalid call
+    /// ([`Call::problem`]) comes with [`Payload::Nothing`], so that the other ranks learn of the error. GPU work joins
+    /// the calling thread's queue.
     ///
     /// # Errors
     ///
@@ -136,8 +125,7 @@ pub trait Backend: GroupControl + Sized + 'static {
     /// Returns the verdict that all ranks reached after a failure, if any.
     fn verdict(&self) -> Option<Verdict>;
 
-    /// Returns a function that asks all ranks of the world what they are doing, or `None` if this rank cannot
-    /// ask them. The function may outlive the backend.
+    /// Returns a function that asks all ranks of the world, if this rank can. It may outlive the backend.
     fn ask_all(&self) -> Option<AskAll> {
         None
     }
@@ -156,7 +144,6 @@ pub struct GroupRank {
 }
 
 impl GroupRank {
-    /// Returns the site of the call with number `sequence` in the group.
     pub(crate) fn site(&self, sequence: u64, operation: Operation, label: Label) -> CallSite {
         CallSite { group: Arc::clone(&self.name), sequence, rank: self.rank, operation, label }
     }
@@ -167,7 +154,7 @@ impl GroupRank {
         Abort { group, rank: self.rank, world_rank: self.shared.world_rank, reason }
     }
 
-    /// Returns the abort that fails the group's operations after this rank has left the group.
+    /// Returns the abort for operations after this rank has left the group.
     pub fn left(&self) -> Abort {
         self.abort(&format!("rank {} left the group", self.rank))
     }
@@ -185,7 +172,7 @@ pub struct RankShared {
     pub recorder: Arc<Recorder>,
     /// The held ranks. Ranks of one process may share this set.
     pub holds: Arc<Holds>,
-    /// Callback that every worker thread runs first.
+    /// Runs first on every worker thread.
     pub on_worker_start: Option<WorkerStart>,
 }
 
@@ -203,14 +190,13 @@ impl RankShared {
         Arc::new(RankShared { world_rank, world_size, node, recorder, holds, on_worker_start })
     }
 
-    /// Registers the calling thread as a worker thread of this rank.
     pub(crate) fn start_worker(&self) {
         if let Some(WorkerStart(call)) = &self.on_worker_start {
             call(self.world_rank);
         }
     }
 
-    /// Returns the flight recorder's contents, with at most its last `records` records and without a verdict.
+    /// Returns the rank's flight, with at most the last `records` records and without a verdict.
     pub fn flight(&self, backend: &str, records: usize) -> Flight {
         Flight {
             rank: self.world_rank,
@@ -227,15 +213,13 @@ impl RankShared {
         }
     }
 
-    /// Returns [`RankShared::flight`] with few enough records to send to another rank.
     pub(crate) fn short_flight(&self, backend: &str) -> Box<Flight> {
-        /// Number of records to send.
         const RECORDS: usize = 64;
         Box::new(self.flight(backend, RECORDS))
     }
 }
 
-/// Numbers the machines in the order in which they first appear in `names`, which has one entry per rank.
+/// Numbers machines in the order of their first appearance in `names`, one entry per rank.
 pub(crate) fn number_nodes<'a>(names: impl Iterator<Item = &'a str>) -> Vec<usize> {
     let mut known: Vec<&str> = Vec::new();
     let number = |name| {
@@ -247,7 +231,6 @@ pub(crate) fn number_nodes<'a>(names: impl Iterator<Item = &'a str>) -> Vec<usiz
     names.map(number).collect()
 }
 
-/// Returns the result of operations that fill no buffer.
 pub(crate) fn empty() -> Buffer {
     Buffer::zeros(DType::U8, 0)
 }

@@ -14,7 +14,7 @@ use cubecl::prelude::Client;
 #[cfg(feature = "cube")]
 use std::ops::Range;
 
-/// One cache line, the unit in which host buffers are allocated. Every host buffer has its alignment.
+/// One cache line, the unit and alignment of host buffers.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -25,9 +25,8 @@ thread_local! {
     static ALLOCATES_FOR_ALL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether the memory that the calling thread is allocating belongs to all ranks of a group. An
-/// allocator that counts memory per rank checks this, so as not to charge such memory to the rank that
-/// happens to allocate it.
+/// Returns whether the calling thread is allocating memory for all ranks of a group. An allocator that counts memory
+/// per rank must not charge such memory to the calling rank.
 pub fn allocates_for_all() -> bool {
     ALLOCATES_FOR_ALL.get()
 }
@@ -36,9 +35,9 @@ pub fn allocates_for_all() -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Location {
-    /// In the host's memory.
+    /// Memory of the host.
     Host,
-    /// In the memory of a GPU.
+    /// Memory of a GPU.
     Device,
 }
 
@@ -84,47 +83,38 @@ pub enum BufferError {
     },
 }
 
-/// Flat, typed, owned memory: on the host, aligned to 64 bytes, or on a GPU.
-///
-/// `Clone` copies the contents; `Debug` prints the dtype and the length, never the contents.
+/// Flat, typed, owned memory: on the host, aligned to 64 bytes, or on a GPU. `Clone` copies the contents.
 #[derive(Clone)]
 pub struct Buffer {
     dtype: DType,
-    /// Number of elements.
     len: usize,
     storage: Storage,
 }
 
-/// The memory behind a buffer. It has at least `len * dtype.size()` bytes.
 #[derive(Clone)]
 enum Storage {
-    /// Host memory. The tail of the last line is padding.
     Host(Vec<Line>),
-    /// Host memory that several buffers read. A buffer copies it before its first write.
+    /// Host memory of several buffers. A buffer copies it before its first write.
     Shared(Arc<Vec<Line>>),
-    /// Host memory that is allocated on first use.
     Unallocated,
     #[cfg(feature = "cube")]
     Device(DeviceMemory),
 }
 
 impl Buffer {
-    /// Creates a buffer of `len` zeros on the host.
-    ///
-    /// The allocator returns zeroed memory, so large buffers cost nothing until used.
+    /// Creates a buffer of `len` zeros on the host. Large buffers cost nothing until used.
     ///
     /// # Panics
     ///
-    /// If the size overflows or the allocator is out of memory, like `Vec`.
+    /// Panics if the size overflows or the allocator is out of memory, like `Vec`.
     pub fn zeros(dtype: DType, len: usize) -> Buffer {
-        // An overflow saturates to a size that the allocation refuses.
         let bytes = len.saturating_mul(dtype.size());
         let lines = bytemuck::zeroed_vec(bytes.div_ceil(LINE));
         Buffer { dtype, len, storage: Storage::Host(lines) }
     }
 
-    /// Creates a host buffer of `len` elements that has no memory yet. An all-gather among ranks that share
-    /// memory allocates it once for all ranks. Any other first write allocates and zeroes the buffer.
+    /// Creates a host buffer of `len` elements without memory. An all-gather among ranks that share memory allocates it
+    /// once for all. Any other first write allocates and zeroes it.
     pub fn unallocated(dtype: DType, len: usize) -> Buffer {
         Buffer { dtype, len, storage: Storage::Unallocated }
     }
@@ -169,22 +159,22 @@ impl Buffer {
         buffer
     }
 
-    /// Returns the element type.
+    /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Returns the number of elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether the buffer is empty.
+    /// Returns whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the size of all elements in bytes, without padding.
+    /// Size of all elements in bytes, without padding.
     pub fn size_in_bytes(&self) -> usize {
         self.len * self.dtype.size()
     }
@@ -198,7 +188,7 @@ impl Buffer {
         }
     }
 
-    /// Returns whether the elements are in the host's memory.
+    /// Returns whether the elements are on the host.
     pub fn is_on_host(&self) -> bool {
         self.location() == Location::Host
     }
@@ -214,8 +204,8 @@ impl Buffer {
         }
     }
 
-    /// Creates a buffer of `len` elements with the same type and location as this one. The new buffer holds
-    /// zeros on the host and arbitrary values on a GPU, and has no memory if this one has none.
+    /// Creates a buffer of `len` elements with this buffer's type and location: zeros on the host, arbitrary values on
+    /// a GPU, and without memory if this buffer has none.
     pub fn like(&self, len: usize) -> Buffer {
         match &self.storage {
             Storage::Host(_) | Storage::Shared(_) => Buffer::zeros(self.dtype, len),
@@ -225,12 +215,11 @@ impl Buffer {
         }
     }
 
-    /// Copies the buffer and applies `change` to the bytes of the copy. The copy has the same location as the
-    /// buffer. Meant for rare uses: a GPU buffer is copied to the host and back.
+    /// Returns a copy, at the same location, with `change` applied to its bytes. Slow on a GPU.
     ///
     /// # Errors
     ///
-    /// If the GPU has failed.
+    /// Fails if the GPU has failed.
     pub fn changed(&self, change: impl FnOnce(&mut [u8])) -> Result<Buffer, BufferError> {
         #[cfg(feature = "cube")]
         if let Storage::Device(memory) = &self.storage {
@@ -257,7 +246,7 @@ impl Buffer {
     ///
     /// # Panics
     ///
-    /// If the buffer is not on the host, or has no memory yet.
+    /// Panics if the buffer is not on the host, or has no memory yet.
     pub fn as_bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(self.lines())[..self.size_in_bytes()]
     }
@@ -266,7 +255,7 @@ impl Buffer {
     ///
     /// # Panics
     ///
-    /// If the buffer is not on the host.
+    /// Panics if the buffer is not on the host.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         let bytes = self.size_in_bytes();
         match &mut self.storage {
@@ -283,7 +272,6 @@ impl Buffer {
             Storage::Device(_) => {
                 panic!("{}", BufferError::OnDevice { dtype: self.dtype, len: self.len })
             }
-            // The code above has replaced these two variants by memory that the buffer owns.
             Storage::Shared(_) | Storage::Unallocated => &mut [],
         }
     }
@@ -335,8 +323,7 @@ impl fmt::Debug for Buffer {
 
 #[cfg(feature = "cube")]
 impl Buffer {
-    /// Creates a buffer of `len` elements in `memory`, which must be large enough for them after rounding up
-    /// to whole words of 4 bytes.
+    /// Creates a buffer of `len` elements in `memory`, which must hold them rounded up to words of 4 bytes.
     pub fn from_device(dtype: DType, len: usize, memory: DeviceMemory) -> Buffer {
         Buffer { dtype, len, storage: Storage::Device(memory) }
     }
@@ -346,7 +333,7 @@ impl Buffer {
         Buffer::from_device(dtype, len, DeviceMemory::empty(client, len * dtype.size()))
     }
 
-    /// Returns the GPU memory that holds the elements, or `None` if they are on the host.
+    /// Returns the GPU memory of the elements, if they are on a GPU.
     pub fn device(&self) -> Option<&DeviceMemory> {
         match &self.storage {
             Storage::Device(memory) => Some(memory),
@@ -358,7 +345,7 @@ impl Buffer {
     ///
     /// # Panics
     ///
-    /// If the buffer is not on the host.
+    /// Panics if the buffer is not on the host.
     pub fn to_device(&self, client: &Client) -> Buffer {
         let memory = DeviceMemory::upload(client, self.as_bytes().to_vec());
         Buffer::from_device(self.dtype, self.len, memory)
@@ -368,7 +355,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// If the device has failed.
+    /// Fails if the device has failed.
     pub fn to_host(&self) -> Result<Buffer, BufferError> {
         match self.device() {
             Some(_) => self.range_to_host(0..self.len),
@@ -380,11 +367,11 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// If the device has failed.
+    /// Fails if the device has failed.
     ///
     /// # Panics
     ///
-    /// If the range is not inside the buffer, or does not start at a word boundary.
+    /// Panics if the range is not inside the buffer, or does not start at a word boundary.
     pub fn range_to_host(&self, range: Range<usize>) -> Result<Buffer, BufferError> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
         let (dtype, len, width) = (self.dtype, range.len(), self.dtype.size());

@@ -1,5 +1,4 @@
-//! One rank's call of an operation: its arguments, the checks on them, and the comparison with other ranks'
-//! calls.
+//! One rank's call of an operation: its arguments, their checks, and the comparison with other ranks' calls.
 
 use crate::buffer::Location;
 use crate::dtype::DType;
@@ -31,7 +30,7 @@ impl fmt::Display for Argument {
 /// An invalid argument that a rank can detect without the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum ArgumentError {
-    /// A buffer's length does not match the length of the other buffer.
+    /// The lengths of the two buffers do not match.
     #[error("{buffer} has {actual} elements, needs {expected}")]
     Length {
         /// The buffer with the wrong length.
@@ -49,7 +48,7 @@ pub enum ArgumentError {
         /// Type of the output.
         output: DType,
     },
-    /// The input and the output are not both on the host or both on a GPU.
+    /// One of input and output is on the host, and one on a GPU.
     #[error("input is on {input} but output is on {output}")]
     Location {
         /// Location of the input.
@@ -57,7 +56,7 @@ pub enum ArgumentError {
         /// Location of the output.
         output: Location,
     },
-    /// The buffers are on several GPUs, and this backend cannot move data between them.
+    /// The buffers are on different GPUs, between which this backend cannot move data.
     #[error("the buffers are on different GPUs")]
     OtherDevice,
     /// The backend cannot move GPU memory.
@@ -93,19 +92,18 @@ pub enum ArgumentError {
         rank: usize,
         /// Number of ranks in the group being split.
         world_size: usize,
-        /// Planned number of ranks of the new group.
+        /// Planned size of the new group.
         group_size: usize,
     },
 }
 
-/// The color and the key that a rank passed to a split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SplitKey {
     pub(crate) color: Option<u32>,
     pub(crate) key: i64,
 }
 
-/// One rank's call of one operation, in the form that is compared with the other ranks' calls.
+/// One rank's call, in the form that is compared with the other ranks' calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Call {
@@ -113,8 +111,7 @@ pub struct Call {
     pub operation: Operation,
     /// Element type; `u8` for operations without payload.
     pub dtype: DType,
-    /// Number of elements of the full tensor: the output of an all-gather, the input of a reduce-scatter, the
-    /// buffer of any other operation.
+    /// Elements of the full tensor: the output of an all-gather, the input of a reduce-scatter, else the buffer.
     pub count: usize,
     /// Location of the buffers; the host for operations without payload.
     pub location: Location,
@@ -122,7 +119,7 @@ pub struct Call {
     pub root: Option<usize>,
     /// Purpose of the operation.
     pub label: Label,
-    /// The error that the calling rank found in its own arguments.
+    /// The error that the calling rank found in its arguments.
     pub problem: Option<ArgumentError>,
     #[serde(rename = "place")]
     pub(crate) split_key: Option<SplitKey>,
@@ -134,7 +131,7 @@ impl Call {
         Call { operation, dtype, count, location, root: None, label, problem: None, split_key: None }
     }
 
-    /// Marks a call with buffers on a GPU as one that the backend cannot run.
+    /// Marks a call with buffers on a GPU as unsupported.
     pub(crate) fn on_host_only(mut self) -> Call {
         if self.location == Location::Device {
             self.problem = self.problem.or(Some(ArgumentError::NoDeviceTransport));
@@ -152,9 +149,8 @@ impl Call {
         call
     }
 
-    /// Compares the calls of all ranks of a group, in rank order. Returns the name and ranks of each group
-    /// that the operation creates (none unless it is a split), or `None` if the calls differ or one is
-    /// invalid.
+    /// Compares the calls of all ranks, in rank order. Returns the name and ranks of each group that a split creates,
+    /// or `None` if the calls differ or one is invalid.
     pub fn agree(calls: &[Call]) -> Option<Vec<(Arc<str>, Vec<usize>)>> {
         if calls.iter().any(|call| call.problem.is_some()) {
             return None;
@@ -170,16 +166,12 @@ impl Call {
         agree.then(|| groups.map(named).collect())
     }
 
-    /// Returns the size of the full tensor in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        // usize has at most 64 bits on every target Rust supports.
         (self.count as u64).saturating_mul(self.dtype.size() as u64)
     }
 
-    /// Returns whether `self` and `other` can be calls of the same operation.
     pub(crate) fn agrees_with(&self, other: &Call) -> bool {
         let same_scope = match (self.split_key, other.split_key) {
-            // Ranks that end up in different groups may name them differently.
             (Some(mine), Some(theirs)) if mine.color != theirs.color => true,
             _ => self.label.scope == other.label.scope,
         };
@@ -258,7 +250,7 @@ pub(crate) fn list_calls<'a>(calls: impl Iterator<Item = (usize, &'a Call)>) -> 
     list_distinct(calls.map(|(rank, call)| (rank, format!("called {call}"))), |text, _| text)
 }
 
-/// Groups the ranks that have an equal value and joins the groups' descriptions, which `text` formats.
+/// Lists each distinct value, formatted by `text`, with the ranks that have it.
 pub(crate) fn list_distinct<T: PartialEq>(
     said: impl IntoIterator<Item = (usize, T)>,
     text: impl for<'a> Fn(&'a T, usize) -> &'a str,

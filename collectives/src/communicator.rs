@@ -1,5 +1,3 @@
-//! The interface of a group of ranks.
-
 use crate::buffer::Buffer;
 use crate::error::CommError;
 use crate::flight::Flight;
@@ -12,43 +10,36 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Default limit of the wait in [`Communicator::split`] for the other ranks. Ranks split at start-up, when
-/// loading may delay one of them for a long time.
+/// Default timeout of [`Communicator::split`]. Long, because loading may delay ranks at start-up.
 const SPLIT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The result of a split: this rank's new group, or `None` for a rank that joins none.
 pub type SplitResult = Result<Option<Arc<dyn Communicator>>, CommError>;
 
-/// One rank's membership in a group.
+/// One rank's membership in a group. Every operation is collective: all ranks of the group issue it, in the same order
+/// and with matching arguments. Calls return immediately; [`Work::wait`] returns the result. The [crate
+/// documentation](crate) lists the guarantees of all backends.
 ///
-/// Every operation is collective: all ranks of the group must issue it, in the same order and with matching
-/// arguments. The calls return immediately; [`Work::wait`] returns the result. The [crate
-/// documentation](crate) lists what all backends guarantee.
-///
-/// Invalid arguments on one rank fail the operation on every rank: that rank gets [`CommError::Invalid`], the
-/// others [`CommError::Mismatch`].
+/// A rank with invalid arguments gets [`CommError::Invalid`], and the others get [`CommError::Mismatch`].
 pub trait Communicator: Send + Sync {
-    /// Returns this rank's number in the group, from 0.
+    /// This rank's number in the group, from 0.
     fn rank(&self) -> usize;
 
-    /// Returns the number of ranks in the group.
+    /// Number of ranks in the group.
     fn world_size(&self) -> usize;
 
-    /// Returns the name of the group for logs, such as `"world"`, `"shard"` or `"replicate"`.
+    /// Name of the group, such as `"world"`, `"shard"` or `"replicate"`.
     fn name(&self) -> &str;
 
-    /// Returns the name of the backend for logs: `"local"`, `"tcp"`, `"mpi"` or `"fake"`, or `"nccl"` for a
-    /// group with NCCL attached.
+    /// Name of the backend: `"local"`, `"tcp"`, `"mpi"`, `"fake"`, or `"nccl"` for a group with NCCL attached.
     fn backend(&self) -> &'static str;
 
     /// Returns whether all ranks of the world are threads of this process.
     fn is_one_process(&self) -> bool;
 
-    /// Collects every rank's `input` in the `output` of each rank.
-    ///
-    /// `output` is `world_size` times as long as `input`, and its chunk `r` is the input of rank `r`. If the
-    /// ranks share memory ([`Communicator::shares_gathers`]), all ranks may pass an output without memory
-    /// ([`Buffer::unallocated`]); the returned buffers then read the same memory.
+    /// Collects every rank's `input` in the `output` of each rank, which is `world_size` times as long; chunk `r` is
+    /// the input of rank `r`. If the ranks share memory ([`Communicator::shares_gathers`]), all ranks may pass an
+    /// output without memory ([`Buffer::unallocated`]), and the returned buffers share memory.
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work;
 
     /// Returns whether an all-gather of host buffers can fill one output that all ranks read.
@@ -56,9 +47,7 @@ pub trait Communicator: Send + Sync {
         false
     }
 
-    /// Sums the inputs of all ranks; each rank gets its own chunk of the sum.
-    ///
-    /// `input` is `world_size` times as long as `output`; rank `r` gets chunk `r`.
+    /// Sums the inputs; rank `r` gets chunk `r` of the sum. `input` is `world_size` times as long as `output`.
     fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work;
 
     /// Sums the buffers of all ranks; each rank gets the whole sum in its buffer.
@@ -70,57 +59,52 @@ pub trait Communicator: Send + Sync {
     /// Completes when every rank has called `barrier`. Returns an empty buffer.
     fn barrier(&self, label: Label) -> Work;
 
-    /// Divides the group, like `MPI_Comm_split`: ranks with the same `color` form a new group, ordered by
-    /// `(key, old rank)`. A rank that passes `None` for `color` joins no group and gets `None`.
-    ///
-    /// Collective and blocking. Ranks of the same color must pass the same `name`. All groups of a rank share
-    /// its recorder.
+    /// Divides the group, like `MPI_Comm_split`: ranks with the same `color` and `name` form a new group, ordered by
+    /// `(key, old rank)`. A rank with color `None` gets `None`. Collective and blocking. All groups of a rank share its
+    /// recorder.
     ///
     /// # Errors
     ///
-    /// As for any operation.
+    /// The errors of any operation.
     fn split(&self, name: &str, color: Option<u32>, key: i64) -> SplitResult {
         self.split_within(name, color, key, SPLIT_TIMEOUT)
     }
 
-    /// Like [`Communicator::split`], but waits at most `timeout` for the other ranks.
+    /// Like [`Communicator::split`], with a time limit.
     ///
     /// # Errors
     ///
-    /// As for any operation.
+    /// The errors of any operation.
     fn split_within(&self, name: &str, color: Option<u32>, key: i64, timeout: Duration) -> SplitResult;
 
-    /// Fails every pending and later operation on all ranks, in this group and all other groups of the same
-    /// world. The operations return [`CommError::Aborted`], which contains this rank and `reason`.
-    ///
-    /// Call this when the rank cannot continue, so that the other ranks do not wait for a timeout.
+    /// Fails every pending and later operation of all groups of the world, on all ranks, with [`CommError::Aborted`].
+    /// Call it when this rank cannot continue, so that the others do not wait for a timeout.
     fn abort(&self, reason: &str);
 
-    /// Marks this rank as held by a debugger or user, or releases it. While any rank is held, no wait of any
-    /// rank of the world times out. If the backend does not [share holds](Communicator::shares_holds), a hold
-    /// suspends only the waits of the held rank.
+    /// Marks this rank as held by a debugger or user, or releases it. While a rank is held, no wait in the world times
+    /// out. If the backend does not [share holds](Communicator::shares_holds), only the held rank's waits are
+    /// suspended.
     fn hold(&self, is_held: bool);
 
     /// Returns whether [`Communicator::hold`] reaches all ranks of the world. With MPI, it does not.
     fn shares_holds(&self) -> bool;
 
-    /// Returns the held ranks of the world, and the total time for which any rank was held.
+    /// The held ranks of the world, and the total time for which any rank was held.
     fn holds(&self) -> &Holds;
 
-    /// Returns the cause of the group's failure, or `None` if the group has not failed.
+    /// Returns why the group has failed, if it has.
     fn failure(&self) -> Option<CommError>;
 
-    /// Returns the machine number of each rank of the group; ranks on one machine have the same number.
-    /// Machines are numbered from 0 in the order of their first ranks.
+    /// Returns the machine number of each rank. Machines are numbered from 0 in the order of their first ranks.
     fn nodes(&self) -> Vec<usize>;
 
-    /// Returns the current contents of this rank's flight recorder, for the files that a failing run writes.
+    /// Returns this rank's flight, for the files of a failing run.
     fn flight(&self) -> Flight;
 
-    /// Returns this rank's flight recorder, which all groups split from one world share.
+    /// This rank's flight recorder, which all groups split from one world share.
     fn recorder(&self) -> &Arc<Recorder>;
 
-    /// Returns a view of this rank and its world for monitoring a live run from another thread.
+    /// Returns a view of this rank and its world, for monitoring from another thread.
     fn view(&self) -> RankView;
 }
 

@@ -22,20 +22,17 @@ impl DeviceMemory {
         DeviceMemory { client, handle }
     }
 
-    /// Allocates `bytes` bytes with arbitrary contents, rounded up to whole words, and at least one word,
-    /// because a kernel cannot be given an empty buffer.
+    /// Allocates `bytes` arbitrary bytes, rounded up to at least one word, because kernels refuse empty buffers.
     pub(crate) fn empty(client: &Client, bytes: usize) -> DeviceMemory {
         DeviceMemory::new(client.clone(), client.empty(whole_words(bytes)))
     }
 
-    /// Copies `bytes` from the host to the device of `client`.
     pub(crate) fn upload(client: &Client, mut bytes: Vec<u8>) -> DeviceMemory {
         bytes.resize(whole_words(bytes.len()), 0);
         DeviceMemory::new(client.clone(), client.create(Bytes::from_bytes_vec(bytes)))
     }
 
-    /// Copies the bytes of `range` to the host and waits for the device. The copy may be a few bytes longer
-    /// than `range`, because only whole words can be read.
+    /// Copies `range` to the host, rounded up to whole words, and waits for the device.
     ///
     /// # Errors
     ///
@@ -46,19 +43,18 @@ impl DeviceMemory {
         self.client.read_one(part).map_err(|error| error.to_string())
     }
 
-    /// Returns the client whose queue uses the memory.
+    /// The client whose queue uses the memory.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Returns CubeCL's handle of the allocation. A clone of the handle refers to the same memory.
+    /// CubeCL's handle of the allocation, whose clones refer to the same memory.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Returns whether anything else, such as a tensor that is a view, holds a handle of the allocation.
-    /// CubeCL's server briefly holds a second handle of a new allocation while placing it; this method waits
-    /// up to 0.1 ms for its release.
+    /// Returns whether another handle of the allocation exists, such as a view. Waits up to 0.1 ms for CubeCL's server,
+    /// which briefly holds a second handle of a new allocation.
     pub fn is_shared(&self) -> bool {
         const PATIENCE: Duration = Duration::from_micros(100);
         let begun = Instant::now();

@@ -13,18 +13,15 @@ pub use witness::Witness;
 use witness::{Moment, flight, view};
 
 impl Verdict {
-    /// Compares the flights of the ranks; witness `i` is world rank `i`.
-    ///
-    /// The verdict names ranks that are gone; if there are none, silent ranks; else differing calls; else
-    /// missing ranks. A missing rank may itself be waiting in another group, so the chain of waits is
-    /// followed to its end.
+    /// Compares the flights of the ranks; witness `i` is world rank `i`. Blames ranks that are gone, else silent ranks,
+    /// else differing calls, else missing ranks. A missing rank may wait in another group, so the chain of waits is
+    /// followed.
     pub fn of(witnesses: &[Witness]) -> Verdict {
         Verdict::about_stuck(witnesses, find_stuck(witnesses), Moment::Unknown)
     }
 
-    /// Like [`Verdict::of`], but for a timed-out wait in operation `sequence` of the group `group` with world
-    /// ranks `ranks`. The verdict is about that operation and the cause of its delay, even if all ranks have
-    /// entered or finished the operation in the meantime.
+    /// Like [`Verdict::of`], for a timed-out wait in operation `sequence` of `group` with world ranks `ranks`. Blames
+    /// the cause of that delay, even if all ranks have entered or finished the operation in the meantime.
     pub fn for_wait(witnesses: &[Witness], group: &str, ranks: &[usize], sequence: u64) -> Verdict {
         let at = Stuck { group: (group, ranks), sequence };
         let stuck = match at.missing(witnesses).is_empty() {
@@ -34,7 +31,6 @@ impl Verdict {
         Verdict::about_stuck(witnesses, Some(stuck), Moment::TimedOut)
     }
 
-    /// Returns the verdict for ranks that wait in operation `stuck`.
     fn about_stuck(witnesses: &[Witness], stuck: Option<Stuck<'_>>, moment: Moment) -> Verdict {
         let at = stuck.map_or_else(String::new, |stuck| {
             let waiting = stuck.waiting(witnesses);
@@ -93,14 +89,12 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict on flights read from files. If the ranks reached a verdict while they could still
-    /// ask each other, that verdict is returned unchanged.
+    /// Returns the verdict on flights read from files: the ranks' own verdict, if they reached one.
     pub fn from_flights(flights: &[Flight]) -> Verdict {
         if let Some(verdict) = flights.iter().find_map(|flight| flight.verdict.clone()) {
             return verdict;
         }
         let world_size = flights.iter().map(|flight| flight.world_size).max().unwrap_or(0);
-        // A file may claim anything; more ranks than this are not worth listing.
         let witnesses: Vec<Witness> = (0..world_size.min(1 << 16))
             .map(|rank| match flights.iter().find(|flight| flight.rank == rank) {
                 Some(flight) => Witness::Answered(Box::new(flight.clone())),
@@ -206,7 +200,7 @@ impl Stuck<'_> {
         }
     }
 
-    /// Blames the ranks that disagree with the majority, or all ranks if there is no majority.
+    /// Blames the ranks that disagree with the majority, or all ranks without a majority.
     fn explain_mismatch(&self, calls: &[Option<&Call>]) -> Verdict {
         let ranks = || self.group.1.iter().copied().zip(calls);
         let known: Vec<(usize, &Call)> = ranks().filter_map(|(rank, call)| Some((rank, (*call)?))).collect();
@@ -224,7 +218,6 @@ impl Stuck<'_> {
     }
 }
 
-/// Rounds to whole seconds, so that ranks with nearly equal times share one sentence.
 fn whole(seconds: f64) -> u64 {
     seconds.max(0.0).round() as u64
 }
@@ -239,8 +232,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Returns the longest wait of all ranks. Witness `i` is world rank `i`; all witnesses must have been
-    /// taken at about the same time.
+    /// Returns the longest wait of all ranks. Witness `i` is world rank `i`; all are of about the same time.
     pub fn longest(witnesses: &[Witness]) -> Wait {
         let waits = (0..witnesses.len()).flat_map(|rank| heads_of(witnesses, rank));
         let seconds = waits.map(|(seconds, _)| seconds).fold(0.0, f64::max);
@@ -249,8 +241,8 @@ impl Wait {
     }
 }
 
-/// Returns the world ranks that `rank` waits for, in ascending order: ranks that have not issued the
-/// operation in which `rank` waits, or did not answer. Witness `i` is world rank `i`.
+/// Returns the world ranks that `rank` waits for, ascending: ranks that have not issued its operation or did not
+/// answer. Witness `i` is world rank `i`.
 pub fn waits_for(witnesses: &[Witness], rank: usize) -> Vec<usize> {
     let mut awaited: Vec<usize> = heads_of(witnesses, rank)
         .flat_map(|(_, stuck)| {

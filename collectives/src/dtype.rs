@@ -1,5 +1,3 @@
-//! Element types that can be sent between ranks.
-
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -51,11 +49,9 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Rust type of an element: `f64`, `f32`, [`half::f16`], [`half::bf16`] or `u8`.
-///
-/// Sealed: the set of types is the set of [`DType`] variants.
+/// Rust type of an element: `f64`, `f32`, [`half::f16`], [`half::bf16`] or `u8`. Sealed.
 pub trait Element: bytemuck::Pod + Send + Sync + 'static + sealed::Sealed {
-    /// The matching dtype.
+    /// The matching [`DType`].
     const DTYPE: DType;
 }
 

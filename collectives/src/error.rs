@@ -7,14 +7,11 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The reason why a collective failed.
-///
-/// Rank numbers count within the group named next to them. Operations are numbered from 0 in their group, so
-/// an operation has the same number on every rank.
+/// The reason why a collective failed. Rank numbers count within the group named next to them. Operations are numbered
+/// from 0 in their group, equally on every rank.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum CommError {
-    /// This rank passed invalid arguments. The other ranks get [`CommError::Mismatch`] for the same
-    /// operation, unless their own arguments are invalid too.
+    /// This rank's arguments are invalid. Other ranks with valid arguments get [`CommError::Mismatch`].
     #[error("{site} on rank {}: {problem}; correct the arguments of this call", .site.rank)]
     Invalid {
         /// The call with the invalid arguments.
@@ -23,7 +20,7 @@ pub enum CommError {
         #[source]
         problem: ArgumentError,
     },
-    /// The ranks issued different operations. The group has failed and runs no further operations.
+    /// The ranks issued different operations. The group has failed.
     #[error(
         "operation {sequence} of group \"{group}\" differs between ranks: {}; \
          make every rank issue the same operations in the same order",
@@ -35,20 +32,17 @@ pub enum CommError {
         group: Arc<str>,
         /// Number of the operation in the group.
         sequence: u64,
-        /// The call of each rank, by rank; `None` for a rank that had not called yet when the mismatch was
-        /// found.
+        /// The call of each rank; `None` for a rank that had not called yet.
         calls: Vec<Option<Call>>,
     },
-    /// An operation did not complete in time. Later operations of the group return this error too, on every
-    /// rank.
+    /// An operation did not complete in time. Later operations of the group return this error too, on every rank.
     #[error("{site} timed out on rank {} after {waited:?}: {verdict}", .site.rank)]
     TimedOut {
         /// The call whose wait timed out first.
         site: CallSite,
         /// The limit that the waiting rank passed to `wait`.
         waited: Duration,
-        /// Ranks that had not called the operation when the wait timed out. If empty, the verdict states
-        /// whether ranks were late or the transfer was too slow.
+        /// Ranks that had not called the operation when the wait timed out.
         missing: Vec<usize>,
         /// The verdict from the flight recorders of all ranks, with world ranks.
         verdict: Box<Verdict>,
@@ -74,14 +68,14 @@ pub struct Abort {
     pub group: Arc<str>,
     /// Rank in that group.
     pub rank: usize,
-    /// The same rank's number in the world that all groups were split from.
+    /// The same rank's number in the world.
     pub world_rank: usize,
     /// The rank's reason.
     #[serde(with = "text")]
     pub reason: Arc<str>,
 }
 
-/// The cause of a group's failure. Every affected operation turns the cause into its own error.
+/// The cause of a group's failure, from which every affected operation makes its own error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Cause {
     /// A rank gave up, left the group or died.

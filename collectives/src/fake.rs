@@ -1,5 +1,3 @@
-//! Simulates one rank of a world whose other ranks do not exist.
-
 use crate::backend::{GroupRank, RankShared, empty};
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, Call};
@@ -19,23 +17,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A communicator that records operations instead of running them; every operation completes immediately.
+/// A single rank of an imaginary world: records operations, checks arguments, and completes immediately. For planning.
 ///
-/// Shows what one rank of a large world would communicate, for planning. Results are those of a world
-/// whose other ranks contribute nothing:
-///
-/// * all-gather copies the input into this rank's chunk of the output and leaves the rest;
-/// * reduce-scatter copies this rank's chunk of the input;
-/// * all-reduce and broadcast return the buffer unchanged.
-///
-/// Arguments are checked as in a real world.
+/// * All-gather copies the input into this rank's chunk of the output and leaves the rest.
+/// * Reduce-scatter copies this rank's chunk of the input.
+/// * All-reduce and broadcast return the buffer unchanged.
 pub struct FakeCommunicator {
     identity: GroupRank,
     split_sizes: HashMap<String, usize>,
     group: GroupId,
-    /// Number of the next operation.
     next: AtomicU64,
-    /// Set once any group of this world has been aborted.
     abort: Arc<Mutex<Option<Abort>>>,
 }
 
@@ -44,7 +35,7 @@ impl FakeCommunicator {
     ///
     /// # Panics
     ///
-    /// If `rank` is not less than `world_size`.
+    /// Panics if `rank` is not less than `world_size`.
     pub fn new(rank: usize, world_size: usize) -> FakeCommunicator {
         assert!(rank < world_size, "rank {rank} is not in a world of {world_size} ranks");
         let shared = RankShared::new(rank, world_size, "", DEFAULT_CAPACITY, Arc::default(), None);
@@ -52,7 +43,6 @@ impl FakeCommunicator {
     }
 
     fn join(name: &str, rank: usize, world_size: usize, shared: Arc<RankShared>) -> FakeCommunicator {
-        // The world ranks of a group's other ranks are unknown here.
         let identity = GroupRank { name: name.into(), rank, world_ranks: (0..world_size).collect(), shared };
         FakeCommunicator {
             group: identity.shared.recorder.join(&identity.name, &identity.world_ranks),
@@ -63,19 +53,16 @@ impl FakeCommunicator {
         }
     }
 
-    /// Sets the number of ranks in the groups that are split off, by group name.
-    ///
-    /// A fake rank does not know the colors that the other ranks would pass. If `sizes` lacks the name, the
-    /// new group has one rank. With size `n` of `w` ranks, the color determines this rank's number in the new
-    /// group: the group has `n` consecutive ranks if `color == rank / n`, or else every `w / n`-th rank if
-    /// `color == rank % (w / n)`; otherwise the key is the number. A split that matches none of these fails
-    /// with [`CommError::Invalid`].
+    /// Sets the number of ranks in groups that are split off, by group name; 1 for other names. In a group of `n` of
+    /// `w` ranks, this rank's number follows from the color: `n` consecutive ranks if `color == rank / n`, every `w /
+    /// n`-th rank if
+    /// `color == rank % (w / n)`; otherwise it is the key. A split that matches none of these fails with
+    /// [`CommError::Invalid`].
     pub fn with_split_sizes(mut self, sizes: HashMap<String, usize>) -> FakeCommunicator {
         self.split_sizes = sizes;
         self
     }
 
-    /// Numbers, records and checks a call.
     fn record(&self, call: &Call) -> Result<(), CommError> {
         let sequence = self.next.fetch_add(1, Ordering::Relaxed);
         let recorder = self.recorder();

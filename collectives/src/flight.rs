@@ -1,4 +1,4 @@
-//! A snapshot of one rank's communication, in a form that can be sent or written to a file.
+//! A snapshot of one rank's communication, to be sent or stored.
 
 use crate::call::Call;
 use crate::dtype::DType;
@@ -18,11 +18,10 @@ pub struct Activity {
     pub seconds: f64,
 }
 
-/// One operation as one rank recorded it. Times count from the creation of the recorder and serialize as
-/// seconds.
+/// One operation of one rank. Times count from the creation of the recorder and serialize as seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Number of the operation in its group, from 0; the same on every rank.
+    /// Number of the operation in its group, from 0; equal on every rank.
     pub sequence: u64,
     /// Name of the group.
     #[serde(with = "text")]
@@ -33,26 +32,22 @@ pub struct Record {
     pub label: Label,
     /// Element type.
     pub dtype: DType,
-    /// Elements of the full tensor: the output of an all-gather, the input of a reduce-scatter, else the
-    /// buffer.
+    /// Elements of the full tensor: the output of an all-gather, the input of a reduce-scatter, else the buffer.
     pub count: usize,
-    /// Bytes that this rank would send on a ring; see [`Operation::ring_bytes`]. 0 for a call with
-    /// invalid arguments.
+    /// Bytes that this rank would send on a ring; see [`Operation::ring_bytes`]. 0 for invalid calls.
     pub bytes_sent: u64,
-    /// Time at which the caller issued it.
+    /// Time of the call.
     #[serde(with = "seconds")]
     pub enqueued: Option<Duration>,
-    /// Time at which it reached the head of its group's queue.
+    /// Time at the head of its group's queue.
     #[serde(with = "seconds")]
     pub started: Option<Duration>,
-    /// Time at which it completed. Stays empty if it failed.
+    /// Time of completion; `None` if it failed.
     #[serde(with = "seconds")]
     pub finished: Option<Duration>,
 }
 
 impl Record {
-    /// Returns how long the operation was queued, and how long it then took, including waits for other ranks.
-    /// A duration is zero if one of its times is unknown.
     pub(crate) fn times(&self) -> [Duration; 2] {
         let between = |from: Option<Duration>, to: Option<Duration>| {
             from.zip(to).map_or(Duration::ZERO, |(from, to)| to.saturating_sub(from))
@@ -68,7 +63,7 @@ pub struct Pending {
     pub sequence: u64,
     /// The rank's call.
     pub call: Call,
-    /// Seconds since the rank issued it.
+    /// Seconds since the call.
     pub seconds: f64,
 }
 
@@ -79,15 +74,13 @@ pub struct GroupFlight {
     pub name: String,
     /// World rank of each rank of the group.
     pub ranks: Vec<usize>,
-    /// Number of operations issued so far; also the number of the next one.
+    /// Number of issued operations; also the number of the next one.
     pub issued: u64,
-    /// Operations that were issued and have not finished, in order.
+    /// Unfinished operations, in order.
     pub pending: Vec<Pending>,
 }
 
-/// The flight recorder of one rank at one moment.
-///
-/// Serializes to the files `flight/rank_*.json` of a run folder.
+/// The flight recorder of one rank at one moment, as in the files `flight/rank_*.json` of a run folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Flight {
     /// Rank in the world.
@@ -96,7 +89,7 @@ pub struct Flight {
     pub world_size: usize,
     /// Backend of the communicator.
     pub backend: String,
-    /// Machine that the rank runs on.
+    /// Name of the rank's machine.
     pub node: String,
     /// Process id.
     pub process: u32,
@@ -104,12 +97,11 @@ pub struct Flight {
     pub activity: Activity,
     /// The rank's groups, the world first.
     pub groups: Vec<GroupFlight>,
-    /// The verdict that all ranks share; `None` unless a failure was diagnosed.
+    /// The verdict that all ranks share, if a failure was diagnosed.
     pub verdict: Option<Verdict>,
     /// The rank's last operations, oldest first.
     pub records: Vec<Record>,
-    /// Time of the snapshot, in seconds on the clock of `records`; 0 in files of builds that did not write
-    /// it.
+    /// Time of the snapshot, in seconds on the clock of `records`; 0 in old files.
     #[serde(default)]
     pub clock: f64,
     /// The last period in which the process was not running, if known.
@@ -120,14 +112,14 @@ pub struct Flight {
 /// A period in which a process was not running.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stall {
-    /// Length of the period in seconds.
+    /// Length in seconds.
     pub seconds: f64,
-    /// Seconds since the period ended.
+    /// Seconds since its end.
     pub ago: f64,
 }
 
 impl Flight {
-    /// Returns the flight as it would be after another `seconds` without any event.
+    /// Returns the flight as it would be after another `seconds` without events.
     pub(crate) fn later(mut self, seconds: f64) -> Flight {
         self.clock += seconds;
         self.activity.seconds += seconds;
@@ -140,7 +132,7 @@ impl Flight {
     }
 }
 
-/// Serializes times as seconds. Rejects values that no clock can show.
+/// Serializes times as seconds. Rejects impossible values.
 mod seconds {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
     use std::time::Duration;

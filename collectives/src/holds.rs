@@ -1,27 +1,22 @@
-//! Records when deadlines are suspended because a rank is held for inspection.
+//! Suspends deadlines while a rank is held for inspection.
 
 use crate::sync::lock;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// The held ranks of the world, as known to one rank, and the total time for which any rank was held. Every
-/// wait adds the time held during the wait to its limit.
+/// The held ranks of the world, as known to one rank, and the total time of all holds, which extends every wait.
 #[derive(Debug, Default)]
 pub struct Holds(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// World ranks that are held.
     held: BTreeSet<usize>,
-    /// Start of the current hold; `None` if no rank is held.
     since: Option<Instant>,
-    /// Total time of earlier holds.
     before: Duration,
 }
 
 impl Holds {
-    /// Records that `rank` is held, or released.
     pub(crate) fn set(&self, rank: usize, is_held: bool) {
         let mut state = lock(&self.0);
         if is_held {
@@ -42,7 +37,7 @@ impl Holds {
         lock(&self.0).held.iter().copied().collect()
     }
 
-    /// Returns the total time for which any rank was held so far.
+    /// Returns the total time of all holds so far.
     pub fn total(&self) -> Duration {
         let state = lock(&self.0);
         state.before + state.since.map_or(Duration::ZERO, |since| since.elapsed())
@@ -67,7 +62,6 @@ mod tests {
         let total = holds.total();
         assert!(total >= first);
         assert_eq!(holds.total(), total);
-        // Releasing a rank that is not held has no effect.
         holds.set(2, false);
         assert_eq!((holds.ranks(), holds.total()), (vec![], total));
     }

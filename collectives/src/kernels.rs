@@ -1,10 +1,7 @@
-//! Kernels that copy and add in the memory of one GPU, on any CubeCL runtime.
-//!
-//! The functions queue their kernels on the current [`StreamId`](cubecl_environment::stream::StreamId) and
-//! return immediately. They divide buffers into blocks because GPUs limit how much of a buffer a kernel may
-//! bind, and because positions within a block fit in 32 bits.
+//! Kernels that copy and add in the memory of one GPU, queued on the current
+//! [`StreamId`](cubecl_environment::stream::StreamId). Buffers are divided into blocks, because GPUs limit the size of
+//! a binding, and so that positions within a block fit in 32 bits.
 
-// Kernels are launched without bounds checks; each kernel compares positions with lengths.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -12,20 +9,17 @@ use std::ops::Range;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Bytes of a word. Copies move words, since not all GPUs can address bytes.
+/// Bytes of a word. Copies move words, because not all GPUs can address bytes.
 pub(crate) const WORD: usize = size_of::<u32>();
 
-/// Bytes of a block. A kernel binds one block plus a few bytes for alignment; WebGPU guarantees bindings of
-/// 128 MiB.
+/// Bytes of a block. A kernel binds one block plus a few bytes; WebGPU guarantees bindings of 128 MiB.
 const BLOCK: usize = 64 << 20;
 
-/// Alignment of the start of a binding that every GPU accepts.
 const ALIGNMENT: usize = 256;
 
-/// Threads per block (CubeCL: units per cube).
 const UNITS: u32 = 256;
 
-/// Copies `bytes` of `from` to `to`, starting at byte `at`. The other bytes of `to` stay unchanged.
+/// Copies `bytes` of `from` to byte `at` of `to`. The other bytes of `to` stay unchanged.
 pub(crate) fn copy(client: &Client, from: &Handle, bytes: Range<usize>, to: &Handle, at: usize) {
     for start in bytes.clone().step_by(BLOCK) {
         let length = (bytes.end - start).min(BLOCK);
@@ -52,8 +46,8 @@ pub(crate) fn copy(client: &Client, from: &Handle, bytes: Range<usize>, to: &Han
     }
 }
 
-/// Sums `len` elements of each of `inputs`, from element `start` on, into `output`, which holds `len`
-/// elements of `F`. Adds in the order of `inputs` and in type `A`, and rounds once.
+/// Sums `len` elements of each of `inputs`, from element `start` on, into the elements `F` of `output`, in the order of
+/// `inputs`. Adds in type `A`, and rounds once.
 pub(crate) fn sum<A: Float + CubeElement, F: Float + CubeElement>(
     client: &Client,
     inputs: &[&Handle],
@@ -66,7 +60,7 @@ pub(crate) fn sum<A: Float + CubeElement, F: Float + CubeElement>(
     for first in (0..len).step_by(block) {
         let count = (len - first).min(block);
         let (target, _) = window(output, first * size..(first + count) * size);
-        // If the output type is wide enough, the output itself holds the running sum.
+        // If the output type is wide enough, `output` itself holds the running sum.
         let total = if wide == size { target.clone() } else { client.empty(count * wide) };
         let (cubes, units) = grid(client, count);
         for (index, input) in inputs.iter().enumerate() {
@@ -111,7 +105,6 @@ fn window(handle: &Handle, bytes: Range<usize>) -> (Handle, usize) {
     (part, bytes.start - start)
 }
 
-/// Binds all of `handle` as an array of elements of `size` bytes.
 fn argument(handle: Handle, size: usize) -> BufferArg {
     let count = (handle.size_in_used() as usize).div_ceil(size);
     // SAFETY: the memory is allocated in whole words, so the last element exists.
@@ -123,8 +116,8 @@ fn grid(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     (cubecl::calculate_cube_count_elemwise(client, elements, units), units)
 }
 
-/// Copies bytes; each module fills one word of `to`. Positions are in bytes; `whole` means that all positions
-/// and the length are multiples of a word.
+/// Copies bytes; each unit fills one word of `to`. Positions are in bytes; `whole` means that all positions and the
+/// length are multiples of a word.
 #[cube(launch_unchecked)]
 fn copy_bytes(
     from: &[u32],
@@ -145,8 +138,7 @@ fn copy_bytes(
         let low = begin.max(to_start);
         let high = end.min(to_start + length);
         if low < high {
-            // The source position of the word's first byte, plus one word, because that position may lie
-            // before the start.
+            // Source position of the word's first byte, plus one word, because it may lie before the start.
             let source = from_start + end - to_start;
             let (index, shift) = (source / 4, 8 * (source % 4));
             let mut value = 0u32;
@@ -162,8 +154,7 @@ fn copy_bytes(
     }
 }
 
-/// Adds the elements of `addend` from `start` on to `sum`. The first addend overwrites `sum` instead, so that
-/// a sum of negative zeros keeps its sign.
+/// Adds `addend`, from `start` on, to `sum`. The first addend overwrites `sum`, so that negative zeros keep their sign.
 #[cube(launch_unchecked)]
 fn add<A: Float, F: Float>(addend: &[F], sum: &mut [A], start: u32, len: u32, #[comptime] first: bool) {
     let unit = ABSOLUTE_POS as u32;

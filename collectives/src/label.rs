@@ -1,5 +1,3 @@
-//! Labels that describe the purpose of a collective.
-
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +12,7 @@ pub enum Phase {
     Forward,
     /// Backward pass.
     Backward,
-    /// Optimizer step, with gradient clipping.
+    /// Optimizer step with gradient clipping.
     Optimizer,
     /// Averaging of losses and metrics.
     Loss,
@@ -30,15 +28,11 @@ impl fmt::Display for Phase {
     }
 }
 
-/// The purpose of a collective, shown in every record, error and log line.
-///
-/// Ranks compare the scope: ranks that pass different scopes to the same operation have diverged, and get
-/// [`CommError::Mismatch`](crate::CommError::Mismatch).
+/// The purpose of a collective, shown in every record, error and log line. Ranks with different scopes have diverged,
+/// and get [`CommError::Mismatch`](crate::CommError::Mismatch).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Label {
-    /// The part of the model or program that the data belongs to, such as `"block 3"`.
-    ///
-    /// Flight recorder files call this field `module`.
+    /// Part of the model or program, such as `"block 3"`; the field `module` in flight recorder files.
     #[serde(rename = "module", with = "text")]
     pub scope: Arc<str>,
     /// Part of the training step.
@@ -58,8 +52,6 @@ impl fmt::Display for Label {
     }
 }
 
-/// Serializes shared text as a plain string. Serde can do this too, but only with a feature that this crate
-/// does not need otherwise.
 pub(crate) mod text {
     use serde::de::{Error, Visitor};
     use serde::{Deserializer, Serializer};

@@ -1,20 +1,15 @@
 //! Communication between the ranks of a training run.
 //!
-//! Fully sharded data parallelism needs four collectives: all-gather (collects the shards of a parameter
-//! before use), reduce-scatter (sums gradients and leaves each rank its shard of the sum), all-reduce
-//! (losses, gradient norms, replicated groups) and broadcast (initial weights). This crate defines them as
-//! the trait [`Communicator`] and provides these backends:
+//! Sharded data parallelism needs all-gather (collects a parameter's shards before use), reduce-scatter (sums gradients
+//! and leaves each rank its shard), all-reduce (losses, norms, replicated groups) and broadcast (initial weights). The
+//! trait [`Communicator`] has these backends:
 //!
-//! * [`LocalCommunicator`]: every rank is a thread of this process. Transfers run on worker threads and
-//!   overlap with the caller's compute.
-//! * [`tcp::TcpCommunicator`]: every rank is a process, on one machine or many. Connections are
-//!   authenticated, and traffic can be encrypted ([`tcp::Seal`]). Ranks on one machine read each other's
-//!   memory where the system allows it.
-//! * `mpi::MpiCommunicator` (feature `mpi`): every rank is a process started by `mpirun`.
-//! * `nccl::attach` (feature `cuda`) adds NCCL to a group of threads or of TCP processes, for buffers on
-//!   GPUs.
-//! * [`FakeCommunicator`]: one rank of a world of any size whose other ranks do not exist. It records what
-//!   would be sent, for planning and for tests.
+//! * [`LocalCommunicator`]: ranks are threads of this process.
+//! * [`tcp::TcpCommunicator`]: ranks are processes, on one machine or many. Connections are authenticated, and can be
+//!   encrypted ([`tcp::Seal`]). Ranks on one machine read each other's memory where the system allows it.
+//! * `mpi::MpiCommunicator` (feature `mpi`): ranks are processes started by `mpirun`.
+//! * `nccl::attach` (feature `cuda`) adds NCCL to a group of threads or TCP processes, for buffers on GPUs.
+//! * [`FakeCommunicator`]: a single rank of an imaginary world, for planning and tests. It records what would be sent.
 //!
 //! ```
 //! use kiln_collectives::{Buffer, Communicator, Label, LocalGroup, Phase};
@@ -37,32 +32,28 @@
 //!
 //! # What every backend guarantees
 //!
-//! * **Order.** Operations of one group run in the order they were issued; the n-th call of one rank belongs
-//!   to the same operation as the n-th call of every other rank. Different groups are independent.
+//! * **Order.** Operations of a group run in the order of their calls, which all ranks share. Groups are independent.
 //! * **Agreement.** Ranks compare operation, dtype, count, root and the label's scope. A difference is
 //!   [`CommError::Mismatch`] on every rank, not a hang.
 //! * **Bits.** Sums run in ascending rank order, regardless of timing. An all-reduce gives the same bits as a
-//!   reduce-scatter followed by an all-gather. `f16` and `bf16` are summed in `f32` and rounded once.
-//! * **Ownership.** When [`Work::wait`] returns, no rank reads the input any more and the backend holds no
-//!   reference to it: a unique `Arc<Buffer>` is unique again.
-//! * **Failure.** A mismatch, a timeout or the loss of a rank fails the group: every pending and later
-//!   operation returns the same cause. An operation that all ranks had already entered still completes on all
-//!   of them (between processes: as long as data arrives). Other groups continue; call
-//!   [`Communicator::abort`] to end all groups of the world. A timeout includes a [`Verdict`], the result of
-//!   comparing the flight recorders of all ranks.
+//!   reduce-scatter and an all-gather. `f16` and `bf16` are summed in `f32` and rounded once.
+//! * **Ownership.** When [`Work::wait`] returns, no rank reads the input, and the backend holds no reference to it.
+//! * **Failure.** A mismatch, a timeout or the loss of a rank fails the group: every pending and later operation
+//!   returns
+//!   the same cause, except operations that all ranks had already entered (between processes: as long as data arrives).
+//!   Other groups continue; [`Communicator::abort`] ends all groups. A timeout includes a [`Verdict`] from the flight
+//!   recorders of all ranks.
 //!
 //! NCCL keeps these guarantees with the exceptions that the module `nccl` lists.
 //!
 //! # A custom backend
 //!
-//! A backend moves the data; everything else is shared. Implement [`GroupControl`] and [`Backend`] for one
-//! rank's side of a group, and pass it to [`ProcessGroup::start`], which implements [`Communicator`]: it checks
-//! arguments, numbers and records the calls, and runs them on a worker thread. [`Call::agree`] compares the calls
-//! of all ranks, [`sum_into`] adds in rank order, [`Cause`] keeps the first failure of a group, and
-//! [`Verdict::for_wait`] finds the ranks to blame for a timeout. `examples/own-backend` is a complete backend,
-//! tested by the conformance suite of all backends, the crate `kiln-conformance`.
+//! Implement [`GroupControl`] and [`Backend`] for one rank's side of a group, and pass it to [`ProcessGroup::start`],
+//! which implements [`Communicator`]: it checks, numbers and records the calls, and runs them on a worker thread.
+//! [`Call::agree`] compares the calls of all ranks, [`sum_into`] adds in rank order, [`Cause`] keeps a group's first
+//! failure, and [`Verdict::for_wait`] finds the ranks to blame for a timeout. `examples/own-backend` is a complete
+//! backend, which passes the conformance suite of all backends, `kiln-conformance`.
 
-// Launching a kernel is unsafe, and so is calling the driver.
 #![cfg_attr(not(feature = "cube"), forbid(unsafe_code))]
 #![deny(unsafe_code)]
 #![warn(missing_docs)]

@@ -1,5 +1,3 @@
-//! Lets the ranks of a group agree to use NCCL.
-
 use crate::backend::Backend;
 use crate::buffer::Buffer;
 use crate::communicator::Communicator;
@@ -23,7 +21,7 @@ use std::time::Duration;
 /// Settings of [`attach`].
 #[derive(Clone, Debug)]
 pub struct NcclOptions {
-    /// Number of the GPU, in CUDA's numbering.
+    /// CUDA's number of the GPU.
     pub device: usize,
     /// Time limit for the ranks to connect. Default 5 minutes.
     pub connect_timeout: Duration,
@@ -46,16 +44,15 @@ impl ControlBackend for TcpBackend {}
 /// Supports a world of one rank, or of threads with one GPU each.
 impl ControlBackend for LocalBackend {}
 
-/// Number of bytes that a rank sends about itself: whether it is ready, its process and its GPU.
+/// Bytes that a rank sends about itself: readiness, process and GPU.
 const IDENTITY: usize = 9;
 
-/// Adds NCCL to a group. From then on, buffers passed to the group may be on a GPU, and so may buffers passed
-/// to groups split from it. Collective: every rank of `group` must call this once.
+/// Adds NCCL to a group and its later splits, for buffers on a GPU. Every rank of `group` must call it once.
 ///
 /// # Errors
 ///
-/// [`NcclError`] on every rank if any rank cannot use NCCL; that rank's error has the reason. Returned after
-/// [`NcclOptions::connect_timeout`] at the latest. The group itself continues without NCCL.
+/// [`NcclError`] on every rank if any rank cannot use NCCL; that rank's error has the reason. Returned within
+/// [`NcclOptions::connect_timeout`]. The group continues without NCCL.
 pub fn attach<B: ControlBackend>(group: &ProcessGroup<B>, options: &NcclOptions) -> Result<(), NcclError> {
     let timeout = options.connect_timeout;
     let prepared = prepare(options);
@@ -81,7 +78,6 @@ pub fn attach<B: ControlBackend>(group: &ProcessGroup<B>, options: &NcclOptions)
     group.set_nccl(nccl).map_err(|_| NcclError::Attached)
 }
 
-/// Finds the library and the GPU, which needs no other ranks.
 fn prepare(options: &NcclOptions) -> Result<Gpu, NcclError> {
     let count = CudaRuntime::enumerate_all_devices().len();
     if count == 0 {
@@ -98,8 +94,6 @@ fn prepare(options: &NcclOptions) -> Result<Gpu, NcclError> {
     Ok(Gpu { library, context, device, id, limit: options.timeout })
 }
 
-/// Informs all ranks whether this rank is ready and which GPU it has; returns the same information from all
-/// ranks.
 fn exchange_identities(
     group: &dyn Communicator,
     is_ready: bool,
@@ -107,7 +101,6 @@ fn exchange_identities(
 ) -> Result<Vec<u8>, NcclError> {
     let mut identity = vec![u8::from(is_ready)];
     identity.extend(std::process::id().to_le_bytes());
-    // No machine has more than `u32::MAX` GPUs.
     identity.extend(u32::try_from(options.device).unwrap_or(u32::MAX).to_le_bytes());
     let output = Buffer::zeros(DType::U8, IDENTITY * group.world_size());
     let label = Label::new("NCCL", Phase::Init);

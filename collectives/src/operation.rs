@@ -1,4 +1,4 @@
-//! The operations of a group, and the number of bytes that each sends.
+//! The operations of a group, and the bytes that each sends.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -22,14 +22,10 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns the number of bytes that `rank` sends if the operation runs on a ring.
-    ///
-    /// `bytes` is the size of the full tensor: the output of an all-gather, the input of a reduce-scatter,
-    /// else the buffer. The volumes are those of the bandwidth-optimal ring algorithms (Patarasuk and Yuan,
-    /// "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): `(n-1)/n` of the tensor
-    /// for all-gather and reduce-scatter, twice that for all-reduce (rounded down to a byte). A broadcast
-    /// travels along the ring from the root, so every rank sends the whole buffer once, except the one before
-    /// the root. Barrier and split move no payload.
+    /// Returns the bytes that `rank` sends in a ring algorithm for a full tensor of `bytes` bytes (an all-gather's
+    /// output, a reduce-scatter's input, else the buffer). All-gather and reduce-scatter send `(n-1)/n` of it, and
+    /// all-reduce twice that, rounded down. In a broadcast, all ranks but the one before the root send the buffer once.
+    /// Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
     pub fn ring_bytes(self, bytes: u64, rank: usize, world_size: usize, root: usize) -> u64 {
         let world = (world_size as u128).max(1);
         let others = world - 1;
@@ -65,7 +61,6 @@ mod tests {
         assert_eq!(sent(Operation::AllReduce, 400, 0), 600);
         assert_eq!(sent(Operation::AllReduce, 5, 0), 7);
         assert_eq!(sent(Operation::Barrier, 0, 0), 0);
-        // The ring runs 1, 2, 3, 0; rank 0 is last and sends nothing.
         let broadcast: Vec<u64> = (0..4).map(|r| sent(Operation::Broadcast, 400, r)).collect();
         assert_eq!(broadcast, [0, 400, 400, 400]);
     }

@@ -1,4 +1,4 @@
-//! The buffers of an operation, and the checks that one rank can make without the other ranks.
+//! The buffers of an operation, and the checks that need no other ranks.
 
 use crate::buffer::Buffer;
 use crate::call::{Argument, ArgumentError, Call};
@@ -29,19 +29,17 @@ pub enum Payload {
     },
     /// A broadcast.
     Broadcast {
-        /// On rank `root` the buffer to send, on the others the buffer to overwrite.
+        /// The buffer to send on rank `root`, else the buffer to overwrite.
         buffer: Buffer,
         /// The rank that sends.
         root: usize,
     },
-    /// A barrier or a split, or a call with invalid arguments, which is still posted so that all ranks learn
-    /// of the error.
+    /// A barrier, a split, or a call with invalid arguments, which is posted so that all ranks learn of the error.
     Nothing,
 }
 
 impl Payload {
-    /// Returns the call that has these buffers, or a barrier's if there are none, in a group of `world_size`
-    /// ranks.
+    /// Returns the call that has these buffers, or a barrier's, in a group of `world_size` ranks.
     pub(crate) fn call(&self, label: Label, world_size: usize) -> Call {
         let (operation, buffer, count, problem) = match self {
             Payload::AllGather { input, output } => {
@@ -70,7 +68,6 @@ impl Payload {
         call
     }
 
-    /// Returns the buffer that the operation fills.
     #[cfg(feature = "cuda")]
     pub(crate) fn output(&self) -> Option<&Buffer> {
         match self {
@@ -83,7 +80,6 @@ impl Payload {
     }
 }
 
-/// Checks that input and output have the same type and are both on the host or both on the same GPU.
 fn check_pair(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
     if input.dtype() != output.dtype() {
         return Some(ArgumentError::DType { input: input.dtype(), output: output.dtype() });

@@ -1,8 +1,5 @@
-//! A rank's membership in a group whose operations run on a worker thread.
-//!
-//! Calls are numbered, recorded and queued. A worker thread runs them in order, so communication overlaps
-//! with the caller's compute and groups do not wait for each other. The group's [`Backend`] implements the
-//! operations.
+//! A rank's membership in a group. Calls are numbered, recorded and queued for a worker thread, so communication
+//! overlaps with compute and groups do not wait for each other. The group's [`Backend`] implements the operations.
 
 use crate::backend::{Backend, empty};
 use crate::buffer::{Buffer, Location};
@@ -29,16 +26,13 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// One operation in the queue of the worker.
 struct Job<B> {
     site: CallSite,
     call: Call,
     payload: Payload,
-    /// For a split: the channel to which the worker sends the backend of this rank's new group.
     reply: Option<mpsc::Sender<B>>,
     record: RecordId,
     completer: Completer,
-    /// The stream on which the caller's GPU work is queued.
     #[cfg(feature = "cube")]
     stream: StreamId,
 }
@@ -62,22 +56,18 @@ impl<B: Backend> Job<B> {
 }
 
 struct Queue<B> {
-    /// Number of the next operation.
     next: u64,
-    /// `None` once the process group is being dropped.
     jobs: Option<mpsc::Sender<Job<B>>>,
 }
 
-/// A rank's membership in a group of ranks.
-///
-/// Use it from one thread per rank, because the order of calls is the order of operations. Dropping it
-/// leaves the group: pending and later operations of the group fail with [`CommError::Aborted`] on all ranks.
+/// A rank's membership in a group. Use it from one thread per rank, because the order of calls is the order of
+/// operations. Dropping it leaves the group: pending and later operations fail with [`CommError::Aborted`] on all
+/// ranks.
 pub struct ProcessGroup<B: Backend> {
     backend: Arc<B>,
     group: GroupId,
     queue: Mutex<Queue<B>>,
     worker: Option<JoinHandle<()>>,
-    /// Moves buffers on GPUs, instead of the worker.
     #[cfg(feature = "cuda")]
     nccl: OnceLock<Nccl>,
 }
@@ -105,7 +95,6 @@ impl<B: Backend> ProcessGroup<B> {
         }
     }
 
-    /// Returns the reason why a call whose buffers are on a GPU cannot run, or `None` if it can.
     fn refuse_device(&self, payload: &Payload) -> Option<ArgumentError> {
         #[cfg(feature = "cuda")]
         if let (Some(nccl), Some(output)) = (self.nccl.get(), payload.output()) {
@@ -114,7 +103,6 @@ impl<B: Backend> ProcessGroup<B> {
         self.backend.refuse_device(payload)
     }
 
-    /// Queues an operation other than a split.
     fn issue(&self, label: Label, payload: Payload) -> Work {
         self.issue_call(payload.call(label, self.world_size()), payload, None)
     }
@@ -128,14 +116,13 @@ impl<B: Backend> ProcessGroup<B> {
             payload = Payload::Nothing;
         }
         let identity = self.backend.identity();
-        // The lock is held until the job is queued, so that jobs are queued in the order of their numbers.
+        // Held until the job is queued, so that jobs are queued in the order of their numbers.
         let mut queue = lock(&self.queue);
         let sequence = queue.next;
         queue.next += 1;
         let site = identity.site(sequence, call.operation, call.label.clone());
         self.backend.issued(&site, &call);
         let record = identity.shared.recorder.enqueued(self.group, sequence, &call, identity.rank);
-        // The worker informs the other ranks of arguments that are invalid on this rank alone.
         #[cfg(feature = "cuda")]
         if call.location == Location::Device
             && call.problem.is_none()
@@ -155,7 +142,6 @@ impl<B: Backend> ProcessGroup<B> {
             stream: StreamId::current(),
         };
         if let Some(jobs) = &queue.jobs {
-            // A job that cannot be queued is dropped, and its completer reports that.
             let _ = jobs.send(job);
         }
         work
@@ -164,18 +150,16 @@ impl<B: Backend> ProcessGroup<B> {
 
 #[cfg(feature = "cuda")]
 impl<B: Backend> ProcessGroup<B> {
-    /// Returns this rank's side of the group, for a transport that runs operations instead of the worker.
+    /// Returns this rank's side of the group, for a transport that replaces the worker.
     pub(crate) fn control(&self) -> Arc<dyn crate::backend::GroupControl> {
         Arc::clone(&self.backend) as _
     }
 
-    /// Uses `nccl` for buffers on GPUs from now on. If the group already has NCCL, keeps the present one and
-    /// returns `nccl` as the error.
+    /// Uses `nccl` for buffers on GPUs from now on. Returns `nccl` as the error if the group already has NCCL.
     pub(crate) fn set_nccl(&self, nccl: Nccl) -> Result<(), Nccl> {
         self.nccl.set(nccl)
     }
 
-    /// Splits NCCL in the same way as the group. `new_group` is this rank's new group, if it has one.
     fn split_nccl(
         &self,
         name: &str,
@@ -190,14 +174,12 @@ impl<B: Backend> ProcessGroup<B> {
         let split = new_group.map(|group| (group.control(), group as &dyn Communicator));
         let new_nccl = nccl.split(&site, split, timeout)?;
         if let (Some(group), Some(nccl)) = (new_group, new_nccl) {
-            // A new group has no NCCL yet.
             let _ = group.set_nccl(nccl);
         }
         Ok(())
     }
 }
 
-/// Runs jobs in order until the queue is closed.
 fn run<B: Backend>(backend: &B, queue: mpsc::Receiver<Job<B>>) {
     let _guard = CrashGuard(backend);
     let shared = &backend.identity().shared;
@@ -338,7 +320,7 @@ impl<B: Backend> Drop for ProcessGroup<B> {
         if let Some(nccl) = self.nccl.get() {
             nccl.close();
         }
-        // Leaving comes first: it makes the worker stop waiting for peers. Then the worker runs out of jobs.
+        // Leaving first makes the worker stop waiting for peers. Then it runs out of jobs.
         self.backend.leave();
         lock(&self.queue).jobs = None;
         if let Some(worker) = self.worker.take() {

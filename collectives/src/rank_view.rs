@@ -1,5 +1,3 @@
-//! A view of a world's ranks for observers.
-
 use crate::backend::{AskAll, RankShared};
 use crate::diagnosis::Witness;
 use crate::flight::Flight;
@@ -9,10 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Shows what a rank and, where possible, all ranks of its world are doing, without taking part in their
-/// communication.
-///
-/// A view may outlive its communicator, and does not keep the communicator from leaving its group.
+/// Shows what a rank and, where possible, all ranks of its world are doing, without communicating as a rank. May
+/// outlive the communicator, and does not keep it in its group.
 #[derive(Clone)]
 pub struct RankView {
     shared: Arc<RankShared>,
@@ -25,41 +21,38 @@ impl RankView {
         RankView { shared, backend, ask_all }
     }
 
-    /// Returns the rank in the world.
+    /// The rank in the world.
     pub fn rank(&self) -> usize {
         self.shared.world_rank
     }
 
-    /// Returns the number of ranks in the world.
+    /// Number of ranks in the world.
     pub fn world_size(&self) -> usize {
         self.shared.world_size
     }
 
-    /// Returns the world ranks that are held for inspection.
+    /// World ranks that are held for inspection.
     pub fn held(&self) -> Vec<usize> {
         self.shared.holds.ranks()
     }
 
-    /// Returns the flight recorder of the rank.
+    /// The rank's flight recorder.
     pub fn recorder(&self) -> &Arc<Recorder> {
         &self.shared.recorder
     }
 
-    /// Returns the current contents of the rank's flight recorder, with at most its last `records` operations
-    /// and without a verdict.
+    /// Returns the rank's flight, with at most the last `records` operations and without a verdict.
     pub fn flight(&self, records: usize) -> Flight {
         self.shared.flight(self.backend, records)
     }
 
-    /// Returns the rank's timeline of optimizer step `step`, or by default of the last completed step. `None`
-    /// if the step is unknown or its timeline is no longer kept.
+    /// Returns the timeline of optimizer step `step`, by default the last completed step; `None` if not recorded.
     pub fn timeline(&self, step: Option<u64>) -> Option<StepTimeline> {
         self.shared.recorder.timeline(self.rank(), &self.shared.node, step)
     }
 
-    /// Returns the current state of every rank of the world, in rank order. Ranks that do not answer within
-    /// `patience` are reported as silent. Returns `None` if this rank cannot ask the others: between
-    /// processes, only rank 0 can.
+    /// Returns the state of every rank, in rank order. Ranks that do not answer within `patience` are silent. `None` if
+    /// this rank cannot ask: between processes, only rank 0 can.
     pub fn ask_all(&self, patience: Duration) -> Option<Vec<Witness>> {
         self.ask_all.as_ref().map(|ask| ask(patience))
     }

@@ -1,7 +1,5 @@
-//! A record of a rank's communication: the last operations in detail, and totals of all operations.
-//!
-//! The records serve as a flight recorder: after a failure, the first record without a `finished` time is the
-//! operation in which the rank was stuck.
+//! Records a rank's communication: the last operations in detail, and totals of all. After a failure, the first record
+//! without a `finished` time is the operation in which the rank was stuck.
 
 use crate::call::Call;
 use crate::flight::{Activity, GroupFlight, Pending, Record};
@@ -16,17 +14,15 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Number of records that a recorder keeps by default.
+/// Default number of records that a recorder keeps.
 pub const DEFAULT_CAPACITY: usize = 4096;
 
-/// Number of records that are kept after [`Recorder::keep_all`].
 const CAPACITY_OF_ALL: usize = 1 << 20;
 
-/// Number of times that [`Recorder::write_now`] tries to lock the log. Other threads hold the lock for well
-/// below a microsecond.
+/// Attempts of [`Recorder::write_now`] to lock the log, which other threads hold for less than a microsecond.
 const LOCK_ATTEMPTS: usize = 10_000;
 
-/// Number of calls and bytes of all operations of one kind with one label in one group.
+/// Calls and bytes of all operations of one kind, label and group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Total {
     /// Kind of operation.
@@ -39,19 +35,17 @@ pub struct Total {
     /// Name of the group.
     #[serde(with = "text")]
     pub group: Arc<str>,
-    /// Number of calls issued.
+    /// Number of issued calls.
     pub calls: u64,
-    /// Ring bytes of those calls.
+    /// Ring bytes of these calls.
     pub bytes_sent: u64,
 }
 
-/// The flight recorder of one rank, for all its groups. Recording an event takes one short lock.
-///
-/// An operation is counted when it is issued, so counts do not depend on timing.
+/// The flight recorder of one rank, for all its groups. Counts an operation when it is issued.
 #[derive(Debug)]
 pub struct Recorder {
     created: Instant,
-    /// Time of creation on the clock that all processes of the machine share.
+    /// Time of creation on the machine's monotonic clock.
     created_monotonic: f64,
     capacity: usize,
     log: Mutex<Log>,
@@ -62,22 +56,16 @@ type TotalKey = (Operation, Arc<str>, Phase, Arc<str>);
 
 #[derive(Debug, Default)]
 struct Log {
-    /// The newest records, oldest first.
     records: VecDeque<Record>,
     /// Index of the next record, counted over all records ever made.
     next: u64,
-    /// Number of calls and of bytes sent.
     totals: BTreeMap<TotalKey, (u64, u64)>,
-    /// Groups that this rank has joined.
     groups: Vec<GroupLog>,
-    /// The rank's activity other than communication, and when the activity began.
     activity: Option<(&'static str, Duration)>,
-    /// True if no record is dropped.
     keeps_all: bool,
 }
 
 impl Log {
-    /// Returns a record, unless it was dropped.
     fn record_mut(&mut self, id: RecordId) -> Option<&mut Record> {
         let first = self.next - self.records.len() as u64;
         let index = usize::try_from(id.index.checked_sub(first)?).ok()?;
@@ -85,22 +73,18 @@ impl Log {
     }
 }
 
-/// The operations of one group.
 #[derive(Debug)]
 struct GroupLog {
     name: Arc<str>,
     world_ranks: Vec<usize>,
-    /// Number of operations issued.
     issued: u64,
-    /// Operations issued and not finished, with the time of issue.
     pending: BTreeMap<u64, (Call, Duration)>,
 }
 
-/// Index of a group in its recorder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupId(usize);
 
-/// Identifies a record for later updates. Stays valid after the record has been dropped.
+/// Stays valid after the record has been dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordId {
     index: u64,
@@ -109,7 +93,7 @@ pub(crate) struct RecordId {
 }
 
 impl Recorder {
-    /// Creates a recorder that keeps the last `capacity` records. Totals are always kept.
+    /// Creates a recorder that keeps the last `capacity` records, and all totals.
     pub fn new(capacity: usize) -> Recorder {
         Recorder {
             created: Instant::now(),
@@ -129,7 +113,6 @@ impl Recorder {
         self.last_records(usize::MAX)
     }
 
-    /// Returns at most the last `count` records, oldest first.
     pub(crate) fn last_records(&self, count: usize) -> Vec<Record> {
         let log = lock(&self.log);
         log.records.iter().skip(log.records.len().saturating_sub(count)).cloned().collect()
@@ -151,18 +134,17 @@ impl Recorder {
             .collect()
     }
 
-    /// Resets the totals to zero, for example at the start of a step. Keeps the records.
+    /// Resets the totals, for example at the start of a step. Keeps the records.
     pub fn reset_totals(&self) {
         lock(&self.log).totals.clear();
     }
 
-    /// Returns the bytes sent since creation or the last reset, over all groups.
+    /// Returns the bytes sent by all groups since creation or the last reset.
     pub fn bytes_sent(&self) -> u64 {
         lock(&self.log).totals.values().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Returns the number of calls of `operation` since creation or the last reset, in `phase` or in all
-    /// phases.
+    /// Returns the number of calls of `operation` since creation or the last reset, in `phase` or in all phases.
     pub fn count(&self, operation: Operation, phase: Option<Phase>) -> u64 {
         lock(&self.log)
             .totals
@@ -172,15 +154,14 @@ impl Recorder {
             .sum()
     }
 
-    /// Sets the rank's current activity other than communication, such as `"data loading"`. Verdicts name
-    /// this activity when other ranks wait for this rank.
+    /// Sets the activity other than communication, such as `"data loading"`. Verdicts name it when other ranks wait.
     pub fn set_activity(&self, name: &'static str) {
         let now = self.created.elapsed();
         lock(&self.log).activity = Some((name, now));
         lock(&self.timeline).set_activity(name, now);
     }
 
-    /// Records that the rank enters the module `module`, which it leaves when the activity changes.
+    /// Records that the rank enters `module`, which it leaves when the activity changes.
     pub fn enter_module(&self, module: &Arc<str>) {
         lock(&self.timeline).enter_module(module, self.created.elapsed());
     }
@@ -202,13 +183,12 @@ impl Recorder {
         lock(&self.timeline).begin_step(step, self.created.elapsed());
     }
 
-    /// From now on, adds to each span the bytes that `held_bytes` returns. Only the rank's own thread may
-    /// call this.
+    /// Makes each later span include the bytes that `held_bytes` returns. Only the rank's own thread may call it.
     pub fn count_bytes(&self, held_bytes: fn() -> u64) {
         lock(&self.timeline).count_bytes(held_bytes);
     }
 
-    /// Keeps all spans and records from now on, or, with `false`, only the last ones.
+    /// Keeps all later spans and records, or, with `false`, only the last ones.
     pub fn keep_all(&self, all: bool) {
         lock(&self.timeline).keep_all(all);
         lock(&self.log).keeps_all = all;
@@ -219,13 +199,12 @@ impl Recorder {
         lock(&self.timeline).times(self.created.elapsed())
     }
 
-    /// Returns how long the rank has waited for other ranks since the recorder was created.
+    /// Returns the rank's time in waits since the recorder was created.
     pub fn total_waited(&self) -> Duration {
         self.times().iter().map(|time| time.waited).sum()
     }
 
-    /// Returns the rank's timeline of optimizer step `step`, or by default of the last completed step. `None`
-    /// if the step is unknown or its timeline is no longer kept.
+    /// Returns the timeline of optimizer step `step`, by default the last completed step; `None` if not recorded.
     pub(crate) fn timeline(&self, rank: usize, node: &str, step: Option<u64>) -> Option<StepTimeline> {
         let now = self.created.elapsed();
         let (step, start, end, spans) = {
@@ -248,14 +227,12 @@ impl Recorder {
         Activity { name: name.to_owned(), seconds: now.saturating_sub(since).as_secs_f64() }
     }
 
-    /// Returns the seconds since the recorder was created; records use the same clock.
     pub(crate) fn clock(&self) -> f64 {
         self.created.elapsed().as_secs_f64()
     }
 
-    /// Writes the rank's activity and its last operation, such as `, in backward after all_gather(layers.0)`.
-    /// Safe in signal handlers: blocks on no lock and allocates nothing. Writes nothing if another thread is
-    /// changing the log.
+    /// Writes the activity and the last operation, such as `, in backward after all_gather(layers.0)`.
+    /// Async-signal-safe: writes nothing if another thread is changing the log.
     pub fn write_now(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         let Some(log) = self.log_now() else { return Ok(()) };
         if let Some((activity, _)) = log.activity {
@@ -267,7 +244,7 @@ impl Recorder {
         }
     }
 
-    /// Writes the rank's last operation, such as `all_gather(layers.0)`, like [`Recorder::write_now`].
+    /// Writes the last operation, such as `all_gather(layers.0)`. Async-signal-safe like [`Recorder::write_now`].
     pub fn write_last_call(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         let log = self.log_now();
         match log.as_ref().and_then(|log| log.records.back()) {
@@ -276,13 +253,12 @@ impl Recorder {
         }
     }
 
-    /// Returns the name of the rank's activity, unless another thread is changing the log. Safe in signal
-    /// handlers.
+    /// Returns the activity's name, unless another thread is changing the log. Async-signal-safe.
     pub fn activity_now(&self) -> Option<&'static str> {
         self.log_now()?.activity.map(|(name, _)| name)
     }
 
-    /// Locks the log; gives up if another thread does not release it almost immediately.
+    /// `None` if another thread does not release the log almost immediately.
     fn log_now(&self) -> Option<MutexGuard<'_, Log>> {
         let attempt = || {
             std::hint::spin_loop();
@@ -291,7 +267,6 @@ impl Recorder {
         (0..LOCK_ATTEMPTS).find_map(|_| attempt())
     }
 
-    /// Returns the state of all groups this rank has joined.
     pub(crate) fn groups(&self) -> Vec<GroupFlight> {
         let now = self.created.elapsed();
         let log = lock(&self.log);
@@ -309,7 +284,6 @@ impl Recorder {
         log.groups.iter().map(flight).collect()
     }
 
-    /// Adds a group that this rank has joined; `world_ranks` has the world rank of each member.
     pub(crate) fn join(&self, name: &Arc<str>, world_ranks: &[usize]) -> GroupId {
         let mut log = lock(&self.log);
         let (name, world_ranks) = (Arc::clone(name), world_ranks.to_vec());
@@ -317,11 +291,9 @@ impl Recorder {
         GroupId(log.groups.len() - 1)
     }
 
-    /// Records that `rank` of `group` issued `call`.
     pub(crate) fn enqueued(&self, group: GroupId, sequence: u64, call: &Call, rank: usize) -> RecordId {
         let now = self.created.elapsed();
         let mut log = lock(&self.log);
-        // Ids come from `join` of the same recorder, and groups are never removed.
         let known = &mut log.groups[group.0];
         known.issued = sequence + 1;
         known.pending.insert(sequence, (call.clone(), now));
@@ -355,12 +327,10 @@ impl Recorder {
         id
     }
 
-    /// Records that the operation reached the head of its queue.
     pub(crate) fn started(&self, id: RecordId) {
         self.update(id, |record, now| record.started = Some(now));
     }
 
-    /// Records that the operation completed.
     pub(crate) fn finished(&self, id: RecordId) {
         self.update(id, |record, now| record.finished = Some(now));
         if tracing::enabled!(tracing::Level::TRACE) {
@@ -378,10 +348,9 @@ impl Recorder {
         }
     }
 
-    /// Logs the size, times and bandwidth of a finished operation.
     #[cold]
     fn trace(&self, id: RecordId) {
-        // The lock is released first: formatting a log line asks the recorder for the rank's activity.
+        // Releases the lock first: formatting a log line asks the recorder for the rank's activity.
         let Some(record) = lock(&self.log).record_mut(id).map(|record| record.clone()) else { return };
         let Record { sequence, group, operation, label, dtype, count, bytes_sent, .. } = &record;
         let [queued, ran] = record.times().map(|time| time.as_secs_f64());
@@ -398,7 +367,6 @@ impl Recorder {
     }
 }
 
-/// Returns seconds on the machine's monotonic clock, or 0 if there is none.
 fn monotonic() -> f64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0.0, |now| Duration::from(now).as_secs_f64())
 }

@@ -1,9 +1,5 @@
-//! Sums of buffers in ascending rank order.
-//!
-//! Each output element is `((x0 + x1) + x2) + ...` over the ranks, so the result depends neither on timing
-//! nor on how the tensor is divided into chunks. The loops run over blocks small enough that the running sum
-//! stays in the first-level cache while the inputs are read once, and are simple enough for the compiler to
-//! vectorise.
+//! Sums buffers in ascending rank order: every element is `((x0 + x1) + x2) + ...`, independent of timing and chunking.
+//! Blocks keep the running sum in the first-level cache, and the loops are simple enough to vectorise.
 
 use crate::buffer::Buffer;
 use crate::call::ArgumentError;
@@ -13,20 +9,17 @@ use half::{bf16, f16};
 use std::ops::{AddAssign, Range};
 use std::sync::Arc;
 
-/// Number of elements in a block: 16 KiB of `f32`.
 const BLOCK: usize = 4096;
 
-/// Sums the elements of `inputs` from `start` on, in the order of `inputs`, into `output`.
-///
-/// `f16` and `bf16` are summed in `f32` and rounded once.
+/// Sums `inputs`, from their element `start` on, into `output`. Sums `f16` and `bf16` in `f32`, and rounds once.
 ///
 /// # Errors
 ///
-/// If the types differ or have no sum.
+/// Fails if the types differ or have no sum.
 ///
 /// # Panics
 ///
-/// If an input is shorter than `start + output.len()`. Callers compare lengths first.
+/// Panics if an input is shorter than `start + output.len()`.
 pub fn sum_into(output: &mut Buffer, inputs: &[Arc<Buffer>], start: usize) -> Result<(), ArgumentError> {
     let (dtype, len, size) = (output.dtype(), output.len(), output.dtype().size());
     if let Some(other) = inputs.iter().map(|input| input.dtype()).find(|other| *other != dtype) {
@@ -37,8 +30,7 @@ pub fn sum_into(output: &mut Buffer, inputs: &[Arc<Buffer>], start: usize) -> Re
     sum_bytes(dtype, output.as_bytes_mut(), &inputs)
 }
 
-/// Implements [`sum_into`] on memory that holds elements of `dtype`; all slices have the same length and the
-/// alignment of `dtype`.
+/// Implements [`sum_into`] on bytes: all slices have the same length and the alignment of `dtype`.
 pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Result<(), ArgumentError> {
     match dtype {
         DType::F64 => sum_as::<f64>(output, inputs, sum_plain),
@@ -50,8 +42,7 @@ pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Re
     Ok(())
 }
 
-/// Returns the chunk of `len` elements that `rank` reduces. Chunks are equal, except that the first `len %
-/// world_size` chunks have one more element.
+/// Returns the chunk of `len` elements that `rank` reduces. The first `len % world_size` chunks have one element more.
 pub fn chunk_range(len: usize, world_size: usize, rank: usize) -> Range<usize> {
     let (size, longer) = (len / world_size, len % world_size);
     let start = |rank: usize| rank * size + rank.min(longer);
@@ -63,8 +54,7 @@ fn sum_as<T: Element>(output: &mut [u8], inputs: &[&[u8]], sum: impl Fn(&mut [T]
     sum(bytemuck::cast_slice_mut(output), &inputs);
 }
 
-/// Sums elements of a type that needs no wider one. Starts from the first input instead of zero, so that a
-/// sum of negative zeros keeps its sign.
+/// Starts from the first input instead of zero, so that a sum of negative zeros keeps its sign.
 fn sum_plain<T: Copy + AddAssign>(output: &mut [T], inputs: &[&[T]]) {
     let Some((first, rest)) = inputs.split_first() else {
         return;
@@ -100,7 +90,6 @@ where
     }
 }
 
-/// Adds `values` to `sums`, element by element.
 pub(crate) fn add<T: Copy + AddAssign>(sums: &mut [T], values: &[T]) {
     for (sum, value) in sums.iter_mut().zip(values) {
         *sum += *value;
@@ -113,7 +102,7 @@ mod tests {
 
     #[test]
     fn half_types_round_once() {
-        // In f16, 2048 + 1 rounds back to 2048, so rounding after each addition loses both ones.
+        // In f16, 2048 + 1 rounds to 2048, so rounding after each addition would lose both ones.
         let values = [2048.0, 1.0, 1.0];
         let inputs: Vec<_> = values.map(|value| Arc::new(Buffer::from_slice(&[f16::from_f32(value)]))).into();
         let mut output = Buffer::zeros(DType::F16, 1);

@@ -1,24 +1,18 @@
-//! Helpers for threads, and locks that survive a panic of another thread.
-//!
-//! Every critical section of this crate leaves its data consistent at each step, so the guard of a poisoned
-//! mutex can be used. The panic itself is reported where it happened.
+//! Helpers for threads and locks. Poisoned locks are used, because every critical section keeps its data consistent.
 
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Locks `mutex`, even if a thread panicked while holding it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts a thread with a name.
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name(name.to_owned()).spawn(run)
 }
 
-/// Data behind a lock, with a condition variable that signals its changes.
 #[derive(Debug, Default)]
 pub(crate) struct Monitor<T> {
     data: Mutex<T>,
@@ -34,26 +28,22 @@ impl<T> Monitor<T> {
         lock(&self.data)
     }
 
-    /// Changes the data and wakes all waiting threads.
     pub(crate) fn update<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let result = change(&mut self.lock());
         self.notify();
         result
     }
 
-    /// Wakes all waiting threads.
     pub(crate) fn notify(&self) {
         self.changed.notify_all();
     }
 
-    /// Waits for the next notification.
     pub(crate) fn wait<'a>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `done` returns true or `timeout` has passed; returns the guard in both cases.
-    ///
-    /// A timeout too long for the clock means no limit.
+    /// Waits until `done` returns true or `timeout` has passed; returns the guard in both cases. A timeout too long for
+    /// the clock means no limit.
     pub(crate) fn wait_until<'a>(
         &self,
         mut guard: MutexGuard<'a, T>,

@@ -1,11 +1,7 @@
-//! A rank's use of its time: the activities of its thread, and its waits.
-//!
-//! A rank reports its activity ([`Recorder::set_activity`](crate::Recorder::set_activity)), its current
-//! module ([`Recorder::enter_module`](crate::Recorder::enter_module)) and its waits for collectives
-//! ([`Recorder::waited`](crate::Recorder::waited)). A [`Span`] is the time between two such reports. Sums are
-//! kept for the whole run, but only the last spans are kept for inspection.
-//!
-//! If a rank's tensors are on a GPU, its thread only queues work there, so its spans are host times.
+//! A rank's use of its time. A [`Span`] is the time between two reports of an activity
+//! ([`Recorder::set_activity`](crate::Recorder::set_activity)), module
+//! ([`Recorder::enter_module`](crate::Recorder::enter_module)) or wait ([`Recorder::waited`](crate::Recorder::waited)).
+//! Sums cover the whole run; only the last spans are kept. With tensors on a GPU, spans are host times of queueing.
 
 use crate::flight::Record;
 use serde::{Deserialize, Serialize};
@@ -16,38 +12,33 @@ use std::time::Duration;
 /// The activity of a rank that is held for inspection.
 pub const HELD: &str = "held";
 
-/// Number of spans kept, enough for a few steps of most models.
 const CAPACITY: usize = 4096;
 
-/// Number of spans kept after `keep_all`, which bounds the memory of very long steps.
 const CAPACITY_OF_ALL: usize = 1 << 20;
 
-/// Number of step starts kept.
 const STEPS: usize = 256;
 
-/// Minimum length of a wait with its own span. Shorter waits count only in the sums.
+/// Shorter waits count only in the sums.
 const SHORT: Duration = Duration::from_micros(2);
 
-/// A period in which a rank's own thread was in one activity. Times are in seconds since the creation of the
-/// rank's recorder.
+/// A period of one activity of a rank's thread. Times are in seconds since its recorder was created.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// Activity, such as `data loading`, `forward`, `backward`, `optimizer`, `checkpoint`.
     pub activity: String,
     /// The current module, such as `layers.3`; `None` outside of modules.
     pub module: Option<String>,
-    /// The collective that the thread waited for, as its group and number; `None` if the thread was not
-    /// waiting.
+    /// The awaited collective, as group and number; `None` if the thread was not waiting.
     pub waits_for: Option<(String, u64)>,
     /// Start time.
     pub start: f64,
     /// End time.
     pub end: f64,
-    /// Number of bytes that the rank held at the end; 0 if bytes are not counted.
+    /// Bytes that the rank held at the end; 0 if bytes are not counted.
     pub bytes: u64,
 }
 
-/// One optimizer step of one rank, from its start to the start of the next step.
+/// One optimizer step of one rank, up to the start of the next step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTimeline {
     /// Rank in the world.
@@ -60,27 +51,25 @@ pub struct StepTimeline {
     pub start: f64,
     /// End time.
     pub end: f64,
-    /// Creation time of the recorder, in seconds on the machine's monotonic clock. Aligns the ranks of one
-    /// machine.
+    /// Creation time of the recorder on the machine's monotonic clock, in seconds. Aligns the ranks of one machine.
     pub created: f64,
-    /// The spans of the rank's thread, in order. The first ones may be missing in very long steps.
+    /// The spans of the rank's thread, in order. Very long steps may lack the first ones.
     pub spans: Vec<Span>,
     /// The collectives that the rank issued during the step, in order.
     pub records: Vec<Record>,
 }
 
-/// How long a rank has spent in one activity since its recorder was created.
+/// A rank's time in one activity since its recorder was created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActivityTime {
     /// The activity.
     pub activity: &'static str,
-    /// Time in the activity without waits.
+    /// Time without waits.
     pub busy: Duration,
     /// Time spent waiting for other ranks.
     pub waited: Duration,
 }
 
-/// A [`Span`] in its stored form.
 #[derive(Debug)]
 struct Kept {
     activity: &'static str,
@@ -91,10 +80,8 @@ struct Kept {
     bytes: u64,
 }
 
-/// The spans of a rank.
 #[derive(Debug)]
 pub(crate) struct Timeline {
-    /// The rank's activity, the current module, and when the current span began.
     activity: &'static str,
     module: Option<Arc<str>>,
     since: Duration,
@@ -102,7 +89,6 @@ pub(crate) struct Timeline {
     spans: VecDeque<Kept>,
     steps: VecDeque<(u64, Duration)>,
     keeps_all: bool,
-    /// Returns the bytes held by the calling thread's rank.
     held_bytes: Option<fn() -> u64>,
 }
 
@@ -131,19 +117,16 @@ impl Timeline {
         self.keeps_all = all;
     }
 
-    /// Starts `activity` at `now`.
     pub(crate) fn set_activity(&mut self, activity: &'static str, now: Duration) {
         self.close(now, None);
         (self.activity, self.module) = (activity, None);
     }
 
-    /// Enters a module.
     pub(crate) fn enter_module(&mut self, module: &Arc<str>, now: Duration) {
         self.close(now, None);
         self.module = Some(Arc::clone(module));
     }
 
-    /// Records that the rank waited for a collective from `start` to `now`.
     pub(crate) fn waited(&mut self, group: &Arc<str>, sequence: u64, start: Duration, now: Duration) {
         // A wait lies within the current span; the clocks of other threads must not extend it.
         let start = start.clamp(self.since, now);
@@ -158,7 +141,6 @@ impl Timeline {
         self.close(now, Some((Arc::clone(group), sequence)));
     }
 
-    /// Records that the rank was held from `start` to `now`.
     pub(crate) fn held(&mut self, start: Duration, now: Duration) {
         self.close(start.clamp(self.since, now), None);
         let activity = std::mem::replace(&mut self.activity, HELD);
@@ -175,7 +157,6 @@ impl Timeline {
         self.steps.push_back((step, now));
     }
 
-    /// Returns the times by activity up to `now`, in the order in which activities first occurred.
     pub(crate) fn times(&self, now: Duration) -> Vec<ActivityTime> {
         let mut times = self.times.clone();
         let busy = now.saturating_sub(self.since);
@@ -186,18 +167,16 @@ impl Timeline {
         times
     }
 
-    /// Returns the last step that has ended.
     pub(crate) fn last_step(&self) -> Option<u64> {
         self.steps.len().checked_sub(2).map(|index| self.steps[index].0)
     }
 
-    /// Returns the start of `step`, and the start of the next step or `now` if there is none.
+    /// Returns the start of `step` and of the next step, or `now`.
     pub(crate) fn bounds(&self, step: u64, now: Duration) -> Option<(Duration, Duration)> {
         let at = self.steps.iter().rposition(|(known, _)| *known == step)?;
         Some((self.steps[at].1, self.steps.get(at + 1).map_or(now, |(_, start)| *start)))
     }
 
-    /// Returns the spans that began between `start` and `end`.
     pub(crate) fn spans(&self, start: Duration, end: Duration) -> Vec<Span> {
         let within = |kept: &&Kept| kept.start >= start && kept.start < end;
         self.spans.iter().filter(within).map(Kept::span).collect()
@@ -212,7 +191,6 @@ impl Timeline {
         &mut self.times[at]
     }
 
-    /// Ends the span that began at `self.since`, and begins the next span at `now`.
     fn close(&mut self, now: Duration, waits_for: Option<(Arc<str>, u64)>) {
         let start = std::mem::replace(&mut self.since, now);
         let taken = now.saturating_sub(start);
@@ -261,7 +239,6 @@ mod tests {
         timeline.set_activity("forward", us(30));
         timeline.enter_module(&Arc::from("layers.0"), us(40));
         timeline.waited(&group, 7, us(50), us(80));
-        // Too short for its own span.
         timeline.waited(&group, 8, us(89), us(90));
         timeline.set_activity("backward", us(100));
         timeline.begin_step(2, us(130));

@@ -1,5 +1,3 @@
-//! The verdict on a failure: which ranks to look at first, and why.
-
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -17,7 +15,7 @@ pub enum Finding {
     Missing,
     /// A rank entered an operation so late that another rank's wait had timed out.
     Late,
-    /// The process of a rank, or of every rank, was not running while others waited for it.
+    /// A rank's process, or every process, was not running while others waited for it.
     Stopped,
     /// All ranks are in the operation, but the transfer does not finish.
     Transfer,

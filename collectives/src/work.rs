@@ -1,5 +1,3 @@
-//! The handle of an operation in flight.
-
 use crate::backend::GroupControl;
 use crate::buffer::Buffer;
 use crate::call::CallSite;
@@ -9,24 +7,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a timed-out wait gives the backend to release its buffers.
-///
-/// The backend stops as soon as it learns of the timeout, so it rarely takes that long.
+/// Time for the backend to release its buffers after a timeout, which usually takes much less.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Minimum time between two checks of a wait whose limit is nearly reached.
+/// Minimum time between two checks of a wait near its limit.
 const LEAST_WAIT: Duration = Duration::from_millis(50);
 
-/// An operation in flight, or its result.
-///
-/// Dropping `Work` does not cancel the operation; it only discards the result.
+/// An operation in flight, or its result. Dropping it discards the result without cancelling the operation.
 #[must_use = "an operation is complete, and its errors are known, only after wait"]
 pub struct Work(State);
 
 enum State {
     Ready(Result<Buffer, CommError>),
-    /// Queued on a GPU. Calling `join` is all that remains: it makes the caller's later GPU work wait for the
-    /// operation.
+    /// Queued on a GPU. `join` makes the caller's later GPU work wait for the operation.
     #[cfg(feature = "cuda")]
     Queued {
         result: Buffer,
@@ -35,11 +28,9 @@ enum State {
     Pending(Arc<Pending>),
 }
 
-/// An operation that a worker runs.
 struct Pending {
     site: CallSite,
     control: Arc<dyn GroupControl>,
-    /// The result, once the worker has stored it.
     result: Monitor<Option<Result<Buffer, CommError>>>,
 }
 
@@ -49,8 +40,7 @@ impl Work {
         Work(State::Ready(result))
     }
 
-    /// Returns work that is queued on a GPU. `join` makes GPU work that the calling thread queues later wait
-    /// for the operation.
+    /// Returns work that is queued on a GPU. `join` makes later GPU work of the calling thread wait for it.
     #[cfg(feature = "cuda")]
     pub(crate) fn queued(
         result: Buffer,
@@ -59,22 +49,17 @@ impl Work {
         Work(State::Queued { result, join: Box::new(join) })
     }
 
-    /// Returns the work of the call at `site`, and the completer that finishes it.
     pub(crate) fn pending(site: CallSite, control: Arc<dyn GroupControl>) -> (Work, Completer) {
         let pending = Arc::new(Pending { site, control, result: Monitor::default() });
         (Work(State::Pending(Arc::clone(&pending))), Completer(Some(pending)))
     }
 
-    /// Waits for the operation and returns the buffer it filled.
-    ///
-    /// Once this returns, on success or not, no rank reads this rank's input any more. With NCCL, the host
-    /// does not wait: this guarantee and the result then hold for GPU work that the calling thread queues
-    /// afterwards.
-    ///
+    /// Waits for the operation and returns the buffer that it filled. Afterwards, even after an error, no rank reads
+    /// this rank's input. With NCCL, the host does not wait: the guarantee and the result hold for GPU work that the
+    /// calling thread queues later.
     /// # Errors
     ///
-    /// Any [`CommError`]. [`CommError::TimedOut`] fails the whole group on every rank, because nobody knows
-    /// what the missing ranks would still do.
+    /// Any [`CommError`]. [`CommError::TimedOut`] fails the whole group on every rank.
     pub fn wait(self, timeout: Duration) -> Result<Buffer, CommError> {
         match self.0 {
             State::Ready(result) => result,
@@ -82,14 +67,13 @@ impl Work {
             State::Queued { result, join } => join().map(|()| result),
             State::Pending(pending) => pending.take(timeout).unwrap_or_else(|| {
                 let error = pending.control.time_out(&pending.site, timeout);
-                // The result no longer matters, but the input must be released before returning.
                 let _ = pending.take(RELEASE_TIMEOUT);
                 Err(error)
             }),
         }
     }
 
-    /// Returns the call that this work belongs to; `None` if [`Work::wait`] does not wait on the host.
+    /// Returns the call of this work; `None` if [`Work::wait`] does not wait on the host.
     pub fn site(&self) -> Option<&CallSite> {
         match &self.0 {
             State::Pending(pending) => Some(&pending.site),
@@ -113,8 +97,7 @@ impl fmt::Debug for Work {
 }
 
 impl Pending {
-    /// Returns the result, or `None` if there is none after `timeout`. Time in which a rank is held does not
-    /// count.
+    /// Returns `None` if there is no result after `timeout`, in which time with a held rank does not count.
     fn take(&self, timeout: Duration) -> Option<Result<Buffer, CommError>> {
         let holds = &self.control.identity().shared.holds;
         let (start, held_before) = (Instant::now(), holds.total());
@@ -134,11 +117,10 @@ impl Pending {
     }
 }
 
-/// Completes a [`Work`]. If the completer is dropped first, the work fails, so that no wait lasts for ever.
 pub(crate) struct Completer(Option<Arc<Pending>>);
 
 impl Completer {
-    /// Hands over the result. All references to the caller's buffers must have been dropped by now.
+    /// All references to the caller's buffers must have been dropped.
     pub(crate) fn complete(mut self, result: Result<Buffer, CommError>) {
         if let Some(pending) = self.0.take() {
             pending.result.update(|done| *done = Some(result));

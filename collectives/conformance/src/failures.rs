@@ -9,8 +9,7 @@ use kiln_testkit::{Meeting, wait_until};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Lets rank 1 of 3 issue a different call from the others; returns the error of each rank. Also checks that
-/// the group stays failed with the same cause.
+/// Rank 1 of 3 issues a different call; returns the error of each rank. Checks that the group stays failed.
 pub fn diverge(
     world: World,
     common: impl Fn(&dyn Communicator) -> Work + Sync,
@@ -171,7 +170,6 @@ pub fn abort_reaches_all_groups_of_the_world(suite: &Suite) {
     on_each_rank(&world, |member| {
         let rank = member.rank();
         let pair = member.split("pair", Some(rank as u32 / 2), 0).unwrap().unwrap();
-        // Rank 0 waits in a group that the aborting rank 3 does not belong to.
         let pending = (rank == 0).then(|| pair.barrier(label("pair")));
         if rank == 3 {
             pair.abort("disk full");
@@ -201,7 +199,6 @@ pub fn timeout_names_the_missing_ranks(suite: &Suite) {
         called.wait();
         let early = early.map(|work| work.wait(Duration::from_millis(20)).unwrap_err());
         timed_out.wait();
-        // The missing ranks call too late, and learn why the operation failed.
         let error = early.unwrap_or_else(|| gather().wait(PATIENCE).unwrap_err());
         assert!(Arc::get_mut(&mut input).is_some());
         assert_eq!(member.barrier(label("later")).wait(PATIENCE).unwrap_err(), error);

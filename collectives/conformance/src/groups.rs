@@ -1,10 +1,7 @@
-//! Splitting groups, and using several concurrently.
-
 use crate::*;
 use kiln_collectives::{Buffer, CommError, Communicator, DType};
 use std::sync::Arc;
 
-/// Sums `value` over `member`'s group.
 fn sum_of(member: &dyn Communicator, value: f64) -> f64 {
     let buffer = Buffer::from_slice(&[value]);
     let sum = member.all_reduce(label("sum"), buffer).wait(PATIENCE);
@@ -14,7 +11,6 @@ fn sum_of(member: &dyn Communicator, value: f64) -> f64 {
 pub fn check_split(world: &[Arc<dyn Communicator>]) {
     on_each_rank(world, |member| {
         let rank = member.rank();
-        // Rank 2 joins no group; the others are divided by parity in reverse order.
         let color = (rank != 2).then_some(rank as u32 % 2);
         let Some(group) = member.split("parity", color, -(rank as i64)).unwrap() else {
             assert_eq!(rank, 2);
@@ -64,8 +60,7 @@ pub fn check_mesh(world: &[Arc<dyn Communicator>]) {
                 shard.all_gather(label("gather"), input(), output)
             };
             let reduce = || replicate.all_reduce(label("reduce"), Buffer::from_slice(&own));
-            // Ranks disagree on which group goes first, and each waits for the later one first. With a queue
-            // shared by both groups this would deadlock.
+            // Each rank waits for a different group first, which would deadlock with a queue shared by both groups.
             let (gathered, reduced) = if (rank + round) % 2 == 0 {
                 let gather = gather();
                 let reduced = reduce().wait(PATIENCE);

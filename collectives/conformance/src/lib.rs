@@ -1,5 +1,4 @@
-//! Kiln's conformance suite for collectives: it checks, for any backend, every guarantee that the
-//! documentation of [`kiln_collectives`] makes.
+//! The conformance suite for collectives: checks every guarantee in the documentation of [`kiln_collectives`].
 //!
 //! A test program defines a function that creates worlds, and gets a test for each check:
 //!
@@ -11,9 +10,8 @@
 //! kiln_conformance::tests!("mine", world);
 //! ```
 //!
-//! The checks run all ranks of a world as threads of the test program, even if the ranks communicate like
-//! processes. A backend with one rank per process calls the functions `check_…` with a world of one member
-//! instead.
+//! All ranks run as threads of the test program. A backend with one rank per process calls the functions `check_…` with
+//! a world of one member.
 
 pub mod accounting;
 pub mod failures;
@@ -82,14 +80,14 @@ macro_rules! tests {
 /// The communicators of a world, one per rank.
 pub type World = Vec<Arc<dyn Communicator>>;
 
-/// Settings of a world beyond the number of ranks.
+/// Settings of a world besides the number of ranks.
 #[derive(Clone)]
 pub struct Settings {
     /// Seed of random delays, if the backend supports them.
     pub delay_seed: Option<u64>,
     /// Number of records that each rank keeps.
     pub recorder_capacity: usize,
-    /// Callback that every worker thread runs first.
+    /// Runs first on every worker thread.
     pub on_worker_start: Option<WorkerStart>,
 }
 
@@ -129,7 +127,7 @@ impl Suite {
     }
 }
 
-/// Returns all ranks of a fake world. The ranks do not communicate.
+/// Returns all ranks of a fake world, which do not communicate.
 pub fn fake(world_size: usize, split_sizes: &[(&str, usize)]) -> World {
     let sizes: HashMap<String, usize> =
         split_sizes.iter().map(|(name, size)| ((*name).to_string(), *size)).collect();
@@ -216,7 +214,7 @@ pub fn reference_sum<T: TestElement>(inputs: &[Vec<T>]) -> Vec<T> {
     (0..inputs[0].len()).map(|index| T::sum(inputs.iter().map(|input| input[index]))).collect()
 }
 
-/// Compares `actual` and `expected` bit for bit; reports the first difference instead of the whole contents.
+/// Compares bit for bit; reports the first difference.
 #[track_caller]
 pub fn assert_bits<T: TestElement>(actual: &Buffer, expected: &[T], what: &str) {
     let actual = actual.as_slice::<T>().unwrap();

@@ -56,7 +56,6 @@ pub fn operations_overlap_with_the_caller(suite: &Suite) {
 }
 
 thread_local! {
-    /// A token that lives as long as the worker thread that set it.
     static TOKEN: RefCell<Option<Arc<()>>> = const { RefCell::new(None) };
 }
 

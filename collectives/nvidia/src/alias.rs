@@ -1,14 +1,10 @@
-//! Gives a loaded library a second name, under which some of its functions may be replaced.
+//! Gives a loaded library a second name, under which some of its functions may be replaced. cudarc asks the loader for
+//! `libnccl.so`, but NCCL's name is `libnccl.so.2`. The loader finds a loaded library by its soname, and searches that
+//! library's dependencies for symbols. So this module builds, in memory, a shared object with the requested soname and
+//! the real library as a dependency (System V ABI, chapters 4 and 5).
 //!
-//! cudarc asks the loader for `libnccl.so`. NCCL's own name is `libnccl.so.2`, and its Python package has no
-//! file named `libnccl.so`; nor can a running process add to the folders that the loader searches. But the
-//! loader returns an already loaded library if its soname is the requested name, and searches that library's
-//! dependencies for symbols. So this module builds a shared object that holds only a soname, the requested
-//! name, and the name of the real library as a dependency. It is built in memory: an ELF header, program
-//! headers, and the dynamic section (System V ABI, chapters 4 and 5).
-//!
-//! The object's own symbols take precedence over those of the library. They are functions of this program,
-//! given by their absolute addresses (`SHN_ABS`, which the loader of glibc 2.28 and later uses unchanged).
+//! The object's own symbols take precedence: functions of this program at absolute addresses (`SHN_ABS`, which glibc
+//! 2.28 and later use unchanged).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -26,14 +22,13 @@ const SYMBOL: usize = 24;
 /// A multiple of every page size that Linux uses on these machines.
 const ALIGNMENT: u64 = 0x10000;
 
-/// The ELF number of the machine type that this program is compiled for.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// A replacement for a library function: the function's name, and the address of the replacement.
+/// Name of a replaced function, and address of its replacement.
 pub type Instead = (&'static str, usize);
 
-/// Makes the loader return `library`, the soname of a loaded library, when asked for `alias`, with the
-/// functions in `instead` replacing the library's own. No library may be loaded under the name `alias` yet.
+/// Makes the loader find `library`, the soname of a loaded library, under the name `alias`, which no loaded library may
+/// have yet. The functions in `instead` replace the library's own.
 ///
 /// # Errors
 ///
@@ -44,8 +39,7 @@ pub(crate) fn give(library: &str, alias: &str, instead: &[Instead]) -> io::Resul
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     // SAFETY: the object has no code, so loading it runs none. `library` is loaded already.
     let loaded = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-    // Kept until the process ends: the name must stay valid, and the loader identifies the object by the
-    // inode of its file.
+    // Kept until the process ends: the loader identifies the object by the inode of its file.
     std::mem::forget((loaded.map_err(io::Error::other)?, file));
     Ok(())
 }
@@ -56,7 +50,6 @@ fn shared_object(library: &str, alias: &str, instead: &[Instead]) -> Vec<u8> {
     const ENTRIES: usize = 8;
     let dynamic = HEADER + SEGMENTS * SEGMENT;
     let symbols = dynamic + ENTRIES * ENTRY;
-    // One more for the null symbol at the start of every table.
     let count = 1 + instead.len();
     let hash = symbols + count * SYMBOL;
     // Two lengths, one bucket, a chain; the strings follow.
@@ -168,7 +161,6 @@ mod tests {
         of / 4.0
     }
 
-    /// Some functions are replaced under the second name; the others are the library's own.
     #[test]
     fn functions_replace_those_of_the_library() {
         let alias = "libkiln-other-functions.so";

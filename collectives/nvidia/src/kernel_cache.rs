@@ -1,17 +1,11 @@
-//! A cache, in the user's cache folder, of kernels compiled by NVRTC.
+//! Caches kernels compiled by NVRTC in the user's cache folder, because NVRTC takes half a minute for a model. CubeCL's
+//! own cache is a database with a single writer; many processes and machines can share plain files
+//! ([`kernel_files`](crate::kernel_files)). CubeCL finds this module's functions instead of NVRTC's (`alias`). If the
+//! folder is unusable, kernels are simply compiled.
 //!
-//! Every process makes CubeCL compile every kernel anew, which takes NVRTC half a minute for a model. CubeCL
-//! has a cache of its own, but it is a database with a single writer and brings its engine along; plain files
-//! ([`kernel_files`](crate::kernel_files)) need neither, and processes on any number of machines can share
-//! them. CubeCL finds the functions of this module instead of NVRTC's (`alias`): kernels in the folder are
-//! returned without compiling; NVRTC compiles the others, which are then added to the folder. If the folder
-//! is unusable, kernels are simply compiled.
-//!
-//! CubeCL requests a real architecture, for which NVRTC creates both PTX and machine code (a cubin); CubeCL
-//! then asks for the PTX. The driver would compile that PTX again, which takes about as long as NVRTC did. So
-//! CubeCL gets the cubin when it asks for PTX: `cuModuleLoadData` accepts either. A process loads its first
-//! cubin as a test. If the driver refuses the cubin, as the stand-in for a driver that executes PTX does, the
-//! cache returns kernels as PTX.
+//! NVRTC creates both PTX and machine code (a cubin) for the real architecture that CubeCL requests. The driver would
+//! take as long as NVRTC to compile PTX, so CubeCL gets the cubin when it asks for PTX: `cuModuleLoadData` accepts
+//! either. If the driver refuses a process's first cubin, kernels are returned as PTX.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -30,16 +24,13 @@ use crate::alias::Instead;
 use crate::kernel_files::{Form, Kept, form_of};
 use crate::places::{Lookup, cache_folder, environment};
 
-/// NVRTC's code for success.
 pub(crate) const SUCCESS: c_int = 0;
 
-/// NVRTC's code for an internal error.
 const INTERNAL_ERROR: c_int = 11;
 
-/// The cache of this process, set once NVRTC is loaded.
 static CACHE: OnceLock<Cache> = OnceLock::new();
 
-/// NVRTC's own functions; their types match NVRTC's header, with numbers instead of enumerations.
+/// NVRTC's own functions; their types match its header, with numbers instead of enumerations.
 pub(crate) struct Compiler {
     pub(crate) create: Create,
     pub(crate) compile: Compile,
@@ -63,15 +54,13 @@ type Content = unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> c_int;
 type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut nvrtcProgram) -> c_int;
 
-/// The two functions with which NVRTC returns an output: its size, then its bytes.
 #[derive(Clone, Copy)]
 struct Getter {
     size: Size,
     content: Content,
 }
 
-/// Number of kernels that this process has read from the folder, number of kernels that NVRTC has compiled,
-/// and the nanoseconds spent on compiling.
+/// Kernels read from the folder, kernels compiled by NVRTC, and nanoseconds spent on compiling.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static COMPILED: AtomicU64 = AtomicU64::new(0);
 static COMPILING: AtomicU64 = AtomicU64::new(0);
@@ -79,7 +68,7 @@ static COMPILING: AtomicU64 = AtomicU64::new(0);
 /// Numbers of kernels that a process has used, by origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of kernels read from the folder.
+    /// Kernels read from the folder.
     pub taken: u64,
     /// Kernels compiled by NVRTC.
     pub compiled: u64,
@@ -89,23 +78,17 @@ pub struct Counts {
 
 struct Cache {
     compiler: Compiler,
-    /// `None` if there is no folder for kernels.
     kept: Option<Kept>,
-    /// NVRTC's programs by their addresses.
     programs: Mutex<HashMap<usize, Program>>,
-    /// The driver's answer to the first cubin of this process.
     loads_cubins: OnceLock<bool>,
 }
 
 enum Program {
-    /// Not compiled yet.
     Source(Vec<u8>),
-    /// The kernel in the form that the driver loads.
     Compiled(Vec<u8>),
 }
 
-/// Returns the functions that replace those of `library`, the loaded NVRTC. Returns no functions after the
-/// first call.
+/// Returns the functions that replace those of `library`, the loaded NVRTC. Empty after the first call.
 pub(crate) fn instead_of(library: &str) -> Vec<Instead> {
     // SAFETY: `library` is NVRTC.
     let Ok((compiler, name)) = (unsafe { Compiler::of(library) }) else { return Vec::new() };
@@ -123,7 +106,6 @@ pub(crate) fn instead_of(library: &str) -> Vec<Instead> {
     ]
 }
 
-/// Returns NVRTC's own functions, once NVRTC is loaded.
 pub(crate) fn compiler() -> Option<&'static Compiler> {
     CACHE.get().map(|cache| &cache.compiler)
 }
@@ -137,7 +119,7 @@ pub fn folder(lookup: &Lookup) -> Option<PathBuf> {
 ///
 /// # Errors
 ///
-/// If there is no cache folder.
+/// Fails if there is no cache folder.
 pub fn folder_to_keep() -> std::io::Result<PathBuf> {
     folder(&environment).ok_or_else(|| {
         std::io::Error::new(
@@ -174,15 +156,15 @@ pub fn describe() -> String {
 }
 
 impl Compiler {
-    /// Looks up the functions of the NVRTC that is loaded as `library`, and its version.
+    /// Looks up the functions and the version of the NVRTC that is loaded as `library`.
     ///
     /// # Safety
     ///
     /// `library` must be the name of NVRTC.
     unsafe fn of(library: &str) -> Result<(Self, String), libloading::Error> {
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
-        // SAFETY: guaranteed by the caller; the types match NVRTC's header, and the numbers outlive the call.
-        // The library stays loaded for the rest of the process's life.
+        // SAFETY: guaranteed by the caller; the types match NVRTC's header, and the numbers outlive the call. The
+        // library stays loaded.
         let compiler = unsafe {
             let library = Library::new(library)?;
             library.get::<Version>("nvrtcVersion")?(&mut major, &mut minor);
@@ -203,7 +185,7 @@ impl Compiler {
         Ok((compiler, format!("NVRTC {major}.{minor}")))
     }
 
-    /// Returns the log that NVRTC wrote when it compiled `program`.
+    /// Returns the log of compiling `program`.
     ///
     /// # Safety
     ///
@@ -216,7 +198,7 @@ impl Compiler {
 }
 
 impl Getter {
-    /// Returns NVRTC's output for `program`, or `None` if there is no output of this kind.
+    /// Returns NVRTC's output for `program`, if there is one of this kind.
     ///
     /// # Safety
     ///
@@ -239,15 +221,13 @@ impl Cache {
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the kernel stored as `file`, in the form that the driver loads.
     fn read(&self, kept: &Kept, file: &Path) -> Option<Vec<u8>> {
         let are_refused = self.loads_cubins.get() == Some(&false);
         let cubin = if are_refused { None } else { kept.read(file, Form::Cubin) };
         cubin.filter(|cubin| self.loads(cubin)).or_else(|| kept.read(file, Form::Ptx))
     }
 
-    /// Returns the kernel that NVRTC has compiled, in the form that the driver loads, and stores it as
-    /// `file`.
+    /// Returns the compiled kernel in the form that the driver loads, and stores it as `file`.
     ///
     /// # Safety
     ///
@@ -268,19 +248,18 @@ impl Cache {
         Some(ptx)
     }
 
-    /// Returns whether the driver loads cubins. The first one is loaded as a test.
+    /// Returns whether the driver loads cubins. Loads the first one as a test.
     fn loads(&self, cubin: &[u8]) -> bool {
         if let Some(loads) = self.loads_cubins.get() {
             return *loads;
         }
         let mut module = ptr::null_mut();
-        // SAFETY: the cubin is complete and contains its own size; the module is unloaded without being used.
-        // The driver is present, since CubeCL compiles kernels for its GPU.
+        // SAFETY: the cubin is complete and contains its own size; the module is unloaded unused. The driver is
+        // present, because CubeCL compiles kernels for its GPU.
         let result = unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) };
         match result {
             // SAFETY: the module was loaded just now.
             CUresult::CUDA_SUCCESS => drop(unsafe { sys::cuModuleUnload(module) }),
-            // Without a context, the test shows nothing about cubins.
             CUresult::CUDA_ERROR_NOT_INITIALIZED | CUresult::CUDA_ERROR_INVALID_CONTEXT => return false,
             refused => tracing::debug!("the driver loads no cubins ({refused:?}); it gets PTX"),
         }
@@ -288,7 +267,6 @@ impl Cache {
     }
 }
 
-/// Replaces `nvrtcCreateProgram`.
 unsafe extern "C" fn create_program(
     program: *mut nvrtcProgram,
     source: *const c_char,
@@ -362,7 +340,6 @@ unsafe fn compile(
     code
 }
 
-/// Replaces `nvrtcGetPTXSize`.
 unsafe extern "C" fn get_ptx_size(program: nvrtcProgram, size: *mut usize) -> c_int {
     let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
     // SAFETY: guaranteed by NVRTC's caller: its program, and room for a number.
@@ -375,7 +352,6 @@ unsafe extern "C" fn get_ptx_size(program: nvrtcProgram, size: *mut usize) -> c_
     }
 }
 
-/// Replaces `nvrtcGetPTX`.
 unsafe extern "C" fn get_ptx(program: nvrtcProgram, to: *mut c_char) -> c_int {
     let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
     // SAFETY: guaranteed by NVRTC's caller: its program, and room for the number of bytes reported before.
@@ -388,7 +364,6 @@ unsafe extern "C" fn get_ptx(program: nvrtcProgram, to: *mut c_char) -> c_int {
     }
 }
 
-/// Replaces `nvrtcDestroyProgram`.
 unsafe extern "C" fn destroy_program(program: *mut nvrtcProgram) -> c_int {
     let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
     // SAFETY: guaranteed by NVRTC's caller: its program.
@@ -409,7 +384,6 @@ mod tests {
         };
         assert_eq!(place(Some("/c"), Some("/h")), Some("/c/kiln/kernels".into()));
         assert_eq!(place(None, Some("/h")), Some("/h/.cache/kiln/kernels".into()));
-        // The specification requires relative paths to be ignored.
         assert_eq!(place(Some("c"), Some("/h")), Some("/h/.cache/kiln/kernels".into()));
         assert_eq!(place(None, None), None);
     }

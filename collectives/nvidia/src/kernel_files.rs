@@ -1,12 +1,6 @@
-//! Files of compiled kernels.
-//!
-//! A file name is derived from everything that determines the kernel: the source, the options, and the
-//! versions of NVRTC and of CUDA's headers. The paths of NVRTC and the headers are not part of it, so kernels
-//! also serve a machine where they came from a different package. CubeCL numbers some variables of a source
-//! in the order of a hash table, which differs between processes; so variables are renumbered here in order
-//! of appearance. A file is written under a temporary name and renamed, and contains its own checksum. So
-//! processes may read and write concurrently, a stale file is never requested, and a damaged one counts as
-//! missing.
+//! Files of compiled kernels, named after the source, the options, and the versions of NVRTC and CUDA's headers, so
+//! that machines can share them. CubeCL numbers some variables in the order of a hash table, so variables are
+//! renumbered first. Files are written atomically and contain a checksum; a damaged file counts as missing.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -17,10 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
-/// Part of every name: the version of the naming scheme and the file format.
+/// Version of the naming scheme and file format, part of every name.
 const FORMAT: &str = "3";
 
-/// Number of checksum bytes at the start of a file.
 const CHECKSUM: usize = 32;
 
 /// The form of a compiled kernel.
@@ -36,7 +29,7 @@ impl Form {
     /// All forms, best first.
     pub const ALL: [Form; 2] = [Form::Cubin, Form::Ptx];
 
-    /// Returns the extension of files with kernels of this form.
+    /// File extension of kernels of this form.
     pub fn extension(self) -> &'static str {
         match self {
             Form::Cubin => "cubin",
@@ -45,7 +38,6 @@ impl Form {
     }
 }
 
-/// The option that adds a folder of headers.
 const INCLUDE: &[u8] = b"--include-path=";
 
 /// Returns the kernel in a file's `content`, or `None` if the file is damaged.
@@ -54,8 +46,7 @@ pub fn kernel_of(content: &[u8]) -> Option<&[u8]> {
     (checksum == &Sha256::digest(kernel)[..]).then_some(kernel)
 }
 
-/// Returns the form of the kernel in a file called `name`, or `None` if the name is not that of a kernel
-/// file.
+/// Returns the form of the kernel in file `name`; `None` if it is not a kernel file.
 pub fn form_of(name: &str) -> Option<Form> {
     let (digest, extension) = name.split_once('.')?;
     let form = Form::ALL.into_iter().find(|form| form.extension() == extension)?;
@@ -65,9 +56,7 @@ pub fn form_of(name: &str) -> Option<Form> {
 /// The folder of kernels of one compiler.
 pub struct Kept {
     folder: PathBuf,
-    /// NVRTC and its version.
     compiler: String,
-    /// False once writing has failed.
     is_writable: AtomicBool,
 }
 
@@ -89,7 +78,6 @@ impl Kept {
         for option in options {
             match option.strip_prefix(INCLUDE) {
                 None => add(option),
-                // On another machine, the headers may be in a different folder.
                 Some(folder) => {
                     add(INCLUDE);
                     add(version_of_headers(Path::new(&*String::from_utf8_lossy(folder))).as_bytes());
@@ -100,7 +88,7 @@ impl Kept {
         self.folder.join(format!("{:x}", name.finalize()))
     }
 
-    /// Reads the kernel of `file` in this form; returns `None` if it is missing or damaged.
+    /// Reads the kernel of `file` in this form; `None` if it is missing or damaged.
     pub fn read(&self, file: &Path, form: Form) -> Option<Vec<u8>> {
         Some(kernel_of(&fs::read(file.with_extension(form.extension())).ok()?)?.to_vec())
     }
@@ -113,15 +101,13 @@ impl Kept {
         let content = [&Sha256::digest(kernel)[..], kernel].concat();
         let file = file.with_extension(form.extension());
         if let Err(error) = self.replace(&file, &content) {
-            // Do not try again; the next process compiles again.
             self.is_writable.store(false, Ordering::Relaxed);
             let folder = self.folder.display();
             tracing::debug!("compiled kernels are not kept: writing to {folder} failed: {error}");
         }
     }
 
-    /// Replaces the file atomically. A crash of the machine may leave a damaged file, which is replaced
-    /// later.
+    /// A crash of the machine may leave a damaged file, which is replaced later.
     fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
         let mut temporary = NamedTempFile::new_in(&self.folder)?;
@@ -131,11 +117,10 @@ impl Kept {
     }
 }
 
-/// Returns the version of CUDA's headers in `folder`, such as `13000`; empty if the folder has none.
+/// Returns the version of CUDA's headers in `folder`, such as `13000`; empty if there are none.
 fn version_of_headers(folder: &Path) -> String {
     const NAME: &str = "#define CUDART_VERSION";
     let mut start = Vec::new();
-    // The version is in the first lines of a long file.
     if let Ok(file) = File::open(folder.join("cuda_runtime_api.h")) {
         let _ = file.take(32 << 10).read_to_end(&mut start);
     }
@@ -144,8 +129,8 @@ fn version_of_headers(folder: &Path) -> String {
     version.map_or_else(String::new, |version| version.trim().to_owned())
 }
 
-/// Renumbers the variables of `source`, which are called `v` and a number, in the order of their appearance.
-/// Sources with equal results differ only in the names of variables.
+/// Renumbers variables such as `v12` in the order of their appearance. Sources with equal results differ only in the
+/// names of variables.
 fn renumbered(source: &[u8]) -> Vec<u8> {
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     let is_variable = |word: &[u8]| {
@@ -155,7 +140,6 @@ fn renumbered(source: &[u8]) -> Vec<u8> {
     };
     let mut numbers = HashMap::new();
     let mut renumbered = Vec::with_capacity(source.len());
-    // Words, and the text between them.
     for part in source.chunk_by(|a, b| is_word(a) == is_word(b)) {
         if is_variable(part) {
             let next = numbers.len();
@@ -192,9 +176,7 @@ mod tests {
         assert_eq!(kept.read(&file, Form::Ptx), None);
         kept.write(&file, Form::Ptx, b"ptx");
         assert_eq!(kept.read(&kept.file(b"source", &options), Form::Ptx).as_deref(), Some(&b"ptx"[..]));
-        // The other form is missing.
         assert_eq!(kept.read(&file, Form::Cubin), None);
-        // A different compiler, source or option leads to another name.
         let newer = Kept::new(kept.folder.clone(), "13.1".to_owned());
         let others = [
             kept.file(b"source2", &options),
@@ -205,7 +187,6 @@ mod tests {
         write_headers(folder.path(), "13010");
         assert!(others.into_iter().chain([kept.file(b"source", &options)]).all(|o| o != file));
 
-        // The same headers in another folder lead to the same name.
         let here = kept.file(b"source", &options);
         let moved = tempfile::tempdir().expect("a folder");
         write_headers(moved.path(), "13010");
@@ -249,14 +230,12 @@ mod tests {
         }
         kept.write(&file, Form::Cubin, b"a kernel");
         assert_eq!(kept.read(&file, Form::Cubin).as_deref(), Some(&b"a kernel"[..]));
-        // No temporary file remains.
         assert_eq!(fs::read_dir(&kept.folder).expect("the folder").count(), 1);
     }
 
     #[test]
     fn an_unwritable_folder_only_disables_the_cache() {
         let folder = tempfile::tempdir().expect("a folder");
-        // A file in the place of the folder.
         fs::write(folder.path().join("a"), "a file").expect("a file");
         let kept = kept(folder.path());
         let file = kept.file(b"source", &[]);

@@ -1,9 +1,8 @@
 //! Finds and loads NVIDIA's libraries, and caches the kernels that NVRTC compiles.
 //!
-//! [`Places`] lists the folders that may have libraries and headers. With feature `cuda`, `libraries` loads a
-//! library so that cudarc and CubeCL find it, `nvrtc` loads the compiler, and `kernel_cache` keeps the
-//! compiled kernels for later processes. Any program that calls [`prepare_compiler`] uses that cache,
-//! including tests.
+//! [`Places`] lists folders. With feature `cuda`, `libraries` loads a library so that cudarc and CubeCL find it,
+//! `nvrtc` loads the compiler, and `kernel_cache` keeps compiled kernels for later processes that call
+//! [`prepare_compiler`].
 
 #[cfg(feature = "cuda")]
 mod alias;
@@ -21,8 +20,8 @@ mod places;
 pub use places::reason;
 pub use places::{Lookup, Places, cache_folder, environment};
 
-/// Loads NVRTC with its cache of kernels, for programs that find their GPU by themselves, such as kernel
-/// tests. Does nothing without feature `cuda`, or if NVRTC is not installed.
+/// Loads NVRTC with its cache of kernels, for programs such as kernel tests. Does nothing without feature `cuda`, or if
+/// NVRTC is not installed.
 pub fn prepare_compiler() {
     #[cfg(feature = "cuda")]
     {

@@ -1,10 +1,6 @@
-//! Loads NVIDIA's libraries so that cudarc and CubeCL find them.
-//!
-//! cudarc and CubeCL ask the loader for a library by name. The loader knows `LD_LIBRARY_PATH` and the
-//! system's folders, but not the folders of the CUDA toolkit or of Python packages. So this module first
-//! requests a library by the names that cudarc and CubeCL use; failing that, it searches the other folders
-//! and loads the library by its path. From then on the loader knows the library by its soname, which is one
-//! of those names.
+//! Loads NVIDIA's libraries so that cudarc and CubeCL find them. The loader does not know the folders of CUDA toolkits
+//! and Python packages. If no name works, this module loads the library by its path; then the loader knows its soname,
+//! which is one of the names that cudarc and CubeCL ask for.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,8 +11,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use crate::alias::{self, Instead};
 use crate::places::{Places, reason};
 
-/// Headers that CubeCL's kernels include, relative to the folder `include`; the last may also be in
-/// `include/cccl`.
+/// Headers of CubeCL's kernels, relative to the folder `include`; the last may be in `include/cccl`.
 pub const HEADERS: [&str; 5] =
     ["cuda_runtime.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda/barrier"];
 
@@ -26,8 +21,7 @@ pub struct Wanted {
     pub stem: &'static str,
     /// File names, best first.
     pub files: Vec<&'static str>,
-    /// Returns the functions that cudarc and CubeCL find instead of the library's own. Called with the
-    /// library's soname, once it is loaded.
+    /// Returns functions that replace the library's own. Called with the soname of the loaded library.
     pub instead: Option<fn(&str) -> Vec<Instead>>,
 }
 
@@ -41,13 +35,12 @@ pub struct Missing {
     pub failures: Vec<String>,
 }
 
-/// Loads a library for the rest of the process's life, so that cudarc and CubeCL will find it; returns its
-/// path.
+/// Loads a library for good, so that cudarc and CubeCL find it; returns its path.
 pub fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     let asked = cudarc::get_lib_name_candidates(wanted.stem);
     let mut failures = Vec::new();
-    // First cudarc's names, then the other names that the loader may know. If functions are to be replaced,
-    // cudarc's names come last, because a name that was requested once cannot be given to another library.
+    // First cudarc's names, then others that the loader may know. If functions are to be replaced, cudarc's names come
+    // last, because a requested name cannot be given to another library.
     let (files, names) = (wanted.files.iter().copied(), asked.iter().map(String::as_str));
     let by_name: Vec<_> = match wanted.instead {
         None => names.chain(files).collect(),
@@ -57,7 +50,6 @@ pub fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     let by_name = by_name.into_iter().map(|name| (PathBuf::from(name), false));
     for (name, exists) in by_name.chain(by_path.map(|path| (path, true))) {
         if let Err(error) = open(&name) {
-            // A name unknown to the loader is normal; a file that cannot be loaded is an error.
             if exists {
                 failures.push(error);
             }
@@ -99,7 +91,6 @@ fn make_known(wanted: &Wanted, asked: &[String]) -> Result<(), String> {
     }
 }
 
-/// Loads a library for the rest of the process's life.
 pub(crate) fn open(name: &Path) -> Result<(), String> {
     // SAFETY: this runs the initialisers of NVIDIA's libraries, as cudarc and CubeCL would.
     match unsafe { Library::open(Some(name), RTLD_NOW | RTLD_GLOBAL) } {
@@ -111,7 +102,7 @@ pub(crate) fn open(name: &Path) -> Result<(), String> {
     }
 }
 
-/// Returns the file that a loaded library came from, according to `/proc/self/maps`.
+/// Returns the file of a loaded library, from `/proc/self/maps`.
 pub fn loaded_from(stem: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let prefix = format!("lib{stem}.so");

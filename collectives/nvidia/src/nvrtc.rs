@@ -1,9 +1,5 @@
-//! NVRTC, NVIDIA's runtime compiler for kernels.
-//!
-//! When NVRTC compiles its first kernel, it opens a second library, `libnvrtc-builtins`, by its bare name,
-//! and has no run path to find it. Loaded from a Python package or from a toolkit that the loader does not
-//! know, NVRTC therefore cannot compile. The loader returns libraries that are already loaded, so the second
-//! library is loaded first.
+//! Loads NVRTC, NVIDIA's compiler for kernels. NVRTC opens `libnvrtc-builtins` by its bare name, without a run path,
+//! and fails if the loader does not know its folder. So `libnvrtc-builtins` is loaded first.
 
 use std::ffi::{c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -24,8 +20,8 @@ pub struct Nvrtc {
     pub version: Option<(u32, u32)>,
 }
 
-/// Loads NVRTC under one of the names `files`, best first, together with the library that NVRTC needs to
-/// compile. From then on cudarc and CubeCL compile through [`kernel_cache`].
+/// Loads NVRTC under one of the names `files`, best first, with the library that it needs to compile. From then on
+/// cudarc and CubeCL compile through [`kernel_cache`].
 ///
 /// # Errors
 ///
@@ -58,14 +54,12 @@ fn load_builtins(builtins: &str, nvrtc: &Path) -> bool {
     if is_known() {
         return true;
     }
-    // The file may be a link into the folder that has both libraries.
     let real = nvrtc.canonicalize().ok();
     let folders = [Some(nvrtc), real.as_deref()].into_iter().flatten().filter_map(Path::parent);
     folders.into_iter().any(|folder| libraries::open(&folder.join(builtins)).is_ok()) && is_known()
 }
 
-/// Compiles a kernel of a few lines, bypassing the cache. `headers` is a folder of CUDA's headers that the
-/// kernel includes; `None` for a kernel without headers.
+/// Compiles a small kernel, bypassing the cache. The kernel includes CUDA's headers in the folder `headers`, if given.
 ///
 /// # Errors
 ///
@@ -81,18 +75,16 @@ pub fn try_compiling(headers: Option<&Path>) -> Result<(), String> {
     let source = format!("{includes}extern \"C\" __global__ void nothing() {{}}\n\0");
     let folders = headers.into_iter().flat_map(|root| [root.to_owned(), root.join("cccl")]);
     let folders = folders.map(|folder| format!("--include-path={}\0", folder.display()));
-    // The lowest architecture that has all instructions of these headers. It is a real one, as CubeCL
-    // requests.
+    // The lowest architecture with all instructions of these headers; a real one, as in CubeCL's requests.
     let options: Vec<_> = ["--gpu-architecture=sm_80\0".to_owned()].into_iter().chain(folders).collect();
     let options: Vec<_> = options.iter().map(|option| option.as_ptr().cast::<c_char>()).collect();
     compile(compiler, &source, &options)
 }
 
-/// Compiles `source` with `options`, which are null-terminated.
+/// `options` are null-terminated.
 fn compile(compiler: &Compiler, source: &str, options: &[*const c_char]) -> Result<(), String> {
     let mut program = ptr::null_mut();
-    // SAFETY: the functions are NVRTC's; the texts are null-terminated and outlive the calls, and there is
-    // room for NVRTC's output.
+    // SAFETY: the texts are null-terminated and outlive the calls, and there is room for NVRTC's output.
     unsafe {
         let source = source.as_ptr().cast();
         let created = (compiler.create)(&mut program, source, ptr::null(), 0, ptr::null(), ptr::null());

@@ -1,4 +1,4 @@
-//! Finds folders with NVIDIA's libraries and headers beyond those that the system's loader knows.
+//! Finds folders with NVIDIA's libraries and headers that the system's loader does not search.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,21 +6,17 @@ use std::path::{Path, PathBuf};
 
 /// Folders to search, in addition to those of the system's loader.
 pub struct Places {
-    /// Each place with its display name and its folders.
     places: Vec<(String, Vec<PathBuf>)>,
 }
 
-/// Folders of the driver's libraries on WSL and in containers that mount them, for loaders that do not search
-/// there.
+/// Folders of the driver's libraries on WSL and in containers.
 const DRIVER_FOLDERS: [&str; 2] = ["/usr/lib/wsl/lib", MOUNTED];
 
 /// The folder where Google's containers and others mount NVIDIA's libraries.
 const MOUNTED: &str = "/usr/local/nvidia/lib64";
 
-/// Default locations of the CUDA toolkit.
 const TOOLKITS: [&str; 2] = ["/usr/local/cuda", "/opt/cuda"];
 
-/// Library folders of a toolkit.
 const TOOLKIT_LIBRARIES: [&str; 3] = ["lib64", "lib", "targets/x86_64-linux/lib"];
 
 /// Looks up an environment variable.
@@ -32,29 +28,28 @@ pub fn environment(name: &str) -> Option<PathBuf> {
 }
 
 impl Places {
-    /// Returns the folders that may have the driver's library.
+    /// Folders that may have the driver's library.
     pub fn for_driver() -> Self {
         let place = |folder: &str| (folder.to_owned(), vec![PathBuf::from(folder)]);
         Places { places: DRIVER_FOLDERS.into_iter().map(place).collect() }
     }
 
-    /// Returns the folders that may have the libraries of the CUDA toolkit.
+    /// Folders that may have the libraries of the CUDA toolkit.
     pub fn for_libraries(lookup: &Lookup) -> Self {
         Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["CUDA_PATH"]).with_mounted()
     }
 
-    /// Returns the folders that may have NCCL.
+    /// Folders that may have NCCL.
     pub fn for_nccl(lookup: &Lookup) -> Self {
         Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["NCCL_HOME", "CUDA_PATH", "CUDA_HOME"]).with_mounted()
     }
 
-    /// Returns the folders that may have a folder `include` with CUDA's headers.
+    /// Folders that may have a folder `include` with CUDA's headers.
     pub fn for_headers(lookup: &Lookup) -> Self {
         Self::new(lookup, &["", "targets/x86_64-linux"], "", &["CUDA_PATH"])
     }
 
-    /// Lists the places. `in_toolkit` are folders of a toolkit, `in_package` is the folder of a Python
-    /// package, and `toolkits` are the variables that may contain the path of a toolkit.
+    /// `in_toolkit`, `in_package`: folders in a toolkit or Python package. `toolkits`: variables with toolkit paths.
     fn new(lookup: &Lookup, in_toolkit: &[&str], in_package: &str, toolkits: &[&str]) -> Self {
         let toolkit = |root: &Path| in_toolkit.iter().map(|folder| below(root, folder)).collect();
         let named = |name: &str, folders: &dyn Fn(&Path) -> Vec<PathBuf>| match lookup(name) {
@@ -86,7 +81,7 @@ impl Places {
         self
     }
 
-    /// Returns all folders, in order.
+    /// All folders, in order.
     pub fn folders(&self) -> impl Iterator<Item = &Path> {
         self.places.iter().flat_map(|(_, folders)| folders).map(PathBuf::as_path)
     }
@@ -97,7 +92,7 @@ impl Places {
         files.filter(|path| path.exists())
     }
 
-    /// Returns the display names of the places, for messages.
+    /// Display names of the places.
     pub fn names(&self) -> String {
         let names: Vec<_> = self.places.iter().map(|(name, _)| name.as_str()).collect();
         names.join(", ")
@@ -113,10 +108,8 @@ impl Places {
     }
 }
 
-/// Returns the place of the installation whose `program` is first on PATH. Its folders are `folders(root)`
-/// for the folder `root` above the program's `bin`, and likewise for each link target. The `python3` of a
-/// virtual environment is a link in the environment's `bin` whose target may itself be a link, so each step
-/// counts.
+/// Returns the place of the installation whose `program` is first on PATH: `folders(root)` for the folder `root` above
+/// its `bin`, and likewise for each link target. The `python3` of a virtual environment may link to a link.
 fn on_path(
     lookup: &Lookup,
     program: &str,
@@ -131,22 +124,19 @@ fn on_path(
     let mut file = Some(found.clone());
     while let Some(at) = file.filter(|_| roots.len() < LINKS) {
         roots.extend(at.parent().and_then(Path::parent).map(Path::to_owned));
-        // A relative link is resolved from the folder that contains it.
         file = fs::read_link(&at).ok().and_then(|link| Some(at.parent()?.join(link)));
     }
     roots.dedup();
     (found.display().to_string(), roots.iter().flat_map(|root| folders(root)).collect())
 }
 
-/// Maximum number of links followed from a program on PATH.
 const LINKS: usize = 8;
 
-/// The subfolder `folder` of `root`, or `root` itself if the name is empty.
+/// Returns `root` itself if `folder` is empty.
 fn below(root: &Path, folder: &str) -> PathBuf {
     if folder.is_empty() { root.to_owned() } else { root.join(folder) }
 }
 
-/// Returns the package folders of all Python versions below `root`.
 fn sites(root: &Path) -> impl Iterator<Item = PathBuf> {
     let is_python = |folder: &PathBuf| {
         folder.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("python3"))
@@ -155,7 +145,6 @@ fn sites(root: &Path) -> impl Iterator<Item = PathBuf> {
     pythons.flat_map(|python| ["site-packages", "dist-packages"].map(|site| python.join(site)))
 }
 
-/// Returns the entries of a folder, sorted by name; none if it cannot be read.
 fn children(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -163,7 +152,7 @@ fn children(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     paths.into_iter()
 }
 
-/// Returns the system loader's reason why a library could not be loaded, which names the file.
+/// Returns the loader's reason why a library could not be loaded, which names the file.
 #[cfg(feature = "cuda")]
 pub fn reason(error: &libloading::Error) -> String {
     use std::error::Error;
@@ -171,8 +160,7 @@ pub fn reason(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Returns Kiln's cache folder according to the XDG Base Directory Specification: `$XDG_CACHE_HOME/kiln`, or
-/// `~/.cache/kiln`. `None` if neither is known.
+/// Returns Kiln's cache folder, if known: `$XDG_CACHE_HOME/kiln` or `~/.cache/kiln` (XDG Base Directory Specification).
 pub fn cache_folder(lookup: &Lookup) -> Option<PathBuf> {
     let absolute = |path: &PathBuf| path.is_absolute();
     let base = lookup("XDG_CACHE_HOME").filter(absolute);
@@ -224,7 +212,6 @@ mod tests {
         assert_eq!(found(Places::for_nccl(&lookup)), expected);
         assert_eq!(found(Places::for_libraries(&lookup)), expected[1..]);
 
-        // Only existing files are returned, and a folder of Perl is not one of Python.
         let file = |folder: &str| {
             let folder = root.join(folder);
             fs::create_dir_all(&folder).expect("a folder");
@@ -242,7 +229,6 @@ mod tests {
         assert!(headers.folders().any(|folder| folder == root.join("cuda")));
         assert!(headers.folders().any(|folder| folder == root.join("path/nvidia/cu13")));
 
-        // A program on PATH: its own folder, and the folders that it links to.
         let venv = root.join("opt/venv");
         fs::create_dir_all(venv.join("bin")).expect("a folder");
         fs::create_dir_all(root.join("usr/bin")).expect("a folder");

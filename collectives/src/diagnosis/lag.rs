@@ -1,51 +1,40 @@
-//! Finds a rank that the other ranks keep waiting for.
-
 use super::witness::{Witness, flight};
 use crate::flight::{Flight, Record};
 use std::collections::BTreeMap;
 
-/// A rank that arrives last at most operations, so that the other ranks spend their time waiting for it.
+/// A rank that arrives last at most operations, so that the other ranks spend their time waiting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lag {
     /// The rank in the world.
     pub rank: usize,
-    /// Number of operations for which it was late enough to count.
+    /// Number of operations with a late arrival that counts.
     pub late: usize,
     /// Number of operations examined.
     pub operations: usize,
-    /// Seconds that all operations together would have saved if this rank had arrived with the others.
+    /// Seconds that punctual arrivals of this rank would have saved.
     pub seconds: f64,
-    /// `seconds` as a fraction of the time spent in the operations and between them.
+    /// `seconds` as a fraction of the examined time.
     pub share: f64,
 }
 
-/// Minimum of [`Lag::share`] for a rank to be reported.
 const LEAST_SHARE: f64 = 0.25;
 
-/// Minimum ratio of the rank's cost to that of any other rank. If all ranks are late in turn, the machine is
-/// busy.
+/// Minimum ratio of this rank's cost to any other rank's. If all ranks are late in turn, the machine is busy.
 const LEAST_RATIO: f64 = 4.0;
 
-/// Minimum time, in seconds, that the operations must span. In a shorter time, a busy machine may delay any
-/// rank.
+/// Minimum seconds that the operations span. In a shorter time, a busy machine may delay any rank.
 const LEAST_TIME: f64 = 1.0;
 
-/// Minimum number of late arrivals. A single late arrival may be due to a save or a file read.
 const LEAST_OFTEN: usize = 3;
 
-/// Minimum delay that counts as late, as a fraction of the time.
 const LEAST_LATE: f64 = 0.005;
 
-/// Identifies an operation: its group's name, the group's world ranks, and the operation's number in the
-/// group.
 type Operation<'a> = (&'a str, &'a [usize], u64);
 
-/// Returns the seconds between the rank's arrival at an operation and the operation's end.
 fn seconds(record: &Record) -> Option<f64> {
     Some(record.finished?.checked_sub(record.started?)?.as_secs_f64())
 }
 
-/// Returns the time span covered by a rank's records.
 fn span(flight: &Flight) -> Option<f64> {
     let first = flight.records.iter().find_map(|record| record.started)?;
     let last = flight.records.iter().filter_map(|record| record.finished).max()?;
@@ -53,11 +42,8 @@ fn span(flight: &Flight) -> Option<f64> {
 }
 
 impl Lag {
-    /// Returns the rank that the other ranks keep waiting for, if there is one; witness `i` is world rank
-    /// `i`.
-    ///
-    /// An operation ends on all ranks at about the same time, so the rank that spent the least time in it
-    /// arrived last.
+    /// Returns the rank that the others keep waiting for, if any; witness `i` is world rank `i`. Operations end at
+    /// about the same time on all ranks, so the rank that spent the least time in one arrived last.
     pub fn find(witnesses: &[Witness]) -> Option<Lag> {
         let flights = || (0..witnesses.len()).filter_map(|rank| flight(witnesses, rank));
         let time = flights().filter_map(span).fold(f64::INFINITY, f64::min);

@@ -5,7 +5,6 @@ use crate::call::Call;
 use crate::flight::Record;
 use std::collections::BTreeSet;
 
-/// The operation at the end of the chain of waits.
 #[derive(Clone, Copy)]
 pub(super) struct Stuck<'a> {
     pub(super) group: GroupKey<'a>,
@@ -13,7 +12,6 @@ pub(super) struct Stuck<'a> {
 }
 
 impl<'a> Stuck<'a> {
-    /// Returns each rank's pending call of the operation, by rank in the group.
     pub(super) fn calls(&self, witnesses: &'a [Witness]) -> Vec<Option<&'a Call>> {
         self.group
             .1
@@ -26,7 +24,6 @@ impl<'a> Stuck<'a> {
             .collect()
     }
 
-    /// Returns the world ranks that are in the operation.
     pub(super) fn waiting(&self, witnesses: &[Witness]) -> Vec<usize> {
         let calls = self.calls(witnesses);
         let ranks = self.group.1.iter().zip(calls);
@@ -42,18 +39,15 @@ impl<'a> Stuck<'a> {
         self.group.1.iter().filter(has_not).copied().collect()
     }
 
-    /// Returns `rank`'s record of the operation, finished or not.
     pub(super) fn record(&self, witnesses: &'a [Witness], rank: usize) -> Option<&'a Record> {
         let records = flight(witnesses, rank)?.records.iter();
         records.rev().find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
     }
 
-    /// Returns the seconds since each rank entered the operation, or `None` if any rank's is unknown.
     fn ages(&self, witnesses: &[Witness]) -> Option<Vec<(usize, f64)>> {
         self.group.1.iter().map(|rank| Some((*rank, self.age(witnesses, *rank)?))).collect()
     }
 
-    /// Returns the seconds since `rank` entered the operation, if known.
     fn age(&self, witnesses: &[Witness], rank: usize) -> Option<f64> {
         let pending = &view(witnesses, rank, self.group)?.pending;
         let pending = pending.iter().find(|pending| pending.sequence == self.sequence);
@@ -65,8 +59,8 @@ impl<'a> Stuck<'a> {
         pending.map(|pending| pending.seconds).or_else(recorded)
     }
 
-    /// Returns the late world ranks, and the seconds between the first and the last arrival. A rank is late
-    /// if it has been in the operation for less than half as long as the first rank.
+    /// Returns the late world ranks, and the seconds between first and last arrival. A late rank has been in the
+    /// operation for less than half of the first rank's time.
     pub(super) fn late(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
         let ages = self.ages(witnesses)?;
         let age = |(_, age): &(usize, f64)| *age;
@@ -77,8 +71,8 @@ impl<'a> Stuck<'a> {
         (!late.is_empty()).then_some((late, longest - shortest))
     }
 
-    /// Returns the world ranks whose processes did not run for more than half of the first rank's waiting
-    /// time, and the longest of these stalls in seconds.
+    /// Returns world ranks whose processes did not run for more than half of the first rank's waiting time, and the
+    /// longest of these stalls in seconds.
     pub(super) fn stalled(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
         let ranks = || self.group.1.iter().copied();
         let longest = ranks().filter_map(|rank| self.age(witnesses, rank)).fold(0.0, f64::max);
@@ -91,8 +85,7 @@ impl<'a> Stuck<'a> {
         (!ranks.is_empty()).then(|| (ranks, seconds.into_iter().fold(0.0, f64::max)))
     }
 
-    /// Returns the operation's name, such as `#1085 all_gather(block 7)`, followed by its group unless that
-    /// is the world.
+    /// Returns a name such as `#1085 all_gather(block 7)`, followed by the group unless it is the world.
     pub(super) fn name(&self, witnesses: &[Witness]) -> String {
         let pending = self.calls(witnesses).into_iter().flatten().next();
         let recorded = || self.group.1.iter().find_map(|rank| self.record(witnesses, *rank));
@@ -102,7 +95,6 @@ impl<'a> Stuck<'a> {
         format!("#{} {call}{}", self.sequence, self.group_suffix())
     }
 
-    /// Returns a suffix such as ` of group "shard"`; empty for the world.
     pub(super) fn group_suffix(&self) -> String {
         match self.group.0 {
             "world" => String::new(),
@@ -117,9 +109,8 @@ pub(super) fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
     Some(follow(witnesses, oldest_first(heads).next()?))
 }
 
-/// Follows the chain of waits from `current` to an operation whose missing ranks wait in no other operation.
+/// Follows the chain of waits to an operation whose missing ranks wait in no other operation.
 pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> Stuck<'a> {
-    // Later operations of a group wait for its first unfinished operation.
     let mut visited: BTreeSet<(String, Vec<usize>, u64)> = BTreeSet::new();
     loop {
         current.sequence = first_pending(witnesses, current.group).unwrap_or(current.sequence);
@@ -137,7 +128,7 @@ pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> St
     }
 }
 
-/// Returns the first pending operation of each of the rank's groups, with the seconds since it was issued.
+/// Returns the first pending operation of each of the rank's groups, with the seconds since its call.
 pub(super) fn heads_of(witnesses: &[Witness], rank: usize) -> impl Iterator<Item = (f64, Stuck<'_>)> {
     let groups = flight(witnesses, rank).map_or(&[][..], |flight| &flight.groups);
     groups.iter().filter_map(|group| {

@@ -1,5 +1,3 @@
-//! Verdicts on invented worlds.
-
 use std::time::Duration;
 
 use super::*;
@@ -15,8 +13,7 @@ fn gather(scope: &str) -> Call {
     payload.call(Label::new(scope, Phase::Forward), 4)
 }
 
-/// Returns a rank that is in the activity `doing`. For each group, `groups` has the name, the ranks, the
-/// number of issued operations, and the last issued call if the rank is waiting for it.
+/// A rank in the activity `doing`. `groups`: name, ranks, number of issued operations, and the last call if pending.
 fn rank(rank: usize, doing: &str, groups: &[(&str, &[usize], u64, Option<Call>)]) -> Witness {
     let group = |(name, ranks, issued, waits): &(&str, &[usize], u64, Option<Call>)| {
         let pending = waits.iter().map(|call| Pending {
@@ -46,8 +43,7 @@ fn rank(rank: usize, doing: &str, groups: &[(&str, &[usize], u64, Option<Call>)]
     }))
 }
 
-/// Returns a rank that entered operation 1085 of the world `age` seconds ago. The rank is still in it, or has
-/// finished it and waits in `next`.
+/// A rank that entered operation 1085 `age` seconds ago. It is still there, or has finished and waits in `next`.
 fn entered(index: usize, age: f64, next: Option<Call>) -> Witness {
     let issued = if next.is_some() { 1087 } else { 1086 };
     let call = next.clone().unwrap_or_else(|| gather("block.7"));
@@ -59,7 +55,6 @@ fn entered(index: usize, age: f64, next: Option<Call>) -> Witness {
     Witness::Answered(flight)
 }
 
-/// Returns a record of an operation of the world, which the rank was ready for at `ready`.
 fn record(sequence: u64, ready: Duration, finished: Option<Duration>) -> Record {
     Record {
         sequence,
@@ -75,7 +70,6 @@ fn record(sequence: u64, ready: Duration, finished: Option<Duration>) -> Record 
     }
 }
 
-/// Checks the verdict on operation 1085 of the world, for which rank 0 has waited in vain for 61 s.
 #[track_caller]
 fn check_wait(witnesses: &[Witness], finding: Finding, culprits: &[usize], text: &str) {
     let verdict = Verdict::for_wait(witnesses, "world", WORLD, 1085);
@@ -110,8 +104,7 @@ fn a_missing_rank_is_named_with_its_activity() {
 
 #[test]
 fn the_chain_of_waits_is_followed_to_its_end() {
-    // Rank 0 waits for rank 1 in the world; rank 1 waits for rank 3 in its shard group; rank 3 is in the
-    // optimizer.
+    // Rank 0 waits for rank 1 in the world, rank 1 for rank 3 in its shard group; rank 3 is in the optimizer.
     let shard: &[usize] = &[1, 3];
     let shard_of = |issued, call| ("shard", shard, issued, call);
     let world = |issued, call| ("world", WORLD, issued, call);
@@ -187,10 +180,8 @@ fn a_late_rank_is_blamed_not_the_network() {
                 what it did before, or allow more time with comm.timeout_s";
     let entered_all = [entered(0, 61.0, None), entered(1, 60.0, None), entered(2, 0.2, None), waiting(3)];
     check_wait(&entered_all, Finding::Late, &[2], text);
-    // Without knowledge of the wait, the network seems to be at fault.
     assert_eq!(Verdict::of(&entered_all).finding, Finding::Transfer);
-    // The operation has finished after all. The other ranks are in the next operation, where they wait for
-    // rank 0, which has given up; rank 0 is not to blame for that.
+    // The operation has finished after all. The others wait in the next one for rank 0, which has given up.
     let gone_on = |index, age| entered(index, age, Some(gather("block.8")));
     let given_up = {
         let Witness::Answered(mut flight) = entered(0, 61.0, None) else { unreachable!() };
@@ -210,8 +201,7 @@ fn a_late_rank_is_blamed_not_the_network() {
     );
 }
 
-/// Rank 2 entered the operation when its process was continued, and then answered. Rank 0 had answered two
-/// seconds earlier.
+/// Rank 2 entered when its process was continued, and then answered, two seconds after rank 0.
 #[test]
 fn lateness_counts_beyond_the_deadline() {
     let earlier = |index| match entered(index, 10.0, None) {
@@ -244,7 +234,6 @@ fn stopped_processes_are_blamed_not_the_network() {
         WORLD,
         &format!("the processes of ranks 0, 1, 2, 3 {text}"),
     );
-    // A rank that had not entered the operation is no more to blame than the others.
     let missing = rank(2, "data loading", &[("world", WORLD, 1085, None)]);
     check_wait(
         &[all(0), all(1), stopped(missing, 60.0, 0.2), all(3)],
@@ -252,7 +241,6 @@ fn stopped_processes_are_blamed_not_the_network() {
         WORLD,
         &format!("the processes of ranks 0, 1, 2, 3 {text}"),
     );
-    // Only one process was stopped.
     let in_time = |index| entered(index, 12.0, None);
     let one = stopped(entered(2, 0.1, None), 11.0, 0.1);
     check_wait(
@@ -262,7 +250,6 @@ fn stopped_processes_are_blamed_not_the_network() {
         "the process of rank 2 did not run for about 11 s, in which #1085 all_gather(block.7) was to be done: it was \
          stopped, as by Ctrl-Z, SIGSTOP or a debugger, or frozen with the machine; the network is not to blame",
     );
-    // Neither a short stall nor an old one explains a wait.
     for (seconds, ago) in [(5.0, 0.2), (60.0, 30.0)] {
         let witness = |index| stopped(entered(index, 12.0, None), seconds, ago);
         let verdict = Verdict::for_wait(&[0, 1, 2, 3].map(witness), "world", WORLD, 1085);
@@ -272,7 +259,6 @@ fn stopped_processes_are_blamed_not_the_network() {
 
 #[test]
 fn a_wait_is_judged_by_its_own_operation() {
-    // All ranks entered in time, so the transfer is slow, wherever the ranks are now.
     check_wait(
         &[
             entered(0, 61.0, None),
@@ -285,7 +271,6 @@ fn a_wait_is_judged_by_its_own_operation() {
         "all ranks entered #1085 all_gather(block.7), but the transfer did not finish in time: look at the \
          network, or allow more time with comm.timeout_s",
     );
-    // A missing rank takes precedence over a late one.
     let missing = rank(3, "data loading", &[("world", WORLD, 1085, None)]);
     check_wait(
         &[entered(0, 61.0, None), entered(1, 60.0, None), entered(2, 0.2, None), missing],
@@ -338,8 +323,7 @@ fn a_wait_is_told_before_it_times_out() {
     assert_eq!(Wait::longest(&[0, 1, 2, 3].map(backward)).seconds, 0.0);
 }
 
-/// Returns a rank that took part in 20 operations, which end every 100 ms. The rank was ready for each one
-/// `milliseconds` before the operation's end.
+/// A rank in 20 operations that end every 100 ms. It was ready `milliseconds` before each end.
 fn ready_before(index: usize, milliseconds: impl Fn(u64) -> u64) -> Witness {
     let Witness::Answered(mut flight) = waiting(index) else { unreachable!() };
     flight.records = (0..20)
@@ -359,15 +343,12 @@ fn a_rank_that_others_keep_waiting_for_lags() {
     assert_eq!((lag.rank, lag.late, lag.operations), (1, 20, 20));
     assert!((lag.seconds - 1.0).abs() < 1e-9 && (0.45..0.55).contains(&lag.share), "{lag:?}");
 
-    // Late once, as after a save.
     let once = ready_before(1, |sequence| if sequence == 7 { 1 } else { 60 });
     assert_eq!(Lag::find(&[quick(0), once, quick(2), quick(3)]), None);
-    // Late in turn, as on a busy machine.
     let in_turn = |index: u64| {
         ready_before(index as usize, move |sequence| if sequence % 4 == index { 10 } else { 60 })
     };
     assert_eq!(Lag::find(&[0, 1, 2, 3].map(in_turn)), None);
     assert_eq!(Lag::find(&[0, 1, 2, 3].map(waiting)), None);
-    // If one rank has no records of the operations, the last to arrive is unknown.
     assert_eq!(Lag::find(&[quick(0), ready_before(1, |_| 10), quick(2), Witness::Halted]), None);
 }

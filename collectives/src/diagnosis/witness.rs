@@ -1,19 +1,15 @@
-//! The information about each rank from which a verdict is made.
+//! Evidence about each rank, for verdicts.
 
 use crate::flight::{Flight, GroupFlight};
 
-/// The circumstances in which flights were taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// Unknown: the flights were read from files, or taken at different times.
     Unknown,
-    /// The ranks were asked after a wait had timed out.
     TimedOut,
-    /// The ranks were asked while they may still continue.
     SoFar,
 }
 
-/// The information about one rank.
+/// Evidence about one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Witness {
     /// The rank answered.
@@ -32,10 +28,8 @@ pub enum Witness {
     },
 }
 
-/// A group's name and world ranks, which identify it on every rank.
 pub(super) type GroupKey<'a> = (&'a str, &'a [usize]);
 
-/// Returns the flight of a rank, if it answered.
 pub(super) fn flight(witnesses: &[Witness], rank: usize) -> Option<&Flight> {
     match witnesses.get(rank)? {
         Witness::Answered(flight) => Some(flight),
@@ -43,7 +37,7 @@ pub(super) fn flight(witnesses: &[Witness], rank: usize) -> Option<&Flight> {
     }
 }
 
-/// Returns the rank's view of a group, if the rank answered and belongs to the group.
+/// `None` unless the rank answered and belongs to the group.
 pub(super) fn view<'a>(
     witnesses: &'a [Witness],
     rank: usize,

@@ -24,15 +24,14 @@ use std::time::Duration;
 /// Settings of a [`LocalGroup`].
 #[derive(Clone, Debug)]
 pub struct LocalOptions {
-    /// Seed of random delays before and during each operation, for tests that check that results do not
-    /// depend on timing. Default: none, so no delays.
+    /// Seed of random delays in each operation, for tests of timing. Default: no delays.
     pub random_delay_seed: Option<u64>,
     /// Upper limit of each random delay. Default 1 ms.
     pub max_delay: Duration,
     /// Number of records that each rank keeps. Default [`DEFAULT_CAPACITY`].
     pub recorder_capacity: usize,
-    /// Callback that every worker thread runs first, with the world rank as its argument. Workers of groups
-    /// split off later call it too. Lets memory accounting bind threads to ranks. Default none.
+    /// Runs first on every worker thread, also of groups split off later, with the world rank as its argument. Lets
+    /// memory accounting bind threads to ranks. Default none.
     pub on_worker_start: Option<WorkerStart>,
 }
 
@@ -52,8 +51,7 @@ impl Default for LocalOptions {
 pub struct LocalGroup;
 
 impl LocalGroup {
-    /// Creates a world of `world_size` ranks named `"world"`; returns one communicator per rank, in rank
-    /// order.
+    /// Creates a world of `world_size` ranks named `"world"`; returns their communicators in rank order.
     #[allow(clippy::new_ret_no_self)] // A group is its ranks.
     pub fn new(world_size: usize) -> Vec<LocalCommunicator> {
         LocalGroup::with_options(world_size, LocalOptions::default())
@@ -75,10 +73,9 @@ impl LocalGroup {
     }
 }
 
-/// A rank that is a thread of this process.
-///
-/// Use it from one thread per rank, because the order of calls is the order of operations. Dropping it
-/// leaves the group: pending and later operations of the group fail with [`CommError::Aborted`] on all ranks.
+/// A rank that is a thread of this process. Use it from one thread, because the order of calls is the order of
+/// operations. Dropping it leaves the group: pending and later operations fail with [`CommError::Aborted`] on all
+/// ranks.
 pub type LocalCommunicator = ProcessGroup<LocalBackend>;
 
 /// The backend of one rank of a group of threads.

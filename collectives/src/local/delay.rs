@@ -4,7 +4,7 @@ use crate::call::CallSite;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-/// Delays drawn from a seed. The same seed gives the same delays.
+/// The same seed gives the same delays.
 #[derive(Clone, Debug)]
 pub(super) struct Delay {
     pub(super) seed: u64,
@@ -12,11 +12,9 @@ pub(super) struct Delay {
 }
 
 impl Delay {
-    /// Draws the delay of a rank at one `point` of the operation at `site`: between zero and `max`.
     pub(super) fn draw(&self, world_rank: usize, site: &CallSite, point: u64) -> Duration {
         let mut hasher = DefaultHasher::new();
         (self.seed, &site.group, world_rank, site.sequence, point).hash(&mut hasher);
-        // The upper 24 bits, as a fraction of their range.
         let fraction = (hasher.finish() >> 40) as f64 / (1u64 << 24) as f64;
         self.max.mul_f64(fraction)
     }

@@ -1,9 +1,6 @@
-//! Transfers between ranks that share a GPU: the kernels of every rank read straight from the buffers of its
-//! peers.
-//!
-//! Each rank has its own queue on the GPU, and the host orders the queues. Before a rank deposits a buffer,
-//! it waits until its own queue has written that buffer. Before a rank reports that it has read its peers'
-//! buffers, it waits until its own queue has read them.
+//! Transfers between ranks that share a GPU: kernels read from the peers' buffers. Each rank has its own queue on the
+//! GPU. It waits until the queue has written a buffer before it deposits the buffer, and until the queue has read the
+//! peers' buffers before it reports that.
 
 use crate::buffer::Buffer;
 use crate::call::ArgumentError;
@@ -15,7 +12,6 @@ use cubecl::server::Handle;
 use half::{bf16, f16};
 use std::sync::Arc;
 
-/// Returns whether the GPU of `memory` has arithmetic for summing `dtype`.
 pub(super) fn has_sum(memory: &DeviceMemory, dtype: DType) -> bool {
     let properties = memory.client().properties();
     let knows = |element: ElemType| properties.supports_type(element);
@@ -28,12 +24,10 @@ pub(super) fn has_sum(memory: &DeviceMemory, dtype: DType) -> bool {
     }
 }
 
-/// Waits until the current queue is empty.
 pub(super) fn synchronize(memory: &DeviceMemory) -> Result<(), String> {
     cubecl::future::block_on(memory.client().sync()).map_err(|error| error.to_string())
 }
 
-/// Copies `inputs` one after another into `output`. Returns when the copy is complete.
 pub(super) fn copy_chunks(output: &DeviceMemory, inputs: &[Arc<Buffer>]) -> Result<(), String> {
     let mut at = 0;
     for (input, handle) in inputs.iter().zip(handles(output, inputs)?) {
@@ -44,8 +38,7 @@ pub(super) fn copy_chunks(output: &DeviceMemory, inputs: &[Arc<Buffer>]) -> Resu
     synchronize(output)
 }
 
-/// Sums the elements of `inputs` from `start` on, in the order of `inputs`, into `output`. Returns when the
-/// sum is complete. The result has the same bits as a sum on the host.
+/// Sums `inputs` in order, from their element `start` on, into `output`, and waits. Has the same bits as on the host.
 pub(super) fn sum(
     output: &Buffer,
     memory: &DeviceMemory,
@@ -64,7 +57,6 @@ pub(super) fn sum(
     synchronize(memory)
 }
 
-/// Returns the handles of `inputs`; fails unless all are on the GPU of `own`.
 fn handles<'a>(own: &DeviceMemory, inputs: &'a [Arc<Buffer>]) -> Result<Vec<&'a Handle>, String> {
     let here = own.client().service_id();
     let handle = |input: &'a Arc<Buffer>| match input.device() {

@@ -10,14 +10,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The state that the ranks of a group share.
 pub(super) struct Group {
     pub(super) name: Arc<str>,
-    /// World rank of each rank of this group.
     pub(super) world_ranks: Vec<usize>,
     pub(super) world: Arc<World>,
     state: Arc<GroupState>,
-    /// By the number of the split: each rank's membership in its new group, until the rank takes it.
+    /// Each rank's membership in its new group, until the rank takes it; by the number of the split.
     memberships: Mutex<BTreeMap<u64, Vec<Option<Membership>>>>,
 }
 
@@ -33,37 +31,31 @@ impl Group {
         self.world_ranks.len()
     }
 
-    /// Returns an abort caused by `rank`.
     pub(super) fn abort_by(&self, rank: usize, reason: &str) -> Abort {
         let (group, reason) = (Arc::clone(&self.name), Arc::from(reason));
         Abort { group, rank, world_rank: self.world_ranks[rank], reason }
     }
 
-    /// Fails operations that not all ranks have entered. The first cause wins, except that an abort of the
-    /// world takes precedence over its consequences: a rank that learns of the abort leaves its groups,
-    /// perhaps before the abort has reached the other ranks.
+    /// Fails operations that not all ranks have entered. The first cause wins, but an abort of the world takes
+    /// precedence: ranks that learn of it leave their groups, perhaps before other ranks learn of it.
     pub(super) fn fail(&self, abort: Abort) {
         let abort = self.world.aborted().unwrap_or(abort);
         self.state.update(|state| state.fail(abort));
     }
 
-    /// Returns the reason why no further operation can start, or `None` if operations can start.
     pub(super) fn cause(&self, site: &CallSite) -> Option<CommError> {
         self.state.lock().failure.as_ref().map(|failure| failure.error(site, None))
     }
 
-    /// Records that the worker of `rank` has stopped, perhaps in the middle of an operation.
     pub(super) fn crash(&self, rank: usize, reason: &str) {
         self.state.lock().crashed.get_or_insert(rank);
         self.fail(self.abort_by(rank, reason));
     }
 
-    /// Records that `rank` has issued operation `sequence`.
     pub(super) fn issued(&self, rank: usize, sequence: u64) {
         self.state.lock().issued[rank] = sequence + 1;
     }
 
-    /// Fails the group because a wait timed out, unless it has failed already; returns the cause.
     pub(super) fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
         if let Some(abort) = self.world.aborted() {
             self.fail(abort);
@@ -77,15 +69,12 @@ impl Group {
         })
     }
 
-    /// Sleeps for `time`, or until the group fails.
     pub(super) fn sleep(&self, time: Duration) {
         drop(self.state.wait_until(self.state.lock(), time, |state| state.failure.is_some()));
     }
 
-    /// First round: posts this rank's call and input, and waits until all ranks have posted theirs.
-    ///
-    /// After `Ok`, all ranks have entered and the caller must complete all rounds up to [`Group::close`], or
-    /// call [`Group::crash`].
+    /// First round: posts this rank's call and input, and waits for all ranks' posts. After `Ok`, the caller must
+    /// complete all rounds up to [`Group::close`], or call [`Group::crash`].
     pub(super) fn enter(
         &self,
         site: &CallSite,
@@ -106,9 +95,8 @@ impl Group {
             self.state.notify();
         }
         loop {
-            // A running operation takes precedence over a failure: all ranks must take part in it, even if
-            // the group has failed since. An operation that is not running yet can no longer start after a
-            // failure.
+            // All ranks must take part in a running operation, even if the group has failed since. Other operations can
+            // no longer start after a failure.
             if state.operations.get(&sequence).is_some_and(|operation| operation.runs) {
                 return Ok(());
             }
@@ -123,8 +111,7 @@ impl Group {
         }
     }
 
-    /// Compares the calls of all ranks; the operation runs if they agree, and the group fails otherwise. Only
-    /// called on a group that has not failed.
+    /// Compares all ranks' calls: the operation runs, or the group fails. Called only if the group has not failed.
     fn decide(&self, state: &mut State, sequence: u64) {
         let Some(operation) = state.operations.get_mut(&sequence) else { return };
         let calls: Vec<Call> = operation.calls.iter().flatten().cloned().collect();
@@ -148,10 +135,8 @@ impl Group {
         lock(&self.memberships).insert(sequence, memberships);
     }
 
-    /// Runs a later round: posts a buffer and waits until all ranks have arrived at `round`.
-    ///
-    /// Ignores a failure of the group: the operation is already running on all ranks, and each rank is still
-    /// working or has crashed.
+    /// Later round: posts a buffer and waits until all ranks have arrived at `round`. Ignores a failure of the group:
+    /// the operation is running on all ranks, and each rank is still working or has crashed.
     pub(super) fn arrive(
         &self,
         site: &CallSite,
@@ -188,21 +173,19 @@ impl Group {
         deposits.iter().flatten().cloned().collect()
     }
 
-    /// Takes back this rank's deposit of `round`. Once a later round is complete, no other rank holds the
-    /// deposit.
+    /// Takes back this rank's deposit of `round`. After a later round, no other rank holds the deposit.
     pub(super) fn take_back(&self, site: &CallSite, round: usize) -> Option<Arc<Buffer>> {
         let mut state = self.state.lock();
         let deposits: &mut Deposits = &mut state.operations.get_mut(&site.sequence)?.deposits[round];
         deposits[site.rank].take()
     }
 
-    /// Takes this rank's membership in the group that a split created for it.
     pub(super) fn take_membership(&self, site: &CallSite) -> Option<Membership> {
         lock(&self.memberships).get_mut(&site.sequence)?[site.rank].take()
     }
 
-    /// Leaves the operation; the last rank to leave removes it. Drops the input that this rank deposited; a
-    /// result that this rank made for all ranks stays until all have left.
+    /// Leaves the operation, which the last rank removes. Drops this rank's input; its result for all ranks stays until
+    /// all have left.
     pub(super) fn close(&self, site: &CallSite) {
         let mut state = self.state.lock();
         if let Some(operation) = state.operations.get_mut(&site.sequence) {
@@ -216,8 +199,7 @@ impl Group {
     }
 }
 
-/// A rank's membership in a group. Dropping it leaves the group, which fails the pending operations of the
-/// other ranks: they could never complete.
+/// A rank's membership in a group. Dropping it fails the other ranks' pending operations, which could never complete.
 pub(super) struct Membership {
     pub(super) group: Arc<Group>,
     pub(super) rank: usize,

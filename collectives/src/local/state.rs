@@ -6,13 +6,10 @@ use crate::error::{Abort, Cause};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The state that the ranks of a group share.
 pub(super) struct State {
     /// Operations that at least one rank has entered and not all have left; at most two.
     pub(super) operations: BTreeMap<u64, Operation>,
-    /// Number of operations that each rank has issued.
     pub(super) issued: Vec<u64>,
-    /// Reason why no further operation can start.
     pub(super) failure: Option<Cause>,
     /// A rank whose worker stopped in the middle of an operation.
     pub(super) crashed: Option<usize>,
@@ -29,26 +26,19 @@ impl State {
     }
 }
 
-/// The buffers that ranks let each other read in one round of an operation, by rank.
 pub(super) type Deposits = Vec<Option<Arc<Buffer>>>;
 
-/// A running operation of a group.
-///
-/// An operation runs in rounds. In each round, every rank may deposit a buffer for the others to read, and no
-/// rank continues before all have arrived. A rank that arrives at a round has stopped reading the deposits of
-/// the previous round, so their owners may take them back.
+/// A running operation of a group. In each of its rounds, every rank may deposit a buffer for the others to read, and
+/// waits until all have arrived. Arrival at a round ends the reads of the previous round, so owners may take deposits
+/// back.
 pub(super) struct Operation {
     /// The call of each rank; `None` until the rank has entered.
     pub(super) calls: Vec<Option<Call>>,
-    /// Deposits of the first round (inputs) and of the second round (partial results).
     pub(super) deposits: [Deposits; 2],
-    /// True once all ranks have entered and their calls agree. Never reset, so that all ranks continue even
-    /// if the group fails in the meantime.
+    /// True once all ranks have entered and agree. Never reset: all ranks continue even if the group fails meanwhile.
     pub(super) runs: bool,
-    /// Arrivals so far, over all ranks and rounds. No rank is ever a round ahead, so round `k` is complete
-    /// when the number reaches `(k + 1) * world size`.
+    /// Arrivals of all ranks in all rounds. Round `k` is complete at `(k + 1) * world size`, because no rank is ahead.
     pub(super) arrivals: usize,
-    /// Number of ranks that have left the operation.
     pub(super) closed: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Transfers between threads: every rank copies or sums straight from the buffers of its peers.
+//! Transfers between threads: every rank copies or sums from the buffers of its peers.
 
 #[cfg(feature = "cube")]
 use super::device;
@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Divides a payload into the buffer that this rank deposits for its peers and the buffer that it fills.
 pub(super) fn divide(payload: Payload, rank: usize) -> (Option<Arc<Buffer>>, Option<Buffer>) {
     match payload {
         Payload::AllGather { input, output } | Payload::ReduceScatter { input, output } => {
@@ -26,7 +25,6 @@ pub(super) fn divide(payload: Payload, rank: usize) -> (Option<Arc<Buffer>>, Opt
     }
 }
 
-/// One rank's part in an operation of its group.
 #[derive(Clone, Copy)]
 pub(super) struct Exchange<'a> {
     pub(super) group: &'a Group,
@@ -34,32 +32,27 @@ pub(super) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Returns the error of a transfer that this rank cannot carry out.
     fn failed(&self, reason: &str) -> CommError {
         CommError::Aborted { site: self.site.clone(), by: self.group.abort_by(self.site.rank, reason) }
     }
 
-    /// Returns the random delay at one `point` of the operation, if random delays are enabled.
     fn delay(&self, point: u64) -> Option<Duration> {
         let delay = self.group.world.delay.as_ref();
         delay.map(|delay| delay.draw(self.group.world_ranks[self.site.rank], self.site, point))
     }
 
-    /// Sleeps for the random delay before the operation, or until the group fails.
     pub(super) fn delay_entry(&self) {
         if let Some(time) = self.delay(0) {
             self.group.sleep(time);
         }
     }
 
-    /// Sleeps for the random delay at one `point` of the transfer.
     fn delay_transfer(&self, point: u64) {
         if let Some(time) = self.delay(point) {
             thread::sleep(time);
         }
     }
 
-    /// Returns the buffers that the peers deposited in `round`.
     fn deposits(&self, round: usize) -> Vec<Arc<Buffer>> {
         self.group.deposits(self.site, round)
     }
@@ -69,14 +62,13 @@ impl Exchange<'_> {
         self.group.take_back(self.site, 0).map_or_else(empty, Arc::unwrap_or_clone)
     }
 
-    /// Waits until all ranks have arrived at `round` and stopped using the deposits of the previous one.
+    /// Waits until all ranks have arrived at `round` and stopped using the previous round's deposits.
     fn arrive(&self, round: usize, deposit: Option<Arc<Buffer>>) -> Result<(), CommError> {
         self.delay_transfer(round as u64 + 1);
         self.group.arrive(self.site, round, deposit)
     }
 
-    /// Moves the data, after this rank has deposited its buffer; `target` is the buffer to fill. All other
-    /// ranks of the group do the same concurrently.
+    /// Moves the data, after this rank's deposit; `target` is the buffer to fill. All ranks run it concurrently.
     pub(super) fn run(&self, target: Option<Buffer>) -> Result<Buffer, CommError> {
         self.delay_transfer(1);
         match (self.site.operation, target) {
@@ -93,7 +85,6 @@ impl Exchange<'_> {
                 self.arrive(1, None)?;
                 Ok(buffer)
             }
-            // The root.
             (Operation::Broadcast, None) => {
                 self.arrive(1, None)?;
                 Ok(self.take_back())
@@ -102,8 +93,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Runs an all-gather into memory that all ranks read. One rank writes the memory; ranks take turns from
-    /// operation to operation.
+    /// All-gather into memory that all ranks read. One rank writes the memory, a different one for each operation.
     fn share(&self, output: &Buffer) -> Result<Buffer, CommError> {
         let leads = self.site.sequence % self.group.world_size() as u64 == self.site.rank as u64;
         let whole = leads.then(|| Arc::new(Buffer::concatenated(output.dtype(), &self.deposits(0))));
@@ -112,7 +102,6 @@ impl Exchange<'_> {
         whole.ok_or_else(|| self.failed("the rank that writes for all ranks passed an output with memory"))
     }
 
-    /// Runs a reduce-scatter into one chunk per rank, then an all-gather of the chunks.
     fn all_reduce(&self) -> Result<Buffer, CommError> {
         let world_size = self.group.world_size();
         if world_size == 1 {
@@ -134,7 +123,6 @@ impl Exchange<'_> {
         Ok(buffer)
     }
 
-    /// Copies the deposits of `round` one after another into `output`.
     fn copy_chunks(&self, output: &mut Buffer, round: usize) -> Result<(), CommError> {
         let inputs = self.deposits(round);
         #[cfg(feature = "cube")]
@@ -150,7 +138,6 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Sums the elements of `inputs` from `start` on into `output`.
     fn sum(&self, output: &mut Buffer, inputs: &[Arc<Buffer>], start: usize) -> Result<(), CommError> {
         #[cfg(feature = "cube")]
         if let Some(memory) = output.device() {

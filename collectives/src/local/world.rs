@@ -9,18 +9,13 @@ use crate::sync::{Monitor, lock};
 use crate::verdict::Verdict;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Name of the backend.
 pub(super) const BACKEND: &str = "local";
 
-/// The state of a group, on which its ranks wait.
 pub(super) type GroupState = Monitor<state::State>;
 
-/// The state that all groups of one world share.
 #[derive(Default)]
 pub(super) struct World {
-    /// All ranks of the world. Diagnosis compares their recorders.
     pub(super) ranks: Vec<Arc<RankShared>>,
-    /// Random delays of every operation; `None` for no delays.
     pub(super) delay: Option<Delay>,
     state: Mutex<State>,
 }
@@ -37,8 +32,7 @@ impl World {
         World { ranks, delay, state: Mutex::default() }
     }
 
-    /// Compares the recorders of all ranks after a wait for operation `sequence` of the group `name` of
-    /// `world_ranks` has timed out. The first verdict is kept.
+    /// Returns the verdict on a timed-out wait for operation `sequence` of a group. Keeps the first verdict.
     pub(super) fn diagnose(&self, name: &str, world_ranks: &[usize], sequence: u64) -> Verdict {
         let witness = |rank: &Arc<RankShared>| Witness::Answered(Box::new(rank.flight(BACKEND, usize::MAX)));
         let witnesses: Vec<Witness> = self.ranks.iter().map(witness).collect();
@@ -46,7 +40,6 @@ impl World {
         lock(&self.state).verdict.get_or_insert(verdict).clone()
     }
 
-    /// Returns the verdict of the first time-out.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         lock(&self.state).verdict.clone()
     }
@@ -64,7 +57,6 @@ impl World {
         }
     }
 
-    /// Returns the abort of the world, or `None` if it was not aborted.
     pub(super) fn aborted(&self) -> Option<Abort> {
         lock(&self.state).abort.clone()
     }

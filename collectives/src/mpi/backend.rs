@@ -29,7 +29,6 @@ impl MpiBackend {
         MpiBackend { group, left: AtomicBool::new(false), runtime }
     }
 
-    /// Moves the data. All other ranks of the group do the same concurrently.
     fn transfer(&self, site: &CallSite, payload: Payload) -> Result<Buffer, CommError> {
         match payload {
             Payload::AllGather { input, mut output } => {
@@ -61,19 +60,16 @@ impl MpiBackend {
                 }
                 Ok(buffer)
             }
-            // A barrier is complete once all ranks have entered it.
             Payload::Nothing => Ok(empty()),
         }
     }
 
-    /// Returns the other ranks, starting after `rank`, so that the ranks do not all send to the same peer
-    /// first.
+    /// Returns the other ranks, starting after `rank`, so that not all ranks send to the same peer first.
     fn peers(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let size = self.group.world_size();
         (1..size).map(move |step| (rank + step) % size)
     }
 
-    /// Fills `output` with the chunks of all ranks; `lengths` has the length of each chunk in bytes.
     fn gather(&self, own: &[u8], mut output: &mut [u8], lengths: &[usize]) {
         let rank = self.group.identity.rank;
         let mut receives = Vec::new();
@@ -90,8 +86,7 @@ impl MpiBackend {
         exchange(&self.group, &sends, receives);
     }
 
-    /// Sets `output` to this rank's chunk of the sum of all inputs, added in rank order. `lengths` has the
-    /// length of each chunk, in elements.
+    /// Sets `output` to this rank's chunk of the sum, added in rank order. `lengths`: number of elements of each chunk.
     fn reduce(
         &self,
         input: &Buffer,

@@ -1,5 +1,3 @@
-//! Moves bytes between ranks that have all entered an operation.
-
 use super::backoff::Backoff;
 use super::group::Group;
 use ::mpi::request::multiple_scope;
@@ -8,23 +6,18 @@ use ::mpi::traits::{Communicator, Destination, Source};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Maximum number of bytes in one message: MPI counts with a C int.
 const LIMIT: usize = 1 << 30;
 
-/// Longest pause between polls of a transfer.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// How long a transfer may go on after its group has failed. It normally completes, because all ranks take
-/// part in it.
+/// Time limit for a transfer after its group has failed. It normally completes, because all ranks take part.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Sends and receives concurrently, and returns when all messages have arrived. Ranks are ranks of the group.
-///
-/// MPI cannot return a buffer that it is sending from. So if the group fails and the transfer does not
-/// finish, for example because a process is stopped, this function ends the job.
+/// Sends and receives concurrently until all messages have arrived, between ranks that have entered an operation. Ranks
+/// are ranks of the group. MPI cannot cancel a send, so if the group fails and the transfer does not finish, ends the
+/// job.
 pub(super) fn exchange(group: &Group, sends: &[(usize, &[u8])], receives: Vec<(usize, &mut [u8])>) {
     let world = SimpleCommunicator::world();
-    // World ranks come from MPI, so they fit.
     let process = |rank: usize| world.process_at_rank(group.identity.world_ranks[rank] as i32);
     let tag = group.number;
     multiple_scope(2 * group.world_size(), |scope, requests| {
@@ -59,8 +52,7 @@ pub(super) fn exchange(group: &Group, sends: &[(usize, &[u8])], receives: Vec<(u
 fn end_job(group: &Group, world: &SimpleCommunicator) -> ! {
     let verdict = group.world.verdict();
     let verdict = verdict.map_or_else(|| "the group has failed".into(), |v| v.to_string());
-    // The function cannot return an error, because MPI still uses the buffers. Report the reason before the
-    // job ends.
+    // MPI still uses the buffers, so this function cannot return.
     let _ = writeln!(
         std::io::stderr(),
         "rank {} of group \"{}\" is stuck in a transfer that MPI cannot cancel; ending the job: \

@@ -12,10 +12,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a rank whose wait has timed out waits for the first rank's answer.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// A group of processes, seen from one of them.
 pub(super) struct Group {
     pub(super) number: Number,
     pub(super) identity: GroupRank,
@@ -26,7 +24,6 @@ pub(super) struct Group {
 
 #[derive(Default)]
 struct State {
-    /// Operations that may run and have not begun, with the groups that each creates.
     decided: BTreeMap<u64, Vec<NewGroup>>,
     failure: Option<Failure>,
     /// On the first rank: calls of operations that not all ranks have issued, by rank.
@@ -34,7 +31,6 @@ struct State {
 }
 
 impl Group {
-    /// Creates a group that contains this process.
     pub(super) fn new(
         number: Number,
         name: &str,
@@ -43,7 +39,6 @@ impl Group {
         outbox: &Arc<Outbox>,
         world: Arc<World>,
     ) -> Arc<Group> {
-        // A group consists of the ranks that joined it, so this rank is among them.
         let rank = world_ranks.iter().position(|rank| *rank == outbox.rank).unwrap_or_default();
         let identity = GroupRank { name: name.into(), rank, world_ranks, shared: Arc::clone(shared) };
         Arc::new(Group { number, identity, world, outbox: Arc::clone(outbox), state: Monitor::default() })
@@ -53,7 +48,6 @@ impl Group {
         self.identity.world_ranks.len()
     }
 
-    /// Sends `notice` to the first rank of the group, which may be this one.
     pub(super) fn tell_first(&self, notice: Notice) {
         if self.identity.rank == 0 {
             self.receive(notice);
@@ -63,7 +57,6 @@ impl Group {
         }
     }
 
-    /// Handles a message about this group.
     pub(super) fn receive(&self, notice: Notice) {
         self.state.update(|state| match notice {
             Notice::Called { sequence, rank, call } => self.called(state, sequence, rank, call),
@@ -76,7 +69,7 @@ impl Group {
         });
     }
 
-    /// On the first rank: records a call, and decides whether the operation runs once every rank has called.
+    /// On the first rank: records a call. Once every rank has called, decides whether the operation runs.
     fn called(&self, state: &mut State, sequence: u64, rank: usize, call: Call) {
         if state.failure.is_some() {
             return;
@@ -103,15 +96,15 @@ impl Group {
         state.decided.insert(sequence, groups);
     }
 
-    /// On the first rank: fails the group for all ranks. The first cause wins, except that an abort of the
-    /// world takes precedence over the failures that it causes.
+    /// On the first rank: fails the group for all ranks. The first cause wins, but an abort of the world takes
+    /// precedence over its consequences.
     fn fail(&self, state: &mut State, failure: Failure) {
         if state.failure.is_some() {
             return;
         }
         let mut failure = self.world.aborted().unwrap_or(failure);
         if let Cause::Error(CommError::TimedOut { site, missing, .. }) = &mut failure.cause {
-            // An operation that is not in this map has been issued by every rank.
+            // Every rank has issued an operation that is not in this map.
             *missing = match state.calls.get(&site.sequence) {
                 Some(calls) => (0..calls.len()).filter(|rank| calls[*rank].is_none()).collect(),
                 None => Vec::new(),
@@ -123,8 +116,7 @@ impl Group {
         state.failure = Some(failure);
     }
 
-    /// Sends `notice` to the other ranks. Call this with the state locked, so that all ranks learn of events
-    /// in the same order.
+    /// Call it with the state locked, so that all ranks learn of events in the same order.
     fn tell_others(&self, notice: &Notice) {
         let message = Message::Group { number: self.number, notice: notice.clone() };
         for rank in self.identity.world_ranks.iter().filter(|rank| **rank != self.outbox.rank) {
@@ -151,13 +143,12 @@ impl Group {
         }
     }
 
-    /// Returns the group's failure, or `None` if the group has not failed.
     pub(super) fn failure(&self) -> Option<Failure> {
         self.state.lock().failure.clone()
     }
 
-    /// Fails the group because a wait timed out, unless it has failed already; returns the cause. `verdict`
-    /// is the result of comparing the flight recorders of all ranks.
+    /// Fails the group because a wait timed out, unless it has failed already; returns the cause. `verdict`: from the
+    /// flight recorders of all ranks.
     pub(super) fn time_out(&self, site: &CallSite, waited: Duration, verdict: Verdict) -> CommError {
         let timed_out = |verdict| {
             let (site, missing, verdict) = (site.clone(), Vec::new(), Box::new(verdict));
@@ -181,8 +172,7 @@ impl Group {
         error
     }
 
-    /// Fails the group with this rank's `cause`, or with the abort of the world if this rank knows of one.
-    /// Returns the cause that applies.
+    /// Fails the group with `cause`, or with a known abort of the world. Returns the cause that applies.
     pub(super) fn give_up(&self, cause: Cause) -> Cause {
         let failure = self.world.aborted().unwrap_or(Failure { cause, everywhere: false });
         self.tell_first(Notice::Trouble(failure.clone()));

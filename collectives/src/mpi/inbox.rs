@@ -1,4 +1,4 @@
-//! Receives messages from other processes and hands them to the groups that they concern.
+//! Receives messages from other processes and passes them to their groups.
 
 use super::group::Group;
 use super::message::{Failure, Message, Notice, Number};
@@ -12,13 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long a question waits for answers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The groups of one process, and messages about groups that it has not created yet.
-///
-/// Lock order: a thread that holds the inbox's lock may lock a group, never the reverse. Messages are handed
-/// to groups with the inbox locked, so that they arrive in order.
+/// The groups of one process, and messages about groups that it has not created yet. Lock order: the inbox, then a
+/// group, never the reverse. The inbox is locked while messages are passed on, so they arrive in order.
 pub(super) struct Inbox {
     pub(super) outbox: Arc<Outbox>,
     requests_made: AtomicU64,
@@ -29,19 +26,16 @@ pub(super) struct Inbox {
 struct State {
     groups: HashMap<Number, Entry>,
     worlds: HashMap<Number, Weak<World>>,
-    /// Aborts of worlds that this process has not joined yet.
     early_aborts: HashMap<Number, Failure>,
     /// Answers to open questions, by the question's number and the answering rank.
     answers: HashMap<u64, HashMap<usize, Witness>>,
     goodbyes: usize,
 }
 
-/// The state of a group number in this process.
 enum Entry {
-    /// Other ranks have already created the group; messages for it are kept until this rank creates it too.
+    /// Messages for a group that other ranks have created and this rank has not.
     Early(Vec<Notice>),
     Open(Weak<Group>),
-    /// This process has left the group.
     Closed,
 }
 
@@ -50,7 +44,6 @@ impl Inbox {
         Inbox { outbox, requests_made: AtomicU64::new(0), state: Monitor::default() }
     }
 
-    /// Delivers messages to `group`, beginning with those that arrived early.
     pub(super) fn register(&self, group: &Arc<Group>) {
         let mut state = self.state.lock();
         state.worlds.insert(group.world.number, Arc::downgrade(&group.world));
@@ -69,12 +62,10 @@ impl Inbox {
         }
     }
 
-    /// Forgets a group. Later messages about it are ignored.
     pub(super) fn close(&self, number: Number) {
         self.state.lock().groups.insert(number, Entry::Closed);
     }
 
-    /// Handles a message from another process.
     pub(super) fn dispatch(&self, message: Message) {
         let mut state = self.state.lock();
         match message {
@@ -119,7 +110,6 @@ impl Inbox {
         }
     }
 
-    /// Fails all groups of a world on all processes.
     pub(super) fn abort(&self, world: &World, failure: Failure) {
         world.learn(&failure);
         // The first abort counts.
@@ -128,8 +118,7 @@ impl Inbox {
         fail_led_groups(&self.state.lock(), world.number, &Notice::Trouble(failure));
     }
 
-    /// Asks all processes for their flight recorders after a wait for operation `sequence` of `group` has
-    /// timed out. Returns the verdict from their answers.
+    /// Returns the verdict on a timed-out wait for operation `sequence` of `group`, from all flight recorders.
     pub(super) fn diagnose(&self, group: &Group, sequence: u64) -> Verdict {
         let (world, own, size) = (&group.world, self.outbox.rank, self.outbox.size());
         let request = self.requests_made.fetch_add(1, Ordering::Relaxed);
@@ -147,8 +136,7 @@ impl Inbox {
         Verdict::for_wait(&witnesses, &group.identity.name, &group.identity.world_ranks, sequence)
     }
 
-    /// Says goodbye and waits until all other processes have done so, because they may need this process
-    /// until then.
+    /// Says goodbye and waits for all other goodbyes, because other processes may need this one until then.
     pub(super) fn part(&self) {
         self.outbox.post_to_others(&Message::Goodbye);
         let mut state = self.state.lock();
@@ -160,8 +148,7 @@ impl Inbox {
     }
 }
 
-/// Fails the groups of a world whose first rank is this process. Other groups learn of the failure from their
-/// own first ranks.
+/// Fails the groups of a world whose first rank is this process. Other groups learn of it from their first ranks.
 fn fail_led_groups(state: &State, world: Number, notice: &Notice) {
     for entry in state.groups.values() {
         let Entry::Open(group) = entry else { continue };

@@ -10,19 +10,17 @@ use crate::recorder::DEFAULT_CAPACITY;
 use std::fmt;
 use std::sync::Arc;
 
-/// A rank that is a process of an MPI job.
-///
-/// Use it from one thread, because the order of calls is the order of operations. Dropping it leaves the
-/// group: pending and later operations of the group fail with
+/// A rank that is a process of an MPI job. Use it from one thread, because the order of calls is the order of
+/// operations. Dropping it leaves the group: pending and later operations fail with
 /// [`CommError::Aborted`](crate::CommError::Aborted) on all ranks.
 pub type MpiCommunicator = ProcessGroup<MpiBackend>;
 
-/// Settings of a world of MPI processes; must be the same on all ranks.
+/// Settings of a world of MPI processes; must be equal on all ranks.
 #[derive(Clone, Debug)]
 pub struct MpiOptions {
     /// Number of records that each rank keeps. Default [`DEFAULT_CAPACITY`].
     pub recorder_capacity: usize,
-    /// Callback that every worker thread runs first, with the world rank as its argument. Default none.
+    /// Runs first on every worker thread, with the world rank as its argument. Default none.
     pub on_worker_start: Option<WorkerStart>,
 }
 
@@ -32,8 +30,8 @@ impl Default for MpiOptions {
     }
 }
 
-/// A process's membership in an MPI job. MPI shuts down once all clones and all communicators have been
-/// dropped. Shutting down waits until all other processes do the same, unless [`Mpi::give_up`] was called.
+/// A process's membership in an MPI job. MPI shuts down once all clones and communicators have been dropped, and waits
+/// for all other processes, unless [`Mpi::give_up`] was called.
 #[derive(Clone)]
 pub struct Mpi(Arc<Runtime>);
 
@@ -47,19 +45,19 @@ impl Mpi {
         Ok(Mpi(Arc::new(Runtime::start()?)))
     }
 
-    /// Returns the rank of this process.
+    /// Rank of this process.
     pub fn rank(&self) -> usize {
         self.0.inbox.outbox.rank
     }
 
-    /// Returns the number of processes.
+    /// Number of processes.
     pub fn world_size(&self) -> usize {
         self.0.inbox.outbox.size()
     }
 
-    /// Leaves the job after a failure without waiting for the other processes, which may never arrive. Posted
-    /// messages are still sent, and MPI is not shut down. Afterwards the communicators are unusable, and this
-    /// process must exit with an error, so that `mpirun` ends the others.
+    /// Leaves the job after a failure, without waiting for other processes or shutting MPI down. Posted messages are
+    /// still sent. Afterwards communicators are unusable, and this process must exit with an error, so that `mpirun`
+    /// ends the others.
     pub fn give_up(&self) {
         self.0.give_up();
     }

@@ -1,18 +1,16 @@
 //! One process per rank, connected by MPI.
 //!
-//! Meant for clusters that run jobs with MPI, or whose network only MPI uses well. Start the processes with
-//! `mpirun`; [`Mpi::start`] finds the rank, and [`Mpi::world`] joins the world.
+//! For clusters that run jobs with MPI, or whose network only MPI uses well. Start the processes with `mpirun`;
+//! [`Mpi::start`] finds the rank, and [`Mpi::world`] joins the world.
 //!
-//! All messages are point-to-point messages of `MPI_COMM_WORLD`, with one tag per group. MPI's own
-//! collectives are not used: a rank that has entered one cannot leave it, and `MPI_SUM` does not specify the
-//! order of additions.
+//! All messages are point-to-point messages of `MPI_COMM_WORLD`, with one tag per group. A rank could not leave one of
+//! MPI's own collectives, and `MPI_SUM` does not specify the order of additions.
 //!
-//! Before an operation runs, the ranks agree that all of them have entered it, so that they can still give up
-//! an operation that fails before then. They agree through small messages, which a thread of each process
-//! receives: the first rank of a group decides, and all ranks follow its decisions in order. Only then do
-//! they pass buffers to MPI, which cannot return a buffer early. If such a transfer does not finish although
-//! the group has failed, for example because a process is stopped, `MPI_Abort` ends the job. When a process
-//! dies, `mpirun` ends the job.
+//! Before an operation runs, small messages establish that all ranks have entered it, so that ranks can give up
+//! earlier. The first rank of a group decides, and all ranks follow in order. Only then does MPI get buffers, which it
+//! cannot return early. If such a transfer does not finish although the group has failed, `MPI_Abort` ends the job.
+//! When a process dies,
+//! `mpirun` ends the job.
 
 mod backend;
 mod backoff;

@@ -9,15 +9,11 @@ use std::thread::Thread;
 /// The receiver's rank, and an encoded message.
 pub(super) type Letter = (usize, Vec<u8>);
 
-/// Posts messages to the thread that sends them, and numbers worlds and groups.
 pub(super) struct Outbox {
-    /// Rank of this process.
     pub(super) rank: usize,
-    /// Name of each process's machine.
     pub(super) node_names: Vec<String>,
-    /// Channel to the sending thread; `None` once the outbox is closed.
     letters: Mutex<Option<mpsc::Sender<Letter>>>,
-    /// The listening thread, which is woken after every post, because answers may follow.
+    /// The listening thread, which every post wakes, because answers may follow.
     listener: OnceLock<Thread>,
     worlds_made: AtomicI32,
     groups_made: AtomicI32,
@@ -35,40 +31,33 @@ impl Outbox {
         }
     }
 
-    /// Sets the thread that listens for messages of other processes.
     pub(super) fn set_listener(&self, thread: Thread) {
-        // Called only once, right after the start.
         let _ = self.listener.set(thread);
     }
 
-    /// Returns the number of processes.
     pub(super) fn size(&self) -> usize {
         self.node_names.len()
     }
 
-    /// Returns the number of the next world. The number is even. It is the same on all processes, because
-    /// they create worlds in the same order.
+    /// Even, and equal on all processes, because they create worlds in the same order.
     pub(super) fn next_world(&self) -> Number {
         2 * (self.worlds_made.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Returns the number of the next group whose first rank is this process. The number is odd and unique.
+    /// Number of the next group whose first rank is this process: odd and unique.
     pub(super) fn next_group(&self) -> Number {
-        // Process numbers are C ints in MPI.
         let (rank, size) = (self.rank as i32, self.size() as i32);
         2 * (self.groups_made.fetch_add(1, Ordering::Relaxed) * size + rank) + 1
     }
 
-    /// Sends a message to another process. Messages from one process to another keep their order.
+    /// Messages from one process to another keep their order.
     pub(super) fn post(&self, to: usize, message: &Message) {
         match message.encode() {
             Ok(bytes) => {
                 if let Some(letters) = &*lock(&self.letters) {
-                    // The sending thread ends only with the process.
                     let _ = letters.send((to, bytes));
                 }
             }
-            // All message types can be encoded; if encoding fails nevertheless, the peers time out.
             Err(error) => tracing::error!("a message to rank {to} cannot be encoded: {error}"),
         }
         if let Some(listener) = self.listener.get() {
@@ -82,7 +71,7 @@ impl Outbox {
         }
     }
 
-    /// Stops accepting messages; the sending thread ends once it has sent all earlier ones.
+    /// The sending thread ends once it has sent all earlier messages.
     pub(super) fn close(&self) {
         *lock(&self.letters) = None;
     }

@@ -16,16 +16,13 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Tag of messages; the tag of data is its group's number.
 const MESSAGES: i32 = 0;
 
-/// Longest pause between polls while no message is expected.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Maximum length, in bytes, of a machine name sent to the other processes.
 const NAME: usize = 256;
 
-/// How long a process that ends after a failure waits for threads that may be stuck in MPI.
+/// Time for which a failed process waits for threads that may be stuck in MPI.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The reason why MPI could not be started.
@@ -48,14 +45,12 @@ pub enum MpiError {
     Thread(#[from] std::io::Error),
 }
 
-/// MPI in this process. When the last reference is dropped, MPI is shut down.
+/// MPI in this process. Dropping the last reference shuts MPI down.
 pub(super) struct Runtime {
     pub(super) inbox: Arc<Inbox>,
-    /// `None` once this process has given up.
     running: Mutex<Option<Running>>,
 }
 
-/// The state while MPI runs.
 struct Running {
     done: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -70,7 +65,6 @@ impl Runtime {
             return Err(MpiError::Threads { granted: format!("{granted:?}") });
         }
         let world = universe.world();
-        // MPI counts processes with a C int, and has at least one.
         let (rank, size) = (world.rank() as usize, world.size() as usize);
         let node_names = exchange_names(&world, size);
         let (sending, letters) = mpsc::channel();
@@ -85,8 +79,7 @@ impl Runtime {
         Ok(Runtime { inbox, running: Mutex::new(Some(running)) })
     }
 
-    /// Sends the posted messages and stops. Does not shut MPI down, because that would wait for other
-    /// processes.
+    /// Sends the posted messages and stops. Does not shut MPI down, which would wait for other processes.
     pub(super) fn give_up(&self) {
         let Some(running) = lock(&self.running).take() else { return };
         self.inbox.outbox.close();
@@ -114,14 +107,12 @@ impl Drop for Runtime {
         self.inbox.part();
         running.tell_end();
         for thread in running.threads {
-            // A panic of the thread has been printed already.
             let _ = thread.join();
         }
         drop(running.universe);
     }
 }
 
-/// Collects the name of each process's machine.
 fn exchange_names(world: &SimpleCommunicator, size: usize) -> Vec<String> {
     // A process without a machine name counts as a separate machine.
     let name = processor_name().unwrap_or_else(|_| format!("rank {}", world.rank()));
@@ -133,16 +124,13 @@ fn exchange_names(world: &SimpleCommunicator, size: usize) -> Vec<String> {
     all.chunks(NAME).map(|name| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned()).collect()
 }
 
-/// Sends messages one after another. No send waits for long, because every process has a listening thread.
 fn send(letters: &mpsc::Receiver<Letter>) {
     let world = SimpleCommunicator::world();
     for (to, bytes) in letters {
-        // Ranks come from MPI, so they fit.
         world.process_at_rank(to as i32).send_with_tag(&bytes[..], MESSAGES);
     }
 }
 
-/// Hands every arriving message to `inbox`, until `done`.
 fn listen(inbox: &Inbox, done: &AtomicBool) {
     let world = SimpleCommunicator::world();
     let mut backoff = Backoff::new(PAUSE);
@@ -155,7 +143,6 @@ fn listen(inbox: &Inbox, done: &AtomicBool) {
         let (bytes, _) = found.matched_receive_vec::<u8>();
         match Message::decode(&bytes) {
             Ok(message) => inbox.dispatch(message),
-            // Only a different version of this program sends invalid messages.
             Err(error) => tracing::error!("received an invalid message: {error}"),
         }
     }

@@ -8,10 +8,8 @@ use crate::sync::lock;
 use crate::verdict::Verdict;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Name of the backend.
 pub(super) const BACKEND: &str = "mpi";
 
-/// A world as seen from one of its ranks.
 pub(super) struct World {
     pub(super) number: Number,
     shared: Weak<RankShared>,
@@ -29,14 +27,12 @@ impl World {
         World { number, shared: Arc::downgrade(shared), state: Mutex::default() }
     }
 
-    /// Returns this rank's flight recorder with its last records, or `None` once the rank has left all
-    /// groups.
+    /// `None` once the rank has left all groups.
     pub(super) fn flight(&self) -> Option<Box<Flight>> {
         Some(self.shared.upgrade()?.short_flight(BACKEND))
     }
 
-    /// Records an abort of the world, or the verdict of a time-out. The first abort and the first verdict are
-    /// kept.
+    /// Records an abort of the world, or the verdict of a timeout. The first of each is kept.
     pub(super) fn learn(&self, failure: &Failure) {
         let mut state = lock(&self.state);
         if failure.everywhere {
@@ -47,12 +43,10 @@ impl World {
         }
     }
 
-    /// Returns the abort of the world, or `None` if it was not aborted.
     pub(super) fn aborted(&self) -> Option<Failure> {
         lock(&self.state).abort.clone()
     }
 
-    /// Returns the verdict of the first time-out.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         lock(&self.state).verdict.clone()
     }

@@ -17,28 +17,24 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// An NCCL operation, and the memory that it reads and writes.
 pub(crate) struct Plan {
     pub(crate) launch: Launch,
     pub(crate) input: BufferBinding,
     pub(crate) output: BufferBinding,
 }
 
-/// One communicator, shared by the callers, CubeCL's thread and the watcher thread.
+/// One communicator, shared by callers, CubeCL's thread and the watcher thread.
 pub(crate) struct Channel {
     pub(crate) gpu: Arc<Gpu>,
-    /// `None` once the communicator is aborted. Locked for each use, because NCCL's handles are not
-    /// thread-safe.
+    /// `None` once aborted. Locked for each use, because NCCL's handles are not thread-safe.
     pub(crate) comm: Mutex<Option<Comm>>,
     pub(crate) stream: Stream,
-    /// Events of completed operations, kept for reuse.
     pub(crate) spare: Arc<Mutex<Vec<Events>>>,
     pub(crate) in_flight: Monitor<InFlight>,
     pub(crate) control: Arc<dyn GroupControl>,
 }
 
 impl Channel {
-    /// Returns the state that NCCL reports for the communicator.
     pub(crate) fn state(&self) -> Result<i32, NcclError> {
         let library = &self.gpu.library;
         let state = match &*lock(&self.comm) {
@@ -49,8 +45,8 @@ impl Channel {
         Ok(state)
     }
 
-    /// Frees the communicator of a rank that leaves the group. No operation may be running. Finalizes the
-    /// communicator first, unless `is_sound` returns false (the group has failed) or `timeout` passes.
+    /// Frees the communicator of a leaving rank, without running operations. Finalizes it first, unless `is_sound`
+    /// returns false (the group has failed) or `timeout` passes.
     pub(crate) fn finish(&self, timeout: Duration, is_sound: impl Fn() -> bool) -> Result<(), NcclError> {
         let library = &self.gpu.library;
         match &*lock(&self.comm) {
@@ -66,7 +62,6 @@ impl Channel {
         Ok(())
     }
 
-    /// Ends running operations. Later uses of the channel fail.
     pub(crate) fn abort(&self) {
         let comm = lock(&self.comm).take();
         if let Some(comm) = comm {
@@ -101,7 +96,7 @@ impl Channel {
         let (from, to) = (pointer(input)?, pointer(output)?);
         let stream = self.stream.raw();
         let driver = |call| move |error| NcclError::driver(call, error);
-        // SAFETY: CubeCL's stream is alive while its server runs this, and ours with the channel.
+        // SAFETY: CubeCL's stream lives while its server runs this, and ours lives with the channel.
         unsafe {
             events.ready.record(compute).map_err(driver("cuEventRecord"))?;
             events.ready.make_wait(stream).map_err(driver("cuStreamWaitEvent"))?;
@@ -120,8 +115,8 @@ impl Channel {
         Ok(events)
     }
 
-    /// Makes later work of stream `caller`, and of the streams that own the operation's memory, wait for the
-    /// operation. Then releases the memory. Runs on CubeCL's thread, after the launch of the operation.
+    /// Makes later work of `caller`, and of the streams that own the operation's memory, wait for the operation, then
+    /// releases the memory. Runs on CubeCL's thread, after the launch.
     pub(crate) fn make_wait(
         &self,
         server: &mut Server,
@@ -142,12 +137,12 @@ impl Channel {
         for stream in waiting {
             let streams = server.write_streams();
             let mut resolved = streams.resolve(stream, [].into_iter()).map_err(server_error)?;
-            // SAFETY: CubeCL's stream is alive while its server runs this.
+            // SAFETY: CubeCL's stream lives while its server runs this.
             unsafe { events.done.make_wait(resolved.current().sys) }
                 .map_err(|error| NcclError::driver("cuStreamWaitEvent", error))?;
         }
         // CubeCL gives a stream's memory only to later work of that stream, or of streams that wait for it. Such work
-        // now runs after the operation, so nothing needs to hold the memory on the host.
+        // now runs after the operation.
         *buffers = None;
         Ok(())
     }
@@ -157,32 +152,26 @@ fn server_error(error: ServerError) -> NcclError {
     NcclError::Driver { call: "CubeCL", reason: error.to_string() }
 }
 
-/// Operations in flight, oldest first.
 #[derive(Default)]
 pub(crate) struct InFlight {
     pub(crate) queue: VecDeque<QueuedOperation>,
-    /// The last completed operation. Errors name it when no operation is in flight.
     pub(crate) last: Option<CallSite>,
-    /// True once the rank is leaving the group.
     pub(crate) closing: bool,
 }
 
-/// An operation that is queued on the GPU or is being queued.
 pub(crate) struct QueuedOperation {
     pub(crate) site: CallSite,
     pub(crate) record: RecordId,
     pub(crate) issued: Instant,
-    /// Total time for which ranks had been held when the operation was issued.
     pub(crate) held_before: Duration,
     pub(crate) progress: Arc<Progress>,
 }
 
-/// The stage and the memory of an operation, shared by the threads that work on it. Dropping it returns the
-/// operation's events to `spare`.
+/// Stage and memory of an operation, shared by threads. Dropping it returns the events to `spare`.
 pub(crate) struct Progress {
     pub(crate) stage: Mutex<Stage>,
-    /// The operation's input and output. Holding them keeps their memory from being freed, reused or moved.
-    /// `None` once the GPU has run the operation, or once the streams that own the memory wait for the operation.
+    /// Input and output, held so that their memory is not freed, reused or moved. `None` once the GPU has run the
+    /// operation, or the streams that own the memory wait for it.
     pub(crate) buffers: Mutex<Option<[BufferBinding; 2]>>,
     spare: Weak<Mutex<Vec<Events>>>,
 }
@@ -206,12 +195,9 @@ impl Drop for Progress {
     }
 }
 
-/// The progress of an operation.
 pub(crate) enum Stage {
-    /// Submitted to CubeCL's thread.
     Queued,
-    /// Queued on the GPU.
     Running(Events),
-    /// Queuing the operation on the GPU failed, for the reason given.
+    /// Queueing on the GPU failed, for the reason given.
     Failed(String),
 }

@@ -1,4 +1,4 @@
-//! The parts of CUDA's driver that NCCL needs and CubeCL does not provide: a separate stream, and events.
+//! The parts of CUDA's driver that NCCL needs and CubeCL lacks: a separate stream, and events.
 
 #![allow(unsafe_code)]
 
@@ -7,7 +7,6 @@ use cudarc::driver::result::{DriverError, ctx, device, event, primary_ctx, strea
 use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUevent_flags, CUevent_wait_flags};
 use cudarc::driver::sys::{CUresult, CUstream};
 
-/// The primary context of a GPU, which the whole process shares.
 pub(crate) struct Context {
     device: CUdevice,
     context: CUcontext,
@@ -31,7 +30,6 @@ impl Context {
         Ok(Context { device, context })
     }
 
-    /// Makes the context current on this thread.
     pub(crate) fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context is retained as long as `self` lives.
         unsafe { ctx::set_current(self.context) }
@@ -45,7 +43,6 @@ impl Drop for Context {
     }
 }
 
-/// A stream for communication.
 pub(crate) struct Stream(CUstream);
 
 // SAFETY: streams may be used from any thread.
@@ -54,8 +51,8 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// Creates a stream of the highest priority, so that transfers get the few GPU cores they need while
-    /// compute runs. The stream does not synchronize with the default stream. Needs a current context.
+    /// Creates a stream of the highest priority, so that transfers get GPU cores while compute runs, without
+    /// synchronization with the default stream. Needs a current context.
     pub(crate) fn new() -> Result<Stream, DriverError> {
         let (_, greatest) = stream::get_priority_range()?;
         stream::create_with_priority(stream::StreamKind::NonBlocking, greatest).map(Stream)
@@ -73,14 +70,13 @@ impl Drop for Stream {
     }
 }
 
-/// A CUDA event: a mark in a stream.
 pub(crate) struct Event(CUevent);
 
 // SAFETY: events may be used from any thread.
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Creates an event. Needs a current context.
+    /// Needs a current context.
     pub(crate) fn new() -> Result<Event, DriverError> {
         event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Event)
     }
@@ -95,7 +91,7 @@ impl Event {
         unsafe { event::record(self.0, stream) }
     }
 
-    /// Like [`Event::record`], but safe: the stream is alive because it is borrowed.
+    /// Like [`Event::record`], but safe, because the stream is borrowed.
     pub(crate) fn record_on(&self, stream: &Stream) -> Result<(), DriverError> {
         // SAFETY: the stream is alive while it is borrowed.
         unsafe { self.record(stream.raw()) }
@@ -112,7 +108,6 @@ impl Event {
         unsafe { stream::wait_event(stream, self.0, flags) }
     }
 
-    /// Returns whether the GPU has reached the event.
     pub(crate) fn has_passed(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive.
         match unsafe { event::query(self.0) } {
@@ -137,7 +132,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Creates both events. Needs a current context.
+    /// Needs a current context.
     pub(crate) fn new() -> Result<Events, DriverError> {
         Ok(Events { ready: Event::new()?, done: Event::new()? })
     }

@@ -1,5 +1,3 @@
-//! Reasons why NCCL cannot be used.
-
 use crate::call::list_ranks;
 use crate::error::CommError;
 use cudarc::driver::result::DriverError;
@@ -35,7 +33,7 @@ pub enum NcclError {
         /// The loader's error for each file that was tried.
         tried: String,
     },
-    /// The library that was found is not NCCL, or is too old.
+    /// The library is not NCCL, or is too old.
     #[error("{place} has no function {name}: Kiln needs NCCL 2.14 or later")]
     NoSymbol {
         /// Path of the library.
@@ -68,7 +66,7 @@ pub enum NcclError {
     TimedOut {
         /// Description of the work.
         what: &'static str,
-        /// How long the caller waited.
+        /// Time that the caller waited.
         waited: Duration,
     },
     /// Other ranks cannot use NCCL.
@@ -92,7 +90,7 @@ pub enum NcclError {
     /// NCCL is already attached to the group.
     #[error("NCCL is already attached to this group: call `attach` only once")]
     Attached,
-    /// The ranks could not agree, through the group, to attach NCCL to it.
+    /// The group failed while its ranks agreed to attach NCCL.
     #[error(transparent)]
     Group(#[from] CommError),
 }
@@ -102,7 +100,6 @@ impl NcclError {
         NcclError::Driver { call, reason: format!("{error:?}") }
     }
 
-    /// Returns the error for a communicator that has been aborted and is unusable.
     pub(crate) fn aborted() -> NcclError {
         let reason = "the communicator has been aborted".to_owned();
         NcclError::Driver { call: "NCCL", reason }

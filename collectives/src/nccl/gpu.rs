@@ -14,31 +14,27 @@ use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// CubeCL's server of a GPU. One thread runs it, and work is submitted to that thread.
+/// CubeCL's server of a GPU, which one thread runs.
 pub(crate) type Server = <CudaRuntime as Runtime>::Server;
 
-/// Number of polls of NCCL without a pause in between. NCCL takes some tens of microseconds to queue an
-/// operation, while the one thread that launches all GPU work waits.
+/// Polls of NCCL without a pause. NCCL queues an operation in tens of microseconds, while the thread that launches all
+/// GPU work waits.
 const SPINS: usize = 200;
 
-/// How long polls only yield to other threads, such as NCCL's own, before they pause.
 const YIELDING: Duration = Duration::from_micros(100);
 
-/// Pause between polls of slower work, such as connecting.
 const POLL: Duration = Duration::from_micros(200);
 
-/// The state that all communicators of a rank share.
 pub(crate) struct Gpu {
     pub(crate) library: Library,
     pub(crate) context: Context,
     pub(crate) device: DeviceHandle<Server>,
     pub(crate) id: DeviceId,
-    /// Time limit of an operation.
     pub(crate) limit: Duration,
 }
 
 impl Gpu {
-    /// Runs `task` on CubeCL's thread, after all tasks submitted earlier, and waits for its result.
+    /// Runs `task` on CubeCL's thread, after all earlier tasks, and waits for its result.
     pub(crate) fn on_thread<R: Send>(
         &self,
         task: impl FnOnce() -> Result<R, NcclError> + Send,
@@ -53,7 +49,6 @@ impl Gpu {
         })
     }
 
-    /// Makes the GPU's context current on this thread.
     pub(crate) fn enter(&self) -> Result<(), NcclError> {
         self.context.enter().map_err(|error| NcclError::driver("cuCtxSetCurrent", error))
     }
@@ -61,7 +56,7 @@ impl Gpu {
     /// Connects all ranks of `group` through an id that the first rank creates.
     pub(crate) fn connect(&self, group: &dyn Communicator, timeout: Duration) -> Result<Comm, NcclError> {
         let made = if group.rank() == 0 { self.library.unique_id() } else { Ok([0; 128]) };
-        // If the first rank could not create an id, it sends zeros, so that the others do not wait for it.
+        // Without an id, the first rank sends zeros, so that the others do not wait for it.
         let buffer = Buffer::from_slice(&made.clone().unwrap_or([0; 128]));
         let work = group.broadcast(Label::new("NCCL id", Phase::Init), buffer, 0);
         let sent = work.wait(timeout)?;
@@ -76,7 +71,6 @@ impl Gpu {
         self.complete(comm, timeout)
     }
 
-    /// Waits until a new communicator is connected.
     pub(crate) fn complete(&self, comm: Comm, timeout: Duration) -> Result<Comm, NcclError> {
         let settled = wait_for_nccl(timeout, "connecting NCCL", || {
             let state = self.library.state(&comm);
@@ -93,7 +87,7 @@ impl Gpu {
     }
 }
 
-/// Waits until `state` returns success, that is, until NCCL has finished its background work.
+/// Waits until `state` returns success: NCCL has finished its background work.
 pub(crate) fn wait_for_nccl(
     timeout: Duration,
     what: &'static str,

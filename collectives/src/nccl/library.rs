@@ -1,8 +1,5 @@
-//! Finds NCCL's library and calls it.
-//!
-//! The types are declared by cudarc. Its loader is not used: it accepts no path, and it asks the system for
-//! names other than `libnccl.so.2`, the name of NCCL's library; Python wheels contain no link under those
-//! names.
+//! Finds NCCL's library and calls it, with types from cudarc. cudarc's loader accepts no path, and does not look for
+//! `libnccl.so.2`, the only name in Python wheels.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +12,6 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Names of the library, best first.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// An NCCL library found by [`installation`].
@@ -27,8 +23,7 @@ pub struct Installation {
     pub version: String,
 }
 
-/// Finds NCCL as [`attach`](super::attach) does, and checks it by creating an id, which needs neither a GPU
-/// nor a driver.
+/// Finds NCCL as [`attach`](super::attach) does, and checks it by creating an id, which needs no GPU.
 ///
 /// # Errors
 ///
@@ -40,17 +35,13 @@ pub fn installation() -> Result<Installation, NcclError> {
     Ok(Installation { place: library.place, version })
 }
 
-/// The result type of NCCL's functions. It is a number and not an enum, because an unknown code would be
-/// undefined behaviour in an enum.
+/// Result of NCCL's functions. Not an enum, because an unknown code would be undefined behaviour.
 pub(crate) type Code = c_int;
 
-/// Success.
 pub(crate) const SUCCESS: Code = 0;
 
-/// The call continues in the background.
 pub(crate) const IN_PROGRESS: Code = 7;
 
-/// An NCCL function that sums.
 type Reduce = unsafe extern "C" fn(
     *const c_void,
     *mut c_void,
@@ -61,9 +52,7 @@ type Reduce = unsafe extern "C" fn(
     CUstream,
 ) -> Code;
 
-/// The functions of the loaded NCCL library that Kiln calls.
 pub(crate) struct Library {
-    /// Location of the library.
     pub(crate) place: String,
     version: c_int,
     get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Code,
@@ -93,11 +82,9 @@ pub(crate) struct Library {
     _loaded: &'static Loaded,
 }
 
-/// An operation on device memory.
 pub(crate) struct Launch {
     pub(crate) kind: Kind,
     pub(crate) dtype: ncclDataType_t,
-    /// Number of elements of the shard, or of the buffer if there are no shards.
     pub(crate) count: usize,
 }
 
@@ -109,7 +96,6 @@ pub(crate) enum Kind {
 }
 
 impl Library {
-    /// Loads NCCL from the system loader's folders, or else from the usual folders.
     pub(crate) fn find() -> Result<Library, NcclError> {
         let (mut tried, places) = (Vec::new(), Places::for_nccl(&environment));
         for path in NAMES.iter().map(PathBuf::from).chain(places.files(&NAMES)) {
@@ -125,7 +111,6 @@ impl Library {
 
     fn bind(loaded: &'static Loaded, path: &Path) -> Result<Library, NcclError> {
         let place = path.display().to_string();
-        /// Looks up a function by its name.
         fn symbol<F: Copy>(loaded: &'static Loaded, place: &str, name: &'static str) -> Result<F, NcclError> {
             // SAFETY: the types in `Library` match NCCL's header.
             match unsafe { loaded.get::<F>(name.as_bytes()) } {
@@ -156,12 +141,10 @@ impl Library {
         })
     }
 
-    /// Returns the version, such as `2.28.9`.
     pub(crate) fn version(&self) -> String {
         format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
     }
 
-    /// Creates an id with which the ranks of a new group connect.
     pub(crate) fn unique_id(&self) -> Result<[u8; 128], NcclError> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: it writes one id.
@@ -175,7 +158,6 @@ impl Library {
         self.split.is_some()
     }
 
-    /// Starts to connect `size` ranks, as `rank`, on the GPU whose context is current.
     pub(crate) fn init(&self, size: usize, id: &[u8; 128], rank: usize) -> Result<Comm, NcclError> {
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let (promise, mut config) = (Promise::new(), config());
@@ -192,8 +174,8 @@ impl Library {
         NcclError::Call { call, code: SUCCESS, version, text }
     }
 
-    /// Starts to split `comm`; `color` is `None` on ranks that join no new group. Requires
-    /// [`Library::can_split`]. The new communicator exists once [`Library::state`] of `comm` is [`SUCCESS`].
+    /// Starts to split `comm`; `color` is `None` on ranks that join no group. Requires [`Library::can_split`]. The new
+    /// communicator exists once [`Library::state`] of `comm` is [`SUCCESS`].
     pub(crate) fn split(&self, comm: &Comm, color: Option<usize>, key: usize) -> Result<Promise, NcclError> {
         let Some(split) = self.split else {
             let (place, name) = (self.place.clone(), "ncclCommSplit");
@@ -208,7 +190,6 @@ impl Library {
         Ok(promise)
     }
 
-    /// Returns the state of the communicator: [`SUCCESS`], [`IN_PROGRESS`], or an error.
     pub(crate) fn state(&self, comm: &Comm) -> Code {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive; it writes one number.
@@ -216,21 +197,18 @@ impl Library {
         if code == SUCCESS { state } else { code }
     }
 
-    /// Starts to flush a communicator's operations. The flush is finished once [`Library::state`] is
-    /// [`SUCCESS`].
+    /// Starts to flush the communicator, which is finished once [`Library::state`] is [`SUCCESS`].
     pub(crate) fn finalize(&self, comm: &Comm) -> Result<(), NcclError> {
         // SAFETY: the communicator is alive.
         let code = unsafe { (self.finalize)(comm.0) };
         self.check("ncclCommFinalize", code)
     }
 
-    /// Frees a finalized communicator.
     pub(crate) fn destroy(&self, comm: Comm) {
         // SAFETY: the communicator is alive, and this is its last use. The result does not matter.
         unsafe { (self.destroy)(comm.0) };
     }
 
-    /// Ends all running operations and frees the communicator.
     pub(crate) fn abort(&self, comm: Comm) {
         // SAFETY: the communicator is alive, and this is its last use. The result does not matter.
         unsafe { (self.abort)(comm.0) };
@@ -240,8 +218,7 @@ impl Library {
     ///
     /// # Safety
     ///
-    /// Both must be device memory of the size that `launch` implies, and stay allocated until the operation
-    /// is done.
+    /// Both must be device memory of the size that `launch` implies, and stay allocated until the operation is done.
     pub(crate) unsafe fn launch(
         &self,
         comm: &Comm,
@@ -272,13 +249,11 @@ impl Library {
         self.check(name, code)
     }
 
-    /// Returns an error unless the call has succeeded or continues in the background.
     pub(crate) fn check(&self, call: &'static str, code: Code) -> Result<(), NcclError> {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: NCCL returns a static string, or null. Without a communicator it returns the last error of
-        // all communicators.
+        // SAFETY: NCCL returns a static string or null. Without a communicator, it is the last error of any.
         let text = unsafe {
             let text = (self.last_error)(std::ptr::null_mut());
             if text.is_null() { "".into() } else { CStr::from_ptr(text).to_string_lossy() }
@@ -288,14 +263,12 @@ impl Library {
     }
 }
 
-/// An NCCL communicator.
 pub(crate) struct Comm(ncclComm_t);
 
 // SAFETY: NCCL's communicators may be used from any thread, one at a time.
 unsafe impl Send for Comm {}
 
-/// A memory cell to which NCCL will write the handle of a communicator. Never freed, because NCCL may write
-/// at any time.
+/// A cell for the handle of a communicator. Never freed, because NCCL may write at any time.
 pub(crate) struct Promise(&'static AtomicPtr<ncclComm>);
 
 impl Promise {
@@ -303,25 +276,22 @@ impl Promise {
         Promise(Box::leak(Box::default()))
     }
 
-    /// Takes the communicator, if NCCL has written it.
     pub(crate) fn take(self) -> Option<Comm> {
         let comm = self.0.swap(std::ptr::null_mut(), Ordering::Acquire);
         (!comm.is_null()).then_some(Comm(comm))
     }
 }
 
-/// Converts a number of ranks or a color to C's `int`, which NCCL uses for both. They always fit.
 fn int(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// The NCCL version whose `ncclConfig_t` is declared here. NCCL 2.30.5 has one more field, in place of
-/// earlier versions' padding: the library reads that field unless the caller declares an older version.
+/// NCCL version of the declared `ncclConfig_t`. NCCL 2.30.5 has a field in the place of earlier padding, and reads it
+/// unless the caller declares an older version.
 const CONFIG_VERSION: u32 = 23_000;
 
-/// Returns a non-blocking configuration that leaves all other settings to NCCL. Older libraries read fewer of
-/// the fields. Every field is named, so that a new field in cudarc's declaration is a compile error: then
-/// update [`CONFIG_VERSION`] too.
+/// Returns a non-blocking configuration with defaults. Every field is named, so that a new field in cudarc's
+/// declaration is a compile error: then update [`CONFIG_VERSION`] too.
 fn config() -> ncclConfig_t {
     const UNSET: c_int = c_int::MIN;
     ncclConfig_t {
@@ -352,8 +322,7 @@ fn config() -> ncclConfig_t {
 mod tests {
     use super::*;
 
-    /// NCCL 2.30.5 and later have a field in the padding after the last field declared here, and read that
-    /// field unless the declared version is older.
+    /// Keeps NCCL 2.30.5 and later from reading padding as a field; see [`CONFIG_VERSION`].
     #[test]
     fn padding_is_no_field() {
         let end = std::mem::offset_of!(ncclConfig_t, maxP2pPeers) + size_of::<c_int>();

@@ -1,26 +1,21 @@
 //! NCCL for groups whose buffers are on NVIDIA GPUs, one GPU per rank.
 //!
-//! [`attach`] adds NCCL to an existing group. The group continues to move host memory, number the calls, and
-//! find the cause of failures together with the other ranks. NCCL runs the calls whose buffers are on a GPU,
-//! on a separate stream.
+//! [`attach`] adds NCCL to an existing group, which still moves host memory, numbers the calls, and finds the cause of
+//! failures. NCCL runs the calls with buffers on a GPU, on a separate stream.
 //!
-//! Nothing waits on the host. A call queues its operation behind the GPU work that the thread has queued so
-//! far, and returns. [`Work::wait`](crate::Work::wait) makes the thread's later GPU work run after the
-//! operation, and returns, before it is known whether the transfer will succeed. A watcher thread detects
-//! errors and operations that take longer than [`NcclOptions::timeout`]. It then fails the group, as every
-//! backend does, and every later call returns the cause.
+//! The host never waits. A call queues its operation behind the thread's GPU work. [`Work::wait`](crate::Work::wait)
+//! makes the thread's later GPU work run after the operation, and returns before the transfer's success is known. A
+//! watcher thread fails the group after an error or [`NcclOptions::timeout`], and every later call returns the cause.
 //!
-//! An operation holds the memory of its buffers until [`Work::wait`](crate::Work::wait) has made later work
-//! of the streams that own the memory wait for the operation, or until the GPU has run it. So a host that is
-//! far ahead of the GPU holds no more memory than a host that waits for the GPU.
+//! An operation holds its buffers until the GPU has run it, or until [`Work::wait`](crate::Work::wait) has made the
+//! streams that own the memory wait. So a host far ahead of the GPU needs no more memory.
 //!
-//! Calls on GPUs are numbered and recorded like those on the host, but they are not compared before they run,
-//! because that would take a round trip. Ranks that call different operations wait for each other until the
-//! time-out, whose verdict compares the calls and names those that differ. NCCL itself does not detect
-//! differing calls of the same size.
+//! Calls are recorded but not compared before they run, because that would take a round trip. Ranks with different
+//! calls wait until the timeout, whose verdict names the difference. NCCL itself does not detect different calls of
+//! equal size.
 //!
-//! NCCL's rings and trees determine the order in which addends are summed. Sums are the same from run to run
-//! on the same machines, but their last bits differ from those of other backends.
+//! NCCL determines the order of additions. Sums are reproducible on the same machines, but their last bits differ from
+//! other backends.
 
 mod channel;
 pub(crate) mod cuda;

@@ -1,5 +1,3 @@
-//! NCCL as the transport of a group.
-
 use super::channel::{Channel, Plan, Progress, QueuedOperation, Stage};
 use super::cuda::{Events, Stream};
 use super::error::NcclError;
@@ -24,21 +22,17 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// NCCL on one rank of a group. It runs the operations whose buffers are on GPUs. The group numbers and
-/// records the calls, and finds the cause of a failure together with the other ranks.
+/// NCCL on one rank of a group: runs the operations with buffers on GPUs. The group records calls and finds failures.
 pub(crate) struct Nccl {
     channel: Arc<Channel>,
     watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A rank's new group after a split: the backend's side, and its communicator.
 pub(crate) type SplitGroup<'a> = (Arc<dyn GroupControl>, &'a dyn Communicator);
 
 impl Nccl {
-    /// Name of the backend of a group with NCCL.
     pub(crate) const NAME: &'static str = "nccl";
 
-    /// Takes ownership of a connected communicator and starts the thread that watches it.
     pub(crate) fn start(
         gpu: Arc<Gpu>,
         comm: Comm,
@@ -70,7 +64,6 @@ impl Nccl {
         }
     }
 
-    /// Splits the communicator; returns the communicator of this rank's new group.
     fn split_comm(
         &self,
         new_group: Option<&SplitGroup<'_>>,
@@ -80,7 +73,6 @@ impl Nccl {
         if !gpu.library.can_split() {
             return new_group.map(|(_, group)| gpu.connect(*group, timeout)).transpose();
         }
-        // Each new group of the split has a different first rank.
         let color = new_group.map(|(control, _)| control.identity().world_ranks[0]);
         let key = new_group.map_or(0, |(_, group)| group.rank());
         let promise = gpu.on_thread(|| match &*lock(&channel.comm) {
@@ -98,23 +90,20 @@ impl Nccl {
         }
     }
 
-    /// Returns the reason why NCCL cannot process `output`, or `None` if it is on this rank's GPU, as the
-    /// input is.
+    /// Returns why NCCL cannot process `output`, unless it is on this rank's GPU, as the input is.
     pub(crate) fn refuse(&self, output: &Buffer) -> Option<ArgumentError> {
         let here = ServiceId::of::<Server>(self.channel.gpu.id);
         let is_here = output.device().is_some_and(|memory| memory.client().service_id() == here);
         (!is_here).then_some(ArgumentError::OtherDevice)
     }
 
-    /// Queues an operation whose buffers are on one GPU, and returns immediately. Operations run in the order
-    /// of the calls.
+    /// Queues an operation with buffers on one GPU, in the order of the calls, and returns immediately.
     pub(crate) fn enqueue(&self, site: CallSite, record: RecordId, payload: Payload) -> Work {
         let channel = &self.channel;
         if let Some(error) = channel.control.cause(&site) {
             return Work::ready(Err(error));
         }
         let Some((plan, result)) = plan(payload) else {
-            // Calls are checked earlier.
             return Work::ready(Err(CommError::Invalid { site, problem: ArgumentError::NoDeviceTransport }));
         };
         let progress = Arc::new(Progress::new(&plan, &channel.spare));
@@ -152,8 +141,8 @@ impl Nccl {
         })
     }
 
-    /// Splits the communicator in the same way as the group, and returns the transport of this rank's new
-    /// group. Every rank of the group must call it, even a rank without a new group.
+    /// Splits the communicator like the group; returns the transport of this rank's new group. Every rank of the group
+    /// must call it, even a rank without a new group.
     pub(crate) fn split(
         &self,
         site: &CallSite,
@@ -172,11 +161,9 @@ impl Nccl {
         })
     }
 
-    /// Ends running operations and releases the GPU.
     pub(crate) fn close(&self) {
         self.channel.in_flight.update(|in_flight| in_flight.closing = true);
         if let Some(watcher) = lock(&self.watcher).take() {
-            // A panic of the watcher has been printed already.
             let _ = watcher.join();
         }
     }
@@ -211,7 +198,6 @@ impl Drop for Report {
     }
 }
 
-/// Returns the operation for NCCL to run, and the buffer that it fills.
 fn plan(payload: Payload) -> Option<(Plan, Buffer)> {
     let (kind, input, output) = match payload {
         Payload::AllGather { input, output } => (Kind::AllGather, Some(input), output),

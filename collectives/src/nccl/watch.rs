@@ -1,5 +1,4 @@
-//! The thread that watches the operations of a communicator: it releases completed operations and aborts
-//! stuck ones.
+//! The thread that watches a communicator's operations: releases completed ones and aborts stuck ones.
 
 use super::channel::{Channel, InFlight, Stage};
 use super::cuda::Event;
@@ -7,20 +6,16 @@ use crate::sync::lock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pause between polls while operations are in flight.
 const BUSY: Duration = Duration::from_millis(2);
 
-/// Pause between polls while no operation is in flight.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// How long a leaving rank waits for operations in flight.
 const PARTING: Duration = Duration::from_secs(5);
 
-/// Time limit for the GPU to stop aborted operations.
 const STOPPING: Duration = Duration::from_secs(10);
 
-/// Watches until the group fails or the rank leaves. If the rank leaves and all operations are done,
-/// finalizes the communicator; otherwise aborts it.
+/// Watches until the group fails or the rank leaves. Finalizes the communicator if the rank leaves and all operations
+/// are done; otherwise aborts it.
 pub(crate) fn run(channel: &Channel) {
     if let Err(error) = channel.gpu.enter() {
         channel.control.abort(&error.to_string());
@@ -50,13 +45,11 @@ pub(crate) fn run(channel: &Channel) {
     release(channel);
 }
 
-/// Returns whether the group is known to have failed.
 fn has_failed(channel: &Channel) -> bool {
     let last = channel.in_flight.lock().last.clone();
     last.is_some_and(|site| channel.control.cause(&site).is_some())
 }
 
-/// Polls once. Returns false if the group has failed.
 fn look(channel: &Channel) -> bool {
     let trouble = retire(channel).and_then(|()| channel.state().map_err(|error| error.to_string()));
     let oldest = {
@@ -87,7 +80,6 @@ fn look(channel: &Channel) -> bool {
     true
 }
 
-/// Releases completed operations.
 fn retire(channel: &Channel) -> Result<(), String> {
     loop {
         let mut in_flight = channel.in_flight.lock();
@@ -110,8 +102,8 @@ fn retire(channel: &Channel) -> Result<(), String> {
     }
 }
 
-/// Waits until the GPU has stopped, then releases the memory that aborted operations still hold. If the GPU
-/// does not stop, the memory is leaked, because an operation may still write to it.
+/// Waits until the GPU has stopped, then releases the memory of aborted operations. If the GPU does not stop, leaks the
+/// memory, because an operation may still write to it.
 fn release(channel: &Channel) {
     let in_flight = std::mem::take(&mut channel.in_flight.lock().queue);
     let is_safe = in_flight.is_empty() || has_stopped(channel);
@@ -123,7 +115,6 @@ fn release(channel: &Channel) {
     }
 }
 
-/// Waits until the stream is empty; returns false if that takes too long.
 fn has_stopped(channel: &Channel) -> bool {
     let until = Instant::now() + STOPPING;
     let Ok(end) = Event::new() else { return false };

@@ -16,7 +16,6 @@ fn with_world(capacity: usize) -> (Recorder, GroupId) {
 fn ring_drops_the_oldest_but_totals_stay() {
     let (recorder, group) = with_world(2);
     let ids: Vec<RecordId> = (0..5).map(|sequence| issue(&recorder, group, sequence)).collect();
-    // Updates of dropped records are ignored; updates of kept records are not.
     for id in ids {
         recorder.started(id);
         recorder.finished(id);

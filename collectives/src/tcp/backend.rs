@@ -19,10 +19,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A rank that is a separate process, connected to the other ranks by TCP.
+/// A rank in its own process, connected to the other ranks by TCP.
 pub type TcpCommunicator = ProcessGroup<TcpBackend>;
 
-/// The backend of one rank of a group of processes.
+/// One rank's backend in a group of processes.
 pub struct TcpBackend {
     world: Arc<World>,
     group: GroupName,
@@ -50,7 +50,6 @@ impl TcpBackend {
         TcpBackend { world, group, identity, wire: Mutex::new(wire), ring }
     }
 
-    /// Reports to the rendezvous that the call at `site` cannot continue; returns the cause that it finds.
     fn report(&self, site: &CallSite, kind: TroubleKind) -> Cause {
         self.world.control.report(Trouble { group: self.group.clone(), site: site.clone(), kind })
     }
@@ -59,13 +58,11 @@ impl TcpBackend {
         self.world.control.cause(self.group.number)
     }
 
-    /// Finds out why an operation was stopped, and returns the error.
     fn investigate(&self, site: &CallSite, stop: Stop) -> CommError {
         let cause = match stop {
             Stop::Mismatch => self.report(site, TroubleKind::Mismatch),
             Stop::Lost { peer, left, reason } => self.report(site, TroubleKind::Lost { peer, left, reason }),
             Stop::Failed => self.failure().unwrap_or_else(|| {
-                // Only happens if the system cannot poll sockets any more.
                 let abort = self.identity.abort("it cannot wait for its connections");
                 self.world.control.abort(abort.clone());
                 self.failure().unwrap_or(Cause::Abort(abort))
@@ -106,10 +103,9 @@ impl TcpBackend {
         }
     }
 
-    /// Returns an error if the group has failed or the arguments are invalid, before this rank enters the
-    /// operation.
+    /// Fails if the group has failed or the arguments are invalid, before this rank enters the operation.
     fn check(&self, site: &CallSite, call: &Call) -> Result<(), CommError> {
-        // This rank has not entered the operation, so it cannot have completed on any rank.
+        // This rank has not entered the operation, so no rank can have completed it.
         if let Some(cause) = self.failure() {
             return Err(cause.error(site, call.problem));
         }
@@ -118,13 +114,11 @@ impl TcpBackend {
         Err(CommError::Invalid { site: site.clone(), problem })
     }
 
-    /// Exchanges colors and keys, and connects to the ranks of the same color.
     fn run_split(&self, site: &CallSite, call: &Call) -> Result<Option<TcpBackend>, Stop> {
         let mut wire = lock(&self.wire);
         wire.begin(site.sequence, digest(call, self.ring));
         let mut transfer = Transfer { wire: &mut wire, rank: site.rank, ring: false };
         let Some(SplitKey { color, key }) = call.split_key else { return Err(Stop::Mismatch) };
-        // `u64::MAX` means no color; colors have 32 bits.
         let words = [color.map_or(u64::MAX, u64::from), key as u64, hash(&call.label.scope)];
         let own: [u8; REQUEST] = bytemuck::cast(words.map(u64::to_le));
         let chunks = equal_chunks(REQUEST, self.group.ranks.len());
@@ -211,7 +205,6 @@ impl Backend for TcpBackend {
 
     fn leave(&self) {
         self.fail(self.identity.left());
-        // The worker releases the wire once it learns of the failure.
         lock(&self.wire).leave();
     }
 
@@ -228,24 +221,21 @@ fn nodes(world: &World, group: &GroupName) -> Vec<usize> {
     number_nodes(group.ranks.iter().map(|rank| world.ranks[*rank].node.as_str()))
 }
 
-/// Returns whether direct transfers would send the same bytes more than once over a link between machines,
-/// which happens if there are several machines and one of them has several ranks.
+/// Returns whether direct transfers would send bytes repeatedly over a link between machines: several machines, one of
+/// them with several ranks.
 fn has_busy_links(nodes: &[usize]) -> bool {
     let machines = nodes.iter().max().map_or(0, |last| last + 1);
     machines > 1 && nodes.len() > machines
 }
 
-/// Number of bytes that a rank contributes to a split: color, key and a hash of the name.
 const REQUEST: usize = 24;
 
-/// Hashes everything that ranks must agree on before data moves.
 fn digest(call: &Call, ring: bool) -> u64 {
-    // Ranks that end up in different groups of a split may name them differently.
     let scope = (call.operation != Operation::Split).then_some(&call.label.scope);
     hash(&(call.operation, call.dtype, call.count, call.location, call.root, scope, ring))
 }
 
-/// Hashes `value`; the result is the same in every process of a job.
+/// The result is equal in every process of a job.
 fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);

@@ -1,17 +1,16 @@
-//! Opens the port of the rendezvous: the port given to all ranks, or a port near it.
+//! Opens the port of the rendezvous: the given port, or one of the next ports.
 
 use super::options::{JoinError, JoinOptions, PAUSE};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// Number of ports tried after the given port, if that belongs to another program.
 const SHARED_PORT_TRIES: u16 = 16;
 
-/// How long a rank retries a port that an earlier run may be about to release.
+/// Time for retries of a port that an earlier run may be about to release.
 pub(super) const BIND_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Opens the first free port of those at which the other ranks look for the rendezvous.
+/// Opens the first free port of [`ports_of_rendezvous`].
 pub(super) fn bind_rendezvous(options: &JoinOptions) -> Result<TcpListener, JoinError> {
     let host = resolve(&options.host, options.port)
         .map_err(|source| JoinError::Resolve { host: options.host.clone(), source })?;
@@ -22,7 +21,6 @@ pub(super) fn bind_rendezvous(options: &JoinOptions) -> Result<TcpListener, Join
     })
 }
 
-/// Makes an `attempt` to listen, and repeats it until `patience` has passed, while the ports are taken.
 pub(super) fn bind_patiently(
     options: &JoinOptions,
     patience: Duration,
@@ -43,7 +41,7 @@ fn listen(hosts: &[IpAddr], options: &JoinOptions) -> io::Result<TcpListener> {
     let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
     for port in ports_of_rendezvous(options) {
         for host in hosts {
-            // The name may resolve to an address that only other machines can use to reach this one.
+            // The name may resolve to an address that reaches this machine only from other machines.
             let bound = TcpListener::bind((*host, port)).or_else(|error| match error.kind() {
                 io::ErrorKind::AddrNotAvailable => {
                     TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))
@@ -59,7 +57,6 @@ fn listen(hosts: &[IpAddr], options: &JoinOptions) -> io::Result<TcpListener> {
     Err(failure)
 }
 
-/// Returns the ports at which the rendezvous may listen.
 pub(super) fn ports_of_rendezvous(options: &JoinOptions) -> Vec<u16> {
     if options.shared_port {
         (1..=SHARED_PORT_TRIES).filter_map(|offset| options.port.checked_add(offset)).collect()
@@ -68,7 +65,6 @@ pub(super) fn ports_of_rendezvous(options: &JoinOptions) -> Vec<u16> {
     }
 }
 
-/// Returns the distinct addresses of a host.
 pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
     let mut addresses: Vec<IpAddr> = Vec::new();
     for address in (host, port).to_socket_addrs()? {
@@ -83,7 +79,7 @@ pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
 mod tests {
     use super::*;
 
-    /// As in a restart, when the previous process of the run has not exited yet.
+    /// Simulates a restart while the previous process of the run still holds the port.
     #[test]
     fn ports_that_are_given_back_are_waited_for() {
         let options = JoinOptions::new(1, 2, "127.0.0.1", 1);
@@ -94,7 +90,6 @@ mod tests {
             None => TcpListener::bind((Ipv4Addr::LOCALHOST, 0)),
         });
         listened.unwrap().unwrap();
-        // Other errors are not retried, and neither are taken ports for ever.
         for (kind, patience) in
             [(io::ErrorKind::PermissionDenied, patience), (io::ErrorKind::AddrInUse, Duration::ZERO)]
         {

@@ -1,4 +1,4 @@
-//! A connection whose two sides have authenticated each other. Its traffic is plain, or sealed in records.
+//! An authenticated connection, whose traffic is plain or sealed in records.
 
 use super::options::Seal;
 use super::seal::{Key, Opener, Sealer};
@@ -6,14 +6,12 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-/// A connection after its handshake. Two threads may use its halves concurrently.
 pub(super) struct Channel {
     pub(super) reader: Reader,
     pub(super) writer: Writer,
 }
 
 impl Channel {
-    /// Creates a channel. `keys` are this side's key for sending and its key for receiving.
     pub(super) fn new(stream: Arc<TcpStream>, seal: Seal, keys: [&Key; 2]) -> Channel {
         let [sending, receiving] = keys;
         Channel {
@@ -26,13 +24,11 @@ impl Channel {
         }
     }
 
-    /// Returns the underlying connection, for changing its settings.
     pub(super) fn stream(&self) -> &Arc<TcpStream> {
         &self.reader.stream
     }
 }
 
-/// The receiving half of a connection.
 pub(super) struct Reader {
     pub(super) stream: Arc<TcpStream>,
     opener: Option<Box<Opener>>,
@@ -54,8 +50,7 @@ impl Read for Reader {
     }
 }
 
-/// The sending half of a connection. After a write to a non-blocking socket that would block, the next write
-/// must start with the same bytes.
+/// The sending half. After a write that would block, the next write must start with the same bytes.
 pub(super) struct Writer {
     pub(super) stream: Arc<TcpStream>,
     sealer: Option<Box<Sealer>>,
@@ -63,8 +58,8 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Sends a whole message, or gives up after the socket's time limit. If that happens on a sealed
-    /// connection, it accepts no more messages, because part of a record may have been sent.
+    /// Sends a message within the socket's time limit. A failure on a sealed connection breaks it, because a partial
+    /// record may have been sent.
     pub(super) fn deliver(&mut self, message: &[u8]) -> io::Result<()> {
         if self.is_broken {
             return Err(io::ErrorKind::BrokenPipe.into());

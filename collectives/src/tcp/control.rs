@@ -1,5 +1,4 @@
-//! A rank's connection to the rendezvous: sends heartbeats, answers questions, and learns when a group or the
-//! world has failed.
+//! A rank's connection to the rendezvous: sends heartbeats, answers questions, and reports failures.
 
 use super::channel::{Channel, Reader, Writer};
 use super::frame::{self, FrameError, MESSAGE_LIMIT};
@@ -21,21 +20,20 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for the rendezvous to find why a call cannot continue. The rendezvous asks the other
-/// ranks for at most twice [`GRACE`]: once about a lost connection and once about this call.
+/// Time limit for the rendezvous to find why a call cannot continue. It asks the other ranks for at most twice
+/// [`GRACE`]: about a lost connection, and about this call.
 const ANSWER: Duration = Duration::from_secs(3 * GRACE.as_secs());
 
-/// How long the rendezvous may be silent before it counts as gone. It sends a message once per [`HEARTBEAT`].
+/// Time after which a silent rendezvous is gone. It sends a message once per [`HEARTBEAT`].
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// How long a rank, asked about an operation, waits for its own caller to issue that operation.
+/// Wait for this rank's caller to issue an operation that the rendezvous asks about.
 const ISSUE_WAIT: Duration = Duration::from_secs(1);
 
-/// One rank's connection to the rendezvous, shared by all its groups.
 pub(super) struct Control {
     inner: Arc<Inner>,
     threads: Vec<JoinHandle<()>>,
-    /// The rendezvous, on rank 0. Dropped last, because the other ranks may still need it.
+    /// On rank 0. Dropped last, because the other ranks may still need it.
     rendezvous: Option<Rendezvous>,
 }
 
@@ -43,27 +41,21 @@ struct Inner {
     shared: Arc<RankShared>,
     backend: &'static str,
     writer: Mutex<Writer>,
-    /// Notified when a group or the world fails, and when the rank leaves.
     state: Monitor<State>,
-    /// Notified when the caller has issued an operation.
     issued: Condvar,
 }
 
 struct State {
-    /// The first failure of the world or of any group.
     first: Option<Cause>,
     world: Option<Cause>,
     groups: HashMap<GroupNumber, Cause>,
-    /// Workers to wake when their group fails.
     wakers: Vec<(GroupNumber, Weak<Waker>)>,
     heard: Instant,
-    /// Monitors the heartbeat thread.
     stalls: StallDetector,
     closing: bool,
 }
 
 impl Control {
-    /// Takes over the connection on which the rank joined.
     pub(super) fn start(
         channel: Channel,
         shared: Arc<RankShared>,
@@ -95,7 +87,6 @@ impl Control {
         Ok(Control { inner, threads, rendezvous })
     }
 
-    /// Wakes `waker` when `group` or the world fails.
     pub(super) fn register(&self, group: GroupNumber, waker: &Arc<Waker>) {
         let mut state = self.inner.state.lock();
         state.wakers.retain(|(_, known)| known.strong_count() > 0);
@@ -105,13 +96,11 @@ impl Control {
         }
     }
 
-    /// Returns the reason why `group` can no longer be used, or `None` if it can.
     pub(super) fn cause(&self, group: GroupNumber) -> Option<Cause> {
         let state = self.inner.state.lock();
         state.groups.get(&group).or(state.world.as_ref()).cloned()
     }
 
-    /// Returns the verdict that the ranks reached, if there is one.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         let state = self.inner.state.lock();
         let causes = state.world.iter().chain(state.groups.values());
@@ -139,7 +128,6 @@ impl Control {
         self.inner.send(&ToRendezvous::Hold(is_held));
     }
 
-    /// Reports a call that cannot continue; returns the cause found by the rendezvous.
     pub(super) fn report(&self, trouble: Trouble) -> Cause {
         let (group, asked) = (trouble.group.number, Instant::now());
         if let Some(cause) = self.cause(group) {
@@ -165,7 +153,6 @@ impl Control {
         cause
     }
 
-    /// Returns the cause of failure for when the rendezvous itself is silent.
     fn no_answer(&self, trouble: &Trouble, waited: Duration, silent: Duration) -> Cause {
         let CallSite { sequence, operation, label, .. } = &trouble.site;
         let text = format!(
@@ -180,18 +167,17 @@ impl Control {
         Cause::Error(CommError::TimedOut { site: trouble.site.clone(), waited, missing, verdict })
     }
 
-    /// Returns a function that asks all ranks what they are doing; `None` unless this is rank 0.
+    /// `None` unless this is rank 0.
     pub(super) fn ask_all(&self) -> Option<AskAll> {
         self.rendezvous.as_ref().map(Rendezvous::ask_all)
     }
 
-    /// Records that the caller has issued another operation, and wakes answers that wait for it.
+    /// Wakes answers that wait for the caller's next operation.
     pub(super) fn issued(&self) {
         self.inner.issued.notify_all();
     }
 }
 
-/// Rounds a time to whole milliseconds, for messages.
 fn whole_ms(time: Duration) -> Duration {
     Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
@@ -200,10 +186,8 @@ impl Drop for Control {
     fn drop(&mut self) {
         self.inner.state.update(|state| state.closing = true);
         self.inner.send(&ToRendezvous::Goodbye);
-        // The goodbye is still delivered, and the reading thread wakes up.
         let _ = lock(&self.inner.writer).stream.shutdown(Shutdown::Both);
         for thread in self.threads.drain(..) {
-            // A panic of the thread has been printed already.
             let _ = thread.join();
         }
     }
@@ -212,20 +196,19 @@ impl Drop for Control {
 impl Inner {
     fn send(&self, message: &ToRendezvous) {
         match frame::encode(message, MESSAGE_LIMIT) {
-            // If sending fails, the rendezvous is gone, which the reading thread notices.
+            // If sending fails, the reading thread notices that the rendezvous is gone.
             Ok(frame) => drop(lock(&self.writer).deliver(&frame)),
             Err(error) => tracing::warn!("cannot inform the rendezvous: {error}"),
         }
     }
 
-    /// Records a failure, unless an earlier one is known, and wakes all waiting threads.
     fn fail(&self, group: Option<GroupNumber>, cause: Cause) {
         let mut state = self.state.lock();
         state.first.get_or_insert_with(|| cause.clone());
         match group {
             None => _ = state.world.get_or_insert(cause),
             Some(number) => {
-                // An abort of the world takes precedence over the failures that it causes in single groups.
+                // An abort of the world takes precedence over the failures that it causes in groups.
                 let cause = state.world.clone().unwrap_or(cause);
                 state.groups.entry(number).or_insert(cause);
             }
@@ -288,8 +271,7 @@ impl Inner {
         self.send(&ToRendezvous::Report { request, flight });
     }
 
-    /// Waits briefly for the caller to issue operation `sequence` of `group`, if this rank is in the group: a
-    /// rank that is only a little behind is not missing.
+    /// Waits briefly for the caller to issue operation `sequence`: a rank that is a little behind is not missing.
     fn wait_until_issued(&self, group: &GroupName, sequence: u64) {
         let until = Instant::now() + ISSUE_WAIT;
         loop {
@@ -301,8 +283,7 @@ impl Inner {
                 return;
             }
             let state = self.state.lock();
-            // An issued operation sends a notification. The short limit covers one that was issued just
-            // before the wait.
+            // Issuing sends a notification. The short limit covers one that came just before the wait.
             drop(self.issued.wait_timeout(state, left.min(Duration::from_millis(20))));
         }
     }

@@ -1,16 +1,12 @@
-//! Encodes messages as frames: four bytes of length, then bincode.
-//!
-//! A frame may come from anyone. Therefore its length is checked before memory is allocated, and the decoder
-//! counts the lengths inside the frame against the same limit.
+//! Encodes messages as frames: four bytes of length, then bincode. Frames may come from anyone, so a length is checked
+//! before memory is allocated, also inside the frame.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, Read, Write};
 
-/// Maximum bytes of a frame before its sender has proved that it belongs to the job.
 pub(super) const HANDSHAKE_LIMIT: usize = 1024;
 
-/// Maximum bytes of any frame.
 pub(super) const MESSAGE_LIMIT: usize = 4 << 20;
 
 const CONFIG: bincode::config::Configuration<
@@ -38,7 +34,7 @@ pub enum FrameError {
     Io(#[from] io::Error),
 }
 
-/// Describes why a connection ended, as a sentence whose subject is the other side.
+/// Returns a sentence whose subject is the other side.
 fn in_words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it hung up".to_owned(),
@@ -56,7 +52,6 @@ pub fn encode<T: Serialize>(message: &T, limit: usize) -> Result<Vec<u8>, FrameE
     if length > limit {
         return Err(FrameError::TooLong { length, limit });
     }
-    // The length fits: limits are far below 4 GiB.
     frame[..4].copy_from_slice(&(length as u32).to_le_bytes());
     Ok(frame)
 }
@@ -72,7 +67,6 @@ pub fn decode<T: DeserializeOwned>(content: &[u8]) -> Result<T, FrameError> {
     Ok(message)
 }
 
-/// Writes a message as one frame.
 pub(super) fn write<T: Serialize>(mut to: impl Write, message: &T, limit: usize) -> Result<(), FrameError> {
     Ok(to.write_all(&encode(message, limit)?)?)
 }
@@ -117,7 +111,6 @@ mod tests {
         Trouble { group, site, kind }
     }
 
-    /// Returns a frame of every kind that has contents.
     fn genuine() -> Vec<Vec<u8>> {
         let call = Call::barrier(Label::new("step", Phase::Loss));
         let calls = vec![Some(call), None];
@@ -160,7 +153,6 @@ mod tests {
         assert!(matches!(decode::<u8>(&trailing[4..]), Err(FrameError::Garbage(_))));
     }
 
-    /// Decodes `bytes` as each expected type.
     fn decode_all(bytes: &[u8]) {
         let _ = read::<ToRank>(bytes, MESSAGE_LIMIT);
         let _ = read::<ToRendezvous>(bytes, MESSAGE_LIMIT);
@@ -173,8 +165,6 @@ mod tests {
         }
     }
 
-    /// Feeds `cases` inputs to the decoders: noise, and genuine frames with a few bytes changed, cut off or
-    /// inserted.
     fn fuzz(cases: u32) {
         let noise = proptest::collection::vec(any::<u8>(), 0..300);
         let edit = (any::<prop::sample::Index>(), any::<u8>(), 0..3u8);
@@ -214,7 +204,7 @@ mod tests {
         fuzz(5_000);
     }
 
-    /// A million inputs under a memory limit: an allocation driven by a claimed length would end the process.
+    /// Runs a million inputs under a memory limit, which an allocation of a claimed length would exceed.
     #[test]
     #[ignore = "takes minutes: cargo test --release -p kiln-collectives --lib -- --ignored fuzz"]
     fn fuzz_a_million_frames() {

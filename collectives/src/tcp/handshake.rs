@@ -1,10 +1,8 @@
-//! Authentication: both sides of a connection prove that they know the job's secret before they send any
-//! other data.
+//! Authentication: both sides of a connection prove that they know the job's secret.
 //!
-//! The accepting side sends a nonce. The calling side answers with its claim, its own nonce and a keyed hash
-//! (HMAC-SHA-256) over all three. The accepting side answers with its decision and a hash over everything.
-//! Nonces are fresh, so a recorded handshake proves nothing. The claim says whether later traffic is sealed;
-//! the keys for that are derived from the same messages (see `seal`).
+//! The accepting side sends a nonce. The caller answers with its claim, its nonce and an HMAC-SHA-256 over all three.
+//! The accepting side answers with its decision and a hash over everything. Fresh nonces make recorded handshakes
+//! useless. Keys for sealed traffic are derived from the same messages (see `seal`).
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, HANDSHAKE_LIMIT};
@@ -20,47 +18,37 @@ use std::time::{Duration, Instant};
 /// Version of the protocol. Increment it whenever the messages change.
 const VERSION: u32 = 7;
 
-/// Time limit for a caller to authenticate itself, however slowly its bytes arrive. The limit is long because
-/// a genuine caller may be on a very busy machine. When too many callers wait, unauthenticated ones are
-/// closed earlier.
+/// Time limit for a caller's proof. Long, because a genuine caller may be on a busy machine. If too many callers wait,
+/// some are closed earlier.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Maximum length of the name of a job or a machine, in bytes.
 const NAME_LIMIT: usize = 256;
 
 type Nonce = [u8; 32];
 
-/// Purpose of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Purpose {
     /// Between a rank and the rendezvous.
     Control {
-        /// The number of ranks that the caller expects.
         world_size: usize,
-        /// Name of the caller's machine.
         node: String,
-        /// The port that the caller was given, if another program owns it and the ranks meet at a port near
-        /// it. Ranks of other jobs may meet there as well.
+        /// The caller's given port, if another program owns it and the ranks meet at one of the next ports, perhaps
+        /// with ranks of other jobs.
         near: Option<u16>,
-        /// The port on which the caller listens for other ranks.
         port: u16,
     },
     /// Between two ranks of a group.
     Data {
         /// Random number of this run, drawn by the rendezvous.
         session: u64,
-        /// Number of the group.
         group: u64,
     },
 }
 
-/// The identity that the calling side claims.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Claim {
     pub(super) job: String,
-    /// World rank.
     pub(super) rank: usize,
-    /// Protection of the connection's traffic after the handshake.
     pub(super) seal: Seal,
     pub(super) purpose: Purpose,
 }
@@ -78,42 +66,31 @@ struct Proof {
     hash: [u8; 32],
 }
 
-/// The last message of the accepting side.
 #[derive(Serialize, Deserialize)]
 struct Answer {
-    /// `None` if the caller is accepted.
     refusal: Option<Refusal>,
     hash: [u8; 32],
 }
 
-/// The reason why a caller that knows the secret is refused.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Refusal {
     pub(super) reason: String,
-    /// True if a later call may be accepted.
     pub(super) retry: bool,
 }
 
-/// The reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
-    /// The other side sent an unexpected message.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The other side uses a different protocol version.
     #[error("it uses version {0} of the protocol, but this program uses version {VERSION}")]
     Version(u32),
-    /// The other side sent a wrong hash, or closed the connection after this side's hash, so it does not know
-    /// the secret.
+    /// The other side sent a wrong hash, or closed the connection after this side's hash.
     #[error("it does not know this job's secret")]
     Secret,
-    /// The caller claims to be the given rank, but does not know the secret.
     #[error("it does not know this job's secret (and claims to be rank {0})")]
     UnprovenRank(usize),
-    /// A name is too long to be sent.
     #[error("\"{0}\" is longer than {NAME_LIMIT} bytes")]
     Name(String),
-    /// The other side refused.
     #[error("{}", .0.reason)]
     Refused(Refusal),
 }
@@ -124,7 +101,6 @@ impl From<io::Error> for HandshakeError {
     }
 }
 
-/// An incoming connection that is authenticated and awaits this side's decision.
 pub(super) struct Caller {
     pub(super) claim: Claim,
     stream: Arc<TcpStream>,
@@ -132,7 +108,7 @@ pub(super) struct Caller {
     transcript: Vec<u8>,
 }
 
-/// On the accepting side, first half: authenticates the caller.
+/// First half of the accepting side: authenticates the caller.
 pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller, HandshakeError> {
     let mut patient = TimedStream::for_at_most(&stream, PATIENCE);
     let hello = Hello { version: VERSION, nonce: random()? };
@@ -145,12 +121,11 @@ pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller,
 }
 
 impl Caller {
-    /// Returns the address of the caller.
     pub(super) fn address(&self) -> io::Result<SocketAddr> {
         self.stream.peer_addr()
     }
 
-    /// On the accepting side, second half: accepts the caller.
+    /// Second half of the accepting side: accepts the caller.
     pub(super) fn welcome(self) -> Result<Channel, HandshakeError> {
         self.answer(None)?;
         set_patience(&self.stream, None)?;
@@ -158,9 +133,8 @@ impl Caller {
         Ok(Channel::new(self.stream, self.claim.seal, [&accepting, &calling]))
     }
 
-    /// On the accepting side, second half: refuses the caller.
+    /// Second half of the accepting side: refuses the caller.
     pub(super) fn refuse(self, reason: &str, retry: bool) {
-        // If sending fails, the caller is gone, so it need not be refused.
         let _ = self.answer(Some(Refusal { reason: reason.to_owned(), retry }));
     }
 
@@ -172,17 +146,15 @@ impl Caller {
     }
 }
 
-/// Time limits of the calling side.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Limit for the first message of the other side. That may be another program, which sends nothing.
+    /// Time limit for the other side's first message. Another program may send nothing.
     pub(super) hello: Duration,
-    /// Limit for the answer to the proof. If a caller gives up at this point, the other side considers the
-    /// connection accepted, so choose a limit that is too long rather than too short.
+    /// Time limit for the answer to the proof. A short limit abandons connections that the other side has accepted.
     pub(super) answer: Duration,
 }
 
-/// On the calling side: proves `claim` and checks that the other side knows the secret as well.
+/// The calling side: proves `claim`, and checks that the other side knows the secret.
 pub(super) fn call(
     stream: TcpStream,
     claim: Claim,
@@ -207,8 +179,7 @@ pub(super) fn call(
     let proof = Proof { claim, nonce, hash: hash(secret, b"caller", &transcript) };
     frame::write(&mut patient, &proof, HANDSHAKE_LIMIT)?;
     let answer: Answer = frame::read(&mut patient, HANDSHAKE_LIMIT).map_err(|error| match error {
-        // A side that rejects the proof closes the connection. A side that has no room for the caller sends
-        // an empty message first.
+        // A side that rejects the proof closes the connection. A side without room sends an empty message first.
         FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => HandshakeError::Secret,
         error => error.into(),
     })?;
@@ -222,18 +193,15 @@ pub(super) fn call(
     Ok(Channel::new(Arc::new(stream), seal, [&calling, &accepting]))
 }
 
-/// Derives two keys: one for the calling side's traffic, and one for the accepting side's.
 fn keys(secret: &Secret, transcript: &[u8]) -> [Key; 2] {
     let labels: [&[u8]; 2] = [b"seal of the calling side", b"seal of the accepting side"];
     labels.map(|label| seal::derive(secret.as_bytes(), label, transcript))
 }
 
-/// Encodes the version, both nonces and the claim, which the hashes cover.
 fn transcript(accepting: &Nonce, claim: &Claim, calling: &Nonce) -> Result<Vec<u8>, FrameError> {
     frame::encode(&(VERSION, accepting, claim, calling), HANDSHAKE_LIMIT)
 }
 
-/// Appends the accepting side's decision to `transcript`.
 fn with_refusal(transcript: &[u8], refusal: &Option<Refusal>) -> Result<Vec<u8>, FrameError> {
     Ok([transcript, &frame::encode(refusal, HANDSHAKE_LIMIT)?].concat())
 }
@@ -242,13 +210,11 @@ fn hash(secret: &Secret, role: &[u8], transcript: &[u8]) -> [u8; 32] {
     keyed(secret.as_bytes(), role, transcript).finalize().into_bytes().into()
 }
 
-/// Checks `hash` in constant time.
 fn verify(secret: &Secret, role: &[u8], transcript: &[u8], hash: &[u8; 32]) -> Result<(), HandshakeError> {
     let mac = keyed(secret.as_bytes(), role, transcript);
     mac.verify_slice(hash).map_err(|_| HandshakeError::Secret)
 }
 
-/// A connection with one time limit for all its reads and writes together.
 struct TimedStream<'a> {
     stream: &'a TcpStream,
     until: Instant,
@@ -291,7 +257,6 @@ fn set_patience(stream: &TcpStream, patience: Option<Duration>) -> io::Result<()
     stream.set_write_timeout(patience)
 }
 
-/// Decodes `bytes` as each kind of handshake message.
 #[cfg(test)]
 pub(super) fn decode_all(bytes: &[u8]) {
     let _ = frame::read::<Hello>(bytes, HANDSHAKE_LIMIT);

@@ -11,20 +11,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time limit for ranks to answer a question.
 pub(super) const GRACE: Duration = Duration::from_secs(3);
 
-/// Time limit for a rank that has left a group to report its reason.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
-/// Returns the cause of failure if `rank` has died.
 pub(super) fn death(rank: usize) -> Cause {
     let reason = format!("it {DIED}").into();
     Cause::Abort(Abort { group: "world".into(), rank, world_rank: rank, reason })
 }
 
-/// Finds the cause of `trouble`. Returns the group that the cause fails (`None` for all groups), and the
-/// cause.
+/// Returns the cause of `trouble`, and the group that fails (`None` for all groups).
 pub(super) fn find_cause(registry: &Registry, trouble: Trouble) -> (Option<GroupNumber>, Cause) {
     let Trouble { group, site, kind } = &trouble;
     let error = match kind {
@@ -44,7 +40,6 @@ pub(super) fn find_cause(registry: &Registry, trouble: Trouble) -> (Option<Group
     (Some(group.number), Cause::Error(error))
 }
 
-/// Finds the cause of a lost connection between two ranks: the peer died, left, or lost its network.
 fn lost(
     registry: &Registry,
     group: &GroupName,
@@ -53,8 +48,7 @@ fn lost(
     reason: &str,
 ) -> (Option<GroupNumber>, Cause) {
     let world_rank = group.ranks.get(peer).copied().unwrap_or(peer);
-    // A rank that fails leaves its groups and gives its reason in any order. A dying process closes its
-    // connections in any order.
+    // A failing rank leaves groups and reports its reason in any order; a dying process closes them in any order.
     let patience = if left { EXPLANATION } else { GRACE };
     let gone = |state: &State| matches!(state.ranks.get(world_rank), Some(Presence::Gone));
     let explained = |state: &State| gone(state) || state.aborts.contains_key(&world_rank);
@@ -73,19 +67,17 @@ fn lost(
     (ended, Cause::Abort(group.abort_by(peer, reason)))
 }
 
-/// Returns the current state of every rank. Ranks have `patience` to answer.
 pub(super) fn ask_all(registry: &Registry, patience: Duration) -> Vec<Witness> {
     let flights = collect(registry, None, patience);
     witnesses(registry, flights)
 }
 
-/// Returns the operation in which the trouble occurred; every rank should have issued it by now.
+/// The operation in trouble, which every rank should have issued by now.
 fn at(trouble: &Trouble) -> Option<(GroupName, u64)> {
     Some((trouble.group.clone(), trouble.site.sequence))
 }
 
-/// Asks all ranks for their flight recorders. Returns the answers that arrive within `patience`, each
-/// advanced to the present.
+/// Returns the flights that arrive within `patience`, each advanced to the present.
 fn collect(registry: &Registry, at: Option<(GroupName, u64)>, patience: Duration) -> BTreeMap<usize, Flight> {
     let mut state = registry.lock();
     let request = state.next_request;
@@ -103,9 +95,8 @@ fn collect(registry: &Registry, at: Option<(GroupName, u64)>, patience: Duration
     as_of(Instant::now(), answers)
 }
 
-/// Advances flights that were taken at different times to `now`. Without this, a rank that answers late, at
-/// the end of a pause, would seem to have spent more time in an operation than ranks that entered it earlier
-/// but answered sooner.
+/// Advances flights to `now`. Otherwise, a rank that answers late would seem to have spent more time in an operation
+/// than a rank that entered it earlier but answered sooner.
 fn as_of(now: Instant, answers: BTreeMap<usize, (Instant, Flight)>) -> BTreeMap<usize, Flight> {
     let age = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
     answers.into_iter().map(|(rank, (at, flight))| (rank, flight.later(age(at)))).collect()
@@ -127,12 +118,10 @@ fn witnesses(registry: &Registry, mut flights: BTreeMap<usize, Flight>) -> Vec<W
         .collect()
 }
 
-/// Returns the state of `group` according to `flight`.
 fn view<'a>(flight: &'a Flight, group: &GroupName) -> Option<&'a GroupFlight> {
     flight.groups.iter().find(|view| view.name == group.name && view.ranks == group.ranks)
 }
 
-/// Returns the ranks of the group that are not known to have issued the operation.
 fn missing(trouble: &Trouble, flights: &BTreeMap<usize, Flight>) -> Vec<usize> {
     let issued = |world_rank: &usize| {
         let view = flights.get(world_rank).and_then(|flight| view(flight, &trouble.group));
@@ -142,7 +131,6 @@ fn missing(trouble: &Trouble, flights: &BTreeMap<usize, Flight>) -> Vec<usize> {
     ranks.filter(|(_, world_rank)| !issued(world_rank)).map(|(rank, _)| rank).collect()
 }
 
-/// Returns the call of each rank of the group.
 fn calls(trouble: &Trouble, flights: &BTreeMap<usize, Flight>) -> Vec<Option<Call>> {
     let call = |world_rank: &usize| {
         let view = view(flights.get(world_rank)?, &trouble.group)?;

@@ -1,5 +1,4 @@
-//! Joins a world: the rank finds the rendezvous, registers there, waits for the other ranks and connects to
-//! them.
+//! Joins a world: finds the rendezvous, registers there, waits for the other ranks and connects to them.
 
 use super::backend::TcpBackend;
 use super::bind::{BIND_PATIENCE, bind_patiently, bind_rendezvous, ports_of_rendezvous, resolve};
@@ -25,17 +24,14 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time limit of a single attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Time limits for the first message of the rendezvous: for the first attempt, and the maximum. The
-/// rendezvous may be busy, or it may be another program that never sends anything.
+/// First and maximum time limits for the rendezvous's first message, which a busy rendezvous sends late.
 const HELLO: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(40)];
 
-/// Time limit for the rendezvous to answer a proof.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// How long a rank keeps trying a rendezvous that closes the connection when it receives the rank's proof.
+/// Time limit for retries if the rendezvous closes the connection after this rank's proof.
 const DISTRUST: Duration = Duration::from_secs(10);
 
 impl ProcessGroup<TcpBackend> {
@@ -59,12 +55,12 @@ impl ProcessGroup<TcpBackend> {
     }
 }
 
-/// Joins a world whose ranks are all in this process and communicate over the loopback interface, on a port
-/// chosen by the system. Meant for tests and benchmarks. `configure` changes each rank's options.
+/// Joins a world whose ranks are all in this process, over the loopback interface, for tests and benchmarks.
+/// `configure` changes each rank's options.
 ///
 /// # Errors
 ///
-/// As for [`TcpCommunicator::join`](super::TcpCommunicator). Rank 0 does not linger.
+/// The errors of [`TcpCommunicator::join`](super::TcpCommunicator). Rank 0 does not linger.
 pub fn loopback(
     world_size: usize,
     configure: impl Fn(&mut JoinOptions),
@@ -90,8 +86,7 @@ pub fn loopback(
     })
 }
 
-/// Returns an error if anyone can derive the secret, and either other machines can reach the ranks or the
-/// secret is needed to seal traffic.
+/// Fails if anyone can derive the secret, and other machines can reach the ranks or traffic must be sealed.
 fn check_secret(options: &JoinOptions) -> Result<(), JoinError> {
     let (rank, seal) = (options.rank, options.seal);
     if !options.secret.is_open() {
@@ -114,7 +109,6 @@ fn is_loopback(address: &IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// Opens the rendezvous on rank 0.
 fn host_rendezvous(options: &JoinOptions) -> Result<Rendezvous, JoinError> {
     let listener = match &options.listener {
         Some(listener) => listener.try_clone().map_err(io_error(0, "use its port"))?,
@@ -123,7 +117,6 @@ fn host_rendezvous(options: &JoinOptions) -> Result<Rendezvous, JoinError> {
     Rendezvous::open(listener, options).map_err(io_error(options.rank, "open the rendezvous"))
 }
 
-/// A rank that is joining its world.
 struct Joining<'a> {
     options: &'a JoinOptions,
     since: Instant,
@@ -163,7 +156,6 @@ impl Joining<'_> {
         Ok(TcpBackend::new(world, shared, group, rank, wire))
     }
 
-    /// Connects to the rendezvous and registers there. Retries until it succeeds or time runs out.
     fn register(&self, ports: &[u16]) -> Result<(Channel, Arc<PendingConnections>, Listener), JoinError> {
         let options = self.options;
         let (mut pause, mut hello) = (PAUSE[0], HELLO[0]);
@@ -211,12 +203,10 @@ impl Joining<'_> {
                     }
                 }
             }
-            // A refusal is more informative than the failures at other ports.
             reason = refusal.unwrap_or(reason);
             let since = distrust.then(|| distrusted.unwrap_or_else(Instant::now));
             distrusted = since;
             let distrusts = since.is_some_and(|since| since.elapsed() > DISTRUST);
-            // A rank without a rendezvous cannot inform the others of the stop.
             if options.is_stopped() {
                 return Err(JoinError::Stopped { by: options.rank });
             }
@@ -229,15 +219,14 @@ impl Joining<'_> {
         }
     }
 
-    /// Opens a port where other ranks can reach this one, at the local address of its connection to the
-    /// rendezvous.
+    /// Opens a port for other ranks at the local address of the connection to the rendezvous.
     fn listen_beside(&self, stream: &TcpStream) -> Result<TcpListener, JoinError> {
         let rank = self.options.rank;
         let address = stream.local_addr().map_err(io_error(rank, "use its connection"))?.ip();
         let Some(ports) = self.options.ports else {
             return TcpListener::bind((address, 0)).map_err(io_error(rank, "open a port"));
         };
-        // Ports that the previous process of this run still holds will soon be free.
+        // The previous process of this run may still hold ports.
         let patience = BIND_PATIENCE.min(self.options.timeout / 2);
         let listened = bind_patiently(self.options, patience, || ports.listen(address, rank))?;
         listened.map_err(|source| match source.kind() {
@@ -246,8 +235,7 @@ impl Joining<'_> {
         })
     }
 
-    /// Proves this rank's identity to the rendezvous and sends it the port of `listener`, where other ranks
-    /// can reach this rank.
+    /// Authenticates this rank to the rendezvous, and sends the port of `listener`, where other ranks can reach it.
     fn introduce(
         &self,
         stream: TcpStream,
@@ -275,8 +263,7 @@ impl Joining<'_> {
         Ok((channel, pending, listener))
     }
 
-    /// Waits until all ranks have arrived. If this process receives a stop request in the meantime, informs
-    /// the rendezvous, which informs all ranks.
+    /// Waits until all ranks have arrived. Forwards a stop request to the rendezvous, which informs all ranks.
     fn wait_for_all(&self, channel: &mut Channel) -> Result<(u64, Vec<RankInfo>), JoinError> {
         let options = self.options;
         let Channel { reader, writer } = channel;
@@ -294,11 +281,9 @@ impl Joining<'_> {
         })
     }
 
-    /// Reads messages from the rendezvous until one reports the result of joining.
     fn listen(&self, reader: &mut Reader) -> Result<(u64, Vec<RankInfo>), JoinError> {
         loop {
-            // The rendezvous reports in time which ranks are missing. This limit is reached only if it is
-            // stuck.
+            // The rendezvous itself reports missing ranks in time, unless it is stuck.
             let left = self.until.saturating_duration_since(Instant::now()) + CONNECT_TIMEOUT;
             let stream = Arc::clone(&reader.stream);
             let message = stream
@@ -348,11 +333,10 @@ impl Joining<'_> {
     }
 }
 
-/// Forwards a stop request to the rendezvous. Returns when `done` is closed.
 fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
     while done.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         if options.is_stopped() {
-            // If sending fails, the rendezvous is gone, which the reading thread notices.
+            // If sending fails, the reading thread notices that the rendezvous is gone.
             if let Ok(frame) = frame::encode(&ToRendezvous::Stop, MESSAGE_LIMIT) {
                 let _ = writer.deliver(&frame);
             }
@@ -361,7 +345,6 @@ fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
     }
 }
 
-/// Lists the ranks that did not arrive, and the refused callers that claimed to be those ranks.
 fn absence(missing: &[usize], refused: &[Refused]) -> String {
     let has_come = |rank: &usize| refused.iter().any(|one| one.is_proven() && one.rank == *rank);
     let silent: Vec<usize> = missing.iter().filter(|rank| !has_come(rank)).copied().collect();
@@ -372,15 +355,12 @@ fn absence(missing: &[usize], refused: &[Refused]) -> String {
     parts.join("; ")
 }
 
-/// Number of file descriptors that a process needs for purposes other than connections to ranks.
 const SPARE: u64 = 512;
 
-/// Maximum number of connections from one rank to another: one in the world, some in groups split from the
-/// world, and one being accepted.
+/// Maximum connections per peer: one in the world, some in groups split from it, and one being accepted.
 const PER_RANK: u64 = 6;
 
-/// Raises the soft limit on open files and sockets to what a world of `world_size` ranks needs, as far as the
-/// hard limit allows. Many systems start with 1,024.
+/// Raises the soft limit on open files, often 1,024, to the needs of the world, as far as the hard limit allows.
 fn allow_descriptors(world_size: usize) {
     let needed = SPARE + PER_RANK * world_size as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! A port whose callers must authenticate themselves.
+//! A listening socket whose callers must authenticate themselves.
 
 use super::handshake::{self, Caller, HandshakeError};
 use super::options::JoinOptions;
@@ -14,16 +14,15 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Maximum number of connections that the system queues until this thread accepts them.
 const BACKLOG: i32 = 4096;
 
-/// Callback for a caller that knows the secret and names the right job.
+/// Called for a caller that knows the secret and names the right job.
 pub(super) type Admit = Arc<dyn Fn(Caller) + Send + Sync>;
 
-/// Callback for a caller that claimed to be a rank and was refused.
+/// Called for a refused caller that claimed to be a rank.
 pub(super) type Note = Arc<dyn Fn(Refused) + Send + Sync>;
 
-/// A listening socket whose callers must authenticate themselves. Refused callers are logged.
+/// Logs refused callers.
 pub(super) struct Listener {
     address: SocketAddr,
     stop: Arc<Waker>,
@@ -31,12 +30,12 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Accepts callers that know the job and the secret of `options`, and passes them to `admit`.
+    /// Passes callers that know the job and the secret of `options` to `admit`.
     pub(super) fn open(listener: TcpListener, options: &JoinOptions, admit: Admit) -> io::Result<Listener> {
         Listener::open_with_note(listener, options, admit, Arc::new(|_| {}))
     }
 
-    /// Like [`Listener::open`], and also passes refused callers to `note`.
+    /// Also passes refused callers to `note`.
     pub(super) fn open_with_note(
         listener: TcpListener,
         options: &JoinOptions,
@@ -64,14 +63,12 @@ impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.wake();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed already.
             let _ = thread.join();
         }
     }
 }
 
 struct Guard {
-    /// Options of the listening rank.
     options: JoinOptions,
     admit: Admit,
     note: Note,
@@ -84,8 +81,6 @@ impl Guard {
         self.warnings.warn(format!("refused a connection from {from}: {why}"));
     }
 
-    /// Returns the reason why a caller that knows the secret must be refused, or `None` if it may be
-    /// accepted.
     fn objection(&self, caller: &Caller) -> Option<Why> {
         let (claim, JoinOptions { rank, job, seal, .. }) = (&caller.claim, &self.options);
         if claim.job != *job {
@@ -94,11 +89,9 @@ impl Guard {
         (claim.seal != *seal).then(|| Why::other_seal([(*rank, *seal), (claim.rank, claim.seal)]))
     }
 
-    /// Refuses a caller that knows the secret.
     fn turn_away(&self, caller: Caller, from: SocketAddr, why: Why) {
         let (rank, from, reason) = (caller.claim.rank, from.ip(), why.reason());
         self.warnings.warn(format!("refused rank {rank} at {from}: {reason}"));
-        // The caller's own rendezvous may be at the next port.
         let elsewhere = self.options.shared_port && matches!(why, Why::Job(_));
         caller.refuse(reason, elsewhere);
         if !elsewhere {
@@ -111,7 +104,7 @@ fn accept(listener: &TcpListener, stop: &Waker, guard: &Arc<Guard>) {
     let period = Timespec::try_from(PERIOD).ok();
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        // Poll with a timeout while warnings are waiting, or while running handshakes may cause more.
+        // Polls with a timeout while warnings wait, or running handshakes may cause some.
         let is_quiet = guard.unauthenticated.is_empty() && !guard.warnings.is_waiting();
         let timeout = if is_quiet { None } else { period.as_ref() };
         if poll(&mut ready, timeout).is_err() {
@@ -126,8 +119,7 @@ fn accept(listener: &TcpListener, stop: &Waker, guard: &Arc<Guard>) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 guard.warnings.warn(format!("cannot accept a connection: {error}"));
-                // Most likely the process is out of descriptors. Close an unauthenticated connection; if
-                // there is none, wait a little instead of spinning.
+                // Probably out of descriptors: closes an unauthenticated connection, or waits instead of spinning.
                 if guard.unauthenticated.turn_away().is_none() {
                     thread::sleep(Duration::from_millis(50));
                 }
@@ -146,13 +138,11 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
     }
     let inside = Arc::clone(guard);
     let handshake = move || {
-        // Accepted sockets block; only the listener does not.
         let outcome = stream.set_nonblocking(false).map_err(Into::into).and_then(|()| {
             let _ = stream.set_nodelay(true);
             handshake::examine(stream, &inside.options.secret)
         });
         match outcome {
-            // The connection has been closed to make room. If the caller is a rank, it will call again.
             Ok(_) if !inside.unauthenticated.prove(number) => {}
             Ok(caller) => match inside.objection(&caller) {
                 None => (inside.admit)(caller),

@@ -1,5 +1,3 @@
-//! Connects every rank of a group to every other.
-
 use super::channel::Channel;
 use super::control::Control;
 use super::frame::FrameError;
@@ -19,27 +17,21 @@ use std::time::{Duration, Instant};
 /// A world as seen by one of its ranks; all groups of the rank share it.
 pub(super) struct World {
     pub(super) control: Control,
-    /// Address of each rank.
     pub(super) ranks: Vec<RankInfo>,
-    /// Random number of this run, drawn by the rendezvous.
     pub(super) session: u64,
     pub(super) pending: Arc<PendingConnections>,
-    /// Options with which this rank joined. The timeout in them also applies to new groups.
+    /// The timeout also applies to new groups.
     pub(super) options: JoinOptions,
     /// Accepts connections from other ranks. The last field, so that it is closed last.
     pub(super) _listener: Listener,
 }
 
-/// Size of socket buffers in bytes: large enough to keep a fast network busy while a rank computes.
 const SOCKET_BUFFER: usize = 4 << 20;
 
-/// Interval at which a rank that waits for a connection checks whether the world has failed.
 const GLANCE: Duration = Duration::from_millis(200);
 
-/// Time limit for one attempt to connect, and for the other side to send its first message.
 const ATTEMPT: Duration = Duration::from_secs(30);
 
-/// The reason why the ranks of a group could not be connected.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MeshError {
     #[error("cannot connect to world rank {rank} at {address}: {source}")]
@@ -54,8 +46,6 @@ pub(super) enum MeshError {
     Socket(#[from] io::Error),
 }
 
-/// Connects `rank` to all other ranks of `group`: `rank` calls the ranks before it, and the ranks after it
-/// call `rank`.
 pub(super) fn connect(
     world: &World,
     group: &GroupName,
@@ -63,7 +53,7 @@ pub(super) fn connect(
     until: Instant,
 ) -> Result<Wire, MeshError> {
     let mut channels: Vec<Option<Channel>> = group.ranks.iter().map(|_| None).collect();
-    // In descending order, so that the ranks do not all call rank 0 at the same time.
+    // Descending order, so that the ranks do not all call rank 0 at the same time.
     for peer in (0..rank).rev() {
         channels[peer] = Some(call(world, group, group.ranks[rank], group.ranks[peer], until)?);
     }
@@ -85,8 +75,8 @@ pub(super) fn connect(
     Ok(Wire::new(links.collect())?)
 }
 
-/// Finds the peers with which memory can be read both ways: by this rank and by the peer. A rank takes each
-/// step of the probe with all peers before the next step, so that ranks cannot block each other in a circle.
+/// Finds the peers with which memory can be read both ways. Takes each step of the probe with all peers before the next
+/// step, so that ranks cannot block each other in a circle.
 fn probe_memory(
     world: &World,
     group: &GroupName,
@@ -131,7 +121,6 @@ fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
-/// Waits for a call from a rank, unless the world fails in the meantime.
 fn wait_for(world: &World, group: &GroupName, rank: usize, until: Instant) -> Result<Channel, MeshError> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -144,7 +133,6 @@ fn wait_for(world: &World, group: &GroupName, rank: usize, until: Instant) -> Re
     }
 }
 
-/// Calls a rank of the group, unless the world fails in the meantime.
 fn call(
     world: &World,
     group: &GroupName,
@@ -159,8 +147,7 @@ fn call(
     persist(to, world.ranks[to].address, &claim, secret, until, has_failed)
 }
 
-/// Calls repeatedly until a call succeeds. The other rank may be busy, or may have closed this rank's
-/// connection along with other unauthenticated ones.
+/// Retries, because the other rank may be busy, or may have closed this connection with other unauthenticated ones.
 fn persist(
     rank: usize,
     address: SocketAddr,
@@ -195,7 +182,6 @@ fn persist(
 }
 
 impl MeshError {
-    /// Returns whether another attempt would fail in the same way.
     fn is_final(&self) -> bool {
         let MeshError::Handshake { source, .. } = self else { return false };
         matches!(source, HandshakeError::Refused(Refusal { retry: false, .. }) | HandshakeError::Version(_))
@@ -231,8 +217,6 @@ mod tests {
         thread::scope(|scope| {
             let until = Instant::now() + PATIENCE;
             let call = scope.spawn(move || persist(0, address, &claim(), &options().secret, until, || false));
-            // The listener closes the first connection before its first message, and the second one before
-            // its last.
             drop(listener.accept().unwrap());
             let (stream, _) = listener.accept().unwrap();
             drop(handshake::examine(Arc::new(stream), &options().secret).unwrap());
@@ -257,7 +241,6 @@ mod tests {
         let until = Instant::now() + PATIENCE;
         let error = persist(0, address, &claim(), &options().secret, until, || false).err().unwrap();
         assert!(error.to_string().contains("never"));
-        // The first caller is not believed, and the second finds that the world has failed.
         let other = Secret::new("another");
         let error = persist(0, address, &claim(), &other, until, || true).err().unwrap();
         assert!(matches!(error, MeshError::Handshake { source: HandshakeError::Secret, .. }), "{error:?}");

@@ -1,15 +1,10 @@
 //! One process per rank, connected by TCP.
 //!
-//! Read in this order:
-//!
-//! * joining a world: `options`, `join`, `bind`, `ports`;
-//! * authentication of incoming connections: `listener`, `unauthenticated`, `frame`, `handshake`, `refused`;
-//! * protection of authenticated connections: `channel`, `seal`;
-//! * the rendezvous, hosted by rank 0, which knows which ranks have arrived and diagnoses failures:
-//!   `registry`, `rendezvous`, `inquiry`;
-//! * a rank's side of the rendezvous: `control`, `stall`;
-//! * connections between ranks, and the data on them: `pending`, `mesh`, `peer_memory`, `wire`, `transfer`;
-//! * the backend: `backend`.
+//! * Joining a world: `options`, `join`, `bind`, `ports`.
+//! * Authentication: `listener`, `unauthenticated`, `frame`, `handshake`, `refused`. Protection: `channel`, `seal`.
+//! * The rendezvous on rank 0, which diagnoses failures: `registry`, `rendezvous`, `inquiry`. A rank's side: `control`,
+//!   `stall`.
+//! * Connections between ranks: `pending`, `mesh`, `peer_memory`, `wire`, `transfer`. The backend: `backend`.
 
 mod backend;
 mod bind;

@@ -1,5 +1,3 @@
-//! Options for joining a world.
-
 use super::ports::Ports;
 use crate::backend::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
@@ -16,23 +14,18 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Default limit of the wait for the other ranks.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Pause between two attempts of a rank to join: the first pause, and the maximum.
 pub(super) const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
-/// Interval at which a process checks for a stop request.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long rank 0 keeps the rendezvous open for other ranks by default.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Selects the algorithm for large transfers. The results have the same bits in all cases.
+/// Algorithm for large transfers. The results have the same bits in all cases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ring {
-    /// Use the ring if that reduces traffic between machines: if the group spans several machines and one of
-    /// them has more than one rank.
+    /// Use the ring if it reduces traffic between machines: several machines, one of them with several ranks.
     #[default]
     Auto,
     /// Use the ring.
@@ -94,18 +87,17 @@ impl Secret {
         Secret { key: secret.into(), is_open: false }
     }
 
-    /// Derives a key from the name of the job. The key separates jobs but authenticates nobody, because
-    /// anyone can derive it. Ranks that do not meet on a loopback address refuse such a key, unless
-    /// [`JoinOptions::open`] declares the network closed.
+    /// Derives a key from the name of the job. It separates jobs but authenticates nobody, because anyone can derive
+    /// it. Ranks accept it only on a loopback address, or with [`JoinOptions::open`].
     pub fn open(job: &str) -> Secret {
         Secret { key: [b"open job ", job.as_bytes()].concat(), is_open: true }
     }
 
-    /// Generates a secret for a new job, as text to hand to the ranks.
+    /// Generates a secret for a new job, as hexadecimal text.
     ///
     /// # Errors
     ///
-    /// If the system cannot provide randomness.
+    /// Fails if the system cannot provide randomness.
     pub fn generate() -> io::Result<String> {
         Ok(random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
@@ -125,19 +117,18 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns unpredictable random bytes.
 pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;
     Ok(bytes)
 }
 
-/// The ranks that have arrived at a rendezvous. Cheap to clone; clones share the data.
+/// The ranks that have arrived at a rendezvous. Clones share the data.
 #[derive(Clone, Debug, Default)]
 pub struct Arrivals(Arc<Mutex<BTreeMap<usize, IpAddr>>>);
 
 impl Arrivals {
-    /// Returns the ranks that are present, each with the address that it connected from.
+    /// Returns the ranks that are present, with the addresses that they connected from.
     pub fn ranks(&self) -> BTreeMap<usize, IpAddr> {
         lock(&self.0).clone()
     }
@@ -158,55 +149,49 @@ pub struct JoinOptions {
     pub rank: usize,
     /// Number of processes.
     pub world_size: usize,
-    /// Name or address of the machine of rank 0, which hosts the rendezvous.
+    /// Host name or address of the machine of rank 0, which hosts the rendezvous.
     pub host: String,
     /// Port of the rendezvous on `host`.
     pub port: u16,
-    /// True if `port` belongs to another program, such as torchrun's store. The rendezvous then uses the
-    /// first free port of the 16 ports after it, and the ranks look for it there.
+    /// True if another program owns `port`. The rendezvous then uses the first free one of the next 16 ports.
     pub shared_port: bool,
-    /// The ports on which ranks listen for each other; `None` lets the system choose.
+    /// Ports on which ranks listen for each other; `None` lets the system choose.
     pub ports: Option<Ports>,
     /// Name of the job; ranks of other jobs are refused.
     pub job: String,
     /// Key of every handshake.
     pub secret: Secret,
-    /// True if the network is closed, so that a [`Secret::open`] is acceptable even if the ranks do not meet
-    /// on a loopback address.
+    /// True if the network is closed, so that [`Secret::open`] is acceptable beyond loopback addresses.
     pub open: bool,
-    /// Protection of traffic after the handshake. Must be the same on all ranks, and requires a secret other
-    /// than [`Secret::open`].
+    /// Protection of traffic. Must be equal on all ranks; requires a secret other than [`Secret::open`].
     pub seal: Seal,
-    /// Name of this rank's machine. Ranks with the same name share a machine.
+    /// Name of this rank's machine, equal for ranks that share a machine.
     pub node: String,
     /// Time limit for all ranks to arrive.
     pub timeout: Duration,
-    /// Set to true to request that this process stop. Until all ranks have arrived, a stop ends the wait on
-    /// every rank that has arrived.
+    /// Set to true to stop this process. Until all ranks have arrived, this ends the wait on every rank.
     pub stop: Option<Arc<AtomicBool>>,
-    /// How long rank 0, once finished, keeps the rendezvous open for unfinished ranks, so that they learn how
-    /// the run ended.
+    /// Time for which a finished rank 0 keeps the rendezvous open for unfinished ranks.
     pub linger: Duration,
     /// Algorithm for large transfers.
     pub ring: Ring,
-    /// True if ranks on one machine read large data from each other's memory, where the system
-    /// allows it. Must be the same on all ranks of a machine.
+    /// True if ranks on one machine read large data from each other's memory, where allowed. Must be equal on all ranks
+    /// of a machine.
     pub read_memory: bool,
     /// Number of records that the flight recorder keeps.
     pub recorder_capacity: usize,
-    /// Callback that every worker thread runs first, with the world rank as its argument.
+    /// Called first on every worker thread, with the world rank.
     pub on_worker_start: Option<WorkerStart>,
-    /// The ranks that have arrived at the rendezvous; filled only on rank 0, which hosts it.
+    /// The ranks that have arrived; filled only on rank 0.
     pub arrivals: Arrivals,
-    /// The listening socket of the rendezvous, on rank 0, if it was opened beforehand.
+    /// The rendezvous's listening socket, if rank 0 opened it beforehand.
     pub(super) listener: Option<Arc<TcpListener>>,
     /// True if all ranks are in this process, so that a peer's memory may be the process's own.
     pub(super) in_one_process: bool,
 }
 
 impl JoinOptions {
-    /// Returns options for `rank` of `world_size`, with the rendezvous at `host:port`, an open secret and
-    /// defaults for everything else.
+    /// Returns options for `rank` of `world_size`, with the rendezvous at `host:port`, an open secret and defaults.
     pub fn new(rank: usize, world_size: usize, host: impl Into<String>, port: u16) -> JoinOptions {
         let job = "kiln".to_owned();
         JoinOptions {
@@ -234,17 +219,14 @@ impl JoinOptions {
         }
     }
 
-    /// Returns the port that the ranks were given, if they meet at a port near it instead.
     pub(super) fn near(&self) -> Option<u16> {
         self.shared_port.then_some(self.port)
     }
 
-    /// Returns whether a stop of this process was requested.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 
-    /// Waits for `time` between two attempts; fails if a stop is requested.
     pub(super) fn pause(&self, time: Duration) -> Result<(), JoinError> {
         let until = Instant::now() + time;
         loop {
@@ -271,7 +253,7 @@ pub enum JoinError {
         /// World size given.
         world_size: usize,
     },
-    /// The ranks have no secret, and meet where other machines can connect.
+    /// The ranks have no secret, and other machines can connect to them.
     #[error(
         "rank {rank} has no secret, and {host}, where the ranks meet, is not a loopback address: anyone who \
          reaches it could take a rank's place. Set KILN_JOB_SECRET to the same random text for all \
@@ -322,7 +304,7 @@ pub enum JoinError {
     PortsTaken {
         /// This rank.
         rank: usize,
-        /// The permitted ports, all of which were tried.
+        /// The permitted ports.
         ports: Ports,
         /// The address on which the ports were tried.
         address: IpAddr,
@@ -334,14 +316,13 @@ pub enum JoinError {
         rank: usize,
         /// Address of the rendezvous.
         address: String,
-        /// How long this rank waited.
+        /// Time that this rank waited.
         waited: Duration,
-        /// The missing ranks, or the reason why the rendezvous cannot be reached.
+        /// The missing ranks, or why the rendezvous cannot be reached.
         reason: String,
         /// Missing ranks, if known.
         missing: Vec<usize>,
-        /// True if the secrets differ between this rank and the rendezvous, or between the rendezvous and a
-        /// caller that claimed to be a missing rank.
+        /// True if this rank or a refused caller has a different secret than the rendezvous.
         distrust: bool,
     },
     /// A rank received a stop request before all ranks had arrived.
@@ -350,8 +331,7 @@ pub enum JoinError {
         /// The rank that received the request.
         by: usize,
     },
-    /// A rank of this job arrived with settings that differ from those of the other ranks, so they stopped
-    /// waiting for it.
+    /// A rank of this job has different settings, so the others stopped waiting for it.
     #[error("{refused}")]
     OtherSettings {
         /// The rank, its address and the mismatch, as a sentence.

@@ -1,14 +1,11 @@
-//! Peer reads: a rank reads a large payload from the memory of a peer on the same machine.
+//! Peer reads: a rank copies a large payload from the memory of a peer on the same machine (`process_vm_readv`),
+//! instead of copying it twice through a socket. Linux allows that between processes of one user, unless its ptrace
+//! rule is stricter.
 //!
-//! Between two processes on one machine, a socket copies all data twice. A peer read copies once: the sender
-//! sends the address of its data, and the receiver copies the data from that address (`process_vm_readv`).
-//! Linux allows that between processes of one user, unless its ptrace rule is stricter.
-//!
-//! A rank reads from a process only if that process has proved that it is the peer. The reader draws a
-//! challenge. The peer stores a keyed hash of the challenge in its own memory and sends the address. The
-//! reader compares the bytes at that address with the hash that it computes itself. The hash covers both
-//! ranks and which of them reads, so neither an echoed hash nor the hash of a different pair is accepted. If
-//! either rank cannot read the other's memory, their data goes over the socket.
+//! A rank reads only from a process that has proved to be the peer. The reader sends a challenge, the peer stores its
+//! keyed hash in its own memory and sends the address, and the reader compares. The hash covers both ranks and the
+//! direction, so neither an echo nor another pair's hash is accepted. If either rank cannot read the other's memory,
+//! data uses the socket.
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, HANDSHAKE_LIMIT};
@@ -24,17 +21,13 @@ use std::io::{self, IoSliceMut};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Maximum number of bytes read in one call.
 const READ_SIZE: usize = 4 << 20;
 
-/// Number of bytes in a challenge, and in the hash that answers it.
 const HASH: usize = 32;
 
-/// The memory of another process, which this process may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerMemory(Pid);
 
-/// Two ranks of a group, as seen by one of them. Ranks are world ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Pair<'a> {
     pub(super) secret: &'a Secret,
@@ -46,22 +39,20 @@ pub(super) struct Pair<'a> {
     pub(super) in_one_process: bool,
 }
 
-/// Location of the answer to a challenge in the peer's memory.
 #[derive(Serialize, Deserialize)]
 struct RemoteAddress {
     process: i32,
     address: u64,
 }
 
-/// The protocol by which two ranks find out whether each can read the other's memory. Both sides take the
-/// steps [`start`](Probe::start), [`answer`](Probe::answer), [`check`](Probe::check) and
-/// [`finish`](Probe::finish). Each step waits only for the other side's previous step, so a rank may take one
-/// step with all its peers before it takes the next.
+/// Finds out whether two ranks can read each other's memory. Both sides take the steps [`start`](Probe::start),
+/// [`answer`](Probe::answer), [`check`](Probe::check) and [`finish`](Probe::finish). A step waits only for the other
+/// side's previous step, so a rank may take one step with all its peers before the next.
 pub(super) struct Probe<'a> {
     channel: &'a mut Channel,
     pair: Pair<'a>,
     challenge: [u8; HASH],
-    /// The hash that the peer reads. It must stay at the same address until the probe ends.
+    /// The hash that the peer reads. Its address must not change until the probe ends.
     answer: Box<[u8; HASH]>,
     memory: Option<PeerMemory>,
 }
@@ -93,8 +84,7 @@ impl<'a> Probe<'a> {
         frame::write(&mut self.channel.writer, &place, HANDSHAKE_LIMIT)
     }
 
-    /// Reads the answer to this rank's challenge in the peer's memory, and reports to the peer whether the
-    /// answer is right.
+    /// Reads the answer in the peer's memory, and reports to the peer whether it is right.
     pub(super) fn check(&mut self) -> Result<(), FrameError> {
         let place: RemoteAddress = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         let Pair { own, peer, in_one_process, .. } = self.pair;
@@ -116,7 +106,7 @@ impl<'a> Probe<'a> {
         Ok(self.memory.filter(|_| is_open_to_them))
     }
 
-    /// Computes the answer of rank `owner` to `challenge`, for rank `reader` to read.
+    /// Computes the answer of `owner` to `challenge`, for `reader` to read.
     fn hash(&self, challenge: &[u8; HASH], owner: usize, reader: usize) -> Result<Hmac<Sha256>, FrameError> {
         let Pair { secret, session, group, .. } = self.pair;
         let text = frame::encode(&(challenge, session, group, owner, reader), HANDSHAKE_LIMIT)?;
@@ -124,26 +114,23 @@ impl<'a> Probe<'a> {
     }
 }
 
-/// Returns whether both ends of a connection are on this machine, according to their addresses.
 pub(super) fn is_on_this_machine(stream: &TcpStream) -> io::Result<bool> {
     let (here, there) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
     let (here, there) = (here.to_canonical(), there.to_canonical());
     Ok(here == there || (here.is_loopback() && there.is_loopback()))
 }
 
-/// Returns the address of `data` in this process, for a peer to read.
 pub(super) fn address(data: &[u8]) -> u64 {
     data.as_ptr().addr() as u64
 }
 
 impl PeerMemory {
-    /// Returns the memory of the test's own process, which it can always read.
     #[cfg(test)]
     pub(super) fn this_process() -> Self {
         PeerMemory(getpid())
     }
 
-    /// Fills `into` from `address` in the other process's memory.
+    /// Fills `into` from `address` in the peer's memory.
     ///
     /// # Errors
     ///
@@ -201,13 +188,10 @@ mod tests {
         probe.finish()
     }
 
-    /// Returns the result of rank 0's probe of a peer that knows the protocol, but runs `act` instead of a
-    /// rank's steps.
     fn meet_with(act: impl FnOnce(&mut Channel) + Send) -> Result<Option<PeerMemory>, FrameError> {
         let [mut own, mut other] = channels();
         thread::scope(|scope| {
             scope.spawn(move || act(&mut other));
-            // As in a run with processes, where no peer shares rank 0's memory.
             meet(&mut own, pair(&secret(), 0, 1, false))
         })
     }
@@ -245,8 +229,7 @@ mod tests {
         assert_eq!(met.unwrap(), None);
     }
 
-    /// Even if a rank may read its own process's memory, it does not accept its own answer to its own
-    /// challenge.
+    /// Even in its own process, a rank does not accept its own answer to its own challenge.
     #[test]
     fn a_rank_rejects_its_own_answer() {
         let [mut own, mut other] = channels();
@@ -264,7 +247,7 @@ mod tests {
         assert_eq!(met.unwrap(), None);
     }
 
-    /// The peer sends rank 0's own pid and a correct answer: that of rank 1, which is a thread here.
+    /// The peer sends rank 0's own pid and a correct answer, because rank 1 is a thread here.
     #[test]
     fn a_peer_that_names_this_process_is_not_read() {
         let met = meet_with(|channel| {
@@ -286,7 +269,7 @@ mod tests {
         }
     }
 
-    /// The peer knows some bytes in the memory of a process of this user that is not a rank.
+    /// The peer knows some bytes in the memory of another process of this user.
     #[test]
     fn a_peer_that_names_another_process_is_not_read() {
         let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
@@ -294,7 +277,6 @@ mod tests {
         let process = other.0.id() as i32;
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
         let base = maps.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap();
-        // The memory is readable, if the system allows peer reads at all.
         let mut there = [0; HASH];
         let _ = PeerMemory(Pid::from_raw(process)).read(base, &mut there);
         let met = meet_with(|channel| {

@@ -1,5 +1,3 @@
-//! Keeps connections from other ranks until their groups take them.
-
 use super::channel::Channel;
 use super::handshake::{Caller, Purpose};
 use super::message::GroupNumber;
@@ -9,12 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connections from other ranks, each kept until its group takes it.
 pub(super) struct PendingConnections {
     state: Monitor<State>,
-    /// Deadline for this rank to learn the session.
     until: Instant,
-    /// Warnings about callers that know the secret but belong to a different run.
     warnings: Warnings,
 }
 
@@ -30,7 +25,6 @@ impl PendingConnections {
         Arc::new(PendingConnections { state, until, warnings })
     }
 
-    /// Accepts a caller that belongs to this run, and refuses any other.
     pub(super) fn admit(&self, caller: Caller) {
         let rank = caller.claim.rank;
         let Purpose::Data { session, group } = caller.claim.purpose else {
@@ -51,15 +45,13 @@ impl PendingConnections {
         }
     }
 
-    /// Takes the connection that world rank `rank` has made for `group`; waits up to `timeout` for the
-    /// connection.
+    /// Takes world rank `rank`'s connection for `group`; waits up to `timeout`.
     pub(super) fn take(&self, group: GroupNumber, rank: usize, timeout: Duration) -> Option<Channel> {
         let (key, state) = ((group, rank), self.state.lock());
         let mut state = self.state.wait_until(state, timeout, |state| state.channels.contains_key(&key));
         state.channels.remove(&key)
     }
 
-    /// Sets the session, so that callers can be accepted.
     pub(super) fn open(&self, session: u64) {
         self.state.update(|state| state.session = Some(session));
     }

@@ -1,5 +1,3 @@
-//! The ports on which ranks may listen.
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -17,7 +15,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Returns the number of ports.
+    /// Number of ports.
     pub fn count(&self) -> usize {
         usize::from(self.last - self.first) + 1
     }
@@ -27,18 +25,16 @@ impl Ports {
         (self.first..=self.last).filter(|port| TcpListener::bind((address, *port)).is_err()).collect()
     }
 
-    /// Listens on the first free port, starting at a position that depends on `rank`, so that ranks rarely
-    /// try the same port. An error of the kind `AddrInUse` means that all ports are taken.
+    /// Listens on the first free port, starting at a position that depends on `rank`. `AddrInUse` if none is free.
     pub(super) fn listen(&self, address: IpAddr, rank: usize) -> io::Result<TcpListener> {
         let count = self.count();
         let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
         for offset in 0..count {
-            // At most 65535, because the range ends there.
             let port = self.first + ((rank + offset) % count) as u16;
             match TcpListener::bind((address, port)) {
                 Ok(listener) => return Ok(listener),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-                // A port that belongs to another program or needs privileges is skipped.
+                // Skips a port that another program owns or that needs privileges.
                 Err(error) => failure = error,
             }
         }
@@ -115,7 +111,6 @@ mod tests {
 
     #[test]
     fn a_rank_takes_the_first_free_port() {
-        // Two adjacent ports that are free at this moment; other programs open ports as well.
         let (ports, low, high) = (0..100)
             .find_map(|_| {
                 let low = TcpListener::bind((HERE, 0)).ok()?;
@@ -130,7 +125,6 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(high);
         assert_eq!(ports.taken(HERE), [first]);
-        // Rank 0 begins at the first port, and rank 1 at the second.
         for rank in 0..2 {
             let listener = ports.listen(HERE, rank).unwrap();
             assert_eq!(listener.local_addr().unwrap().port(), last);

@@ -1,5 +1,4 @@
-//! The rendezvous of a run, hosted by rank 0: sends the ranks each other's addresses, and finds the cause
-//! when a rank cannot continue.
+//! The rendezvous, on rank 0: sends the ranks each other's addresses, and finds why a rank cannot continue.
 
 use super::channel::{Channel, Reader};
 use super::frame::{self, FrameError, MESSAGE_LIMIT};
@@ -19,15 +18,12 @@ use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// Time limit of a write to a rank; the message is dropped after that. A stopped rank reads nothing, and must
-/// not delay the others.
+/// A stopped rank reads nothing, and must not delay the others. Its message is dropped after this time.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long rank 0 waits for the other ranks to end after it has informed them that the run has failed. Some
-/// of them may be stopped, or busy for a long time.
+/// Time for which a failed run's rank 0 waits for the other ranks to end. They may be stopped or busy.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// The rendezvous of one run.
 pub(super) struct Rendezvous {
     inner: Arc<Inner>,
     /// Dropping it closes the port.
@@ -35,23 +31,19 @@ pub(super) struct Rendezvous {
     linger: Duration,
 }
 
-/// The state that all threads of the rendezvous share.
 struct Inner {
     registry: Registry,
     troubles: Mutex<mpsc::Sender<Event>>,
     session: u64,
-    /// The port that the ranks were given, if they meet at a port near it instead.
     near: Option<u16>,
     /// True if anyone can derive the secret, so that ranks of another job may know it.
     is_open: bool,
-    /// Warnings about callers that know the secret.
     warnings: Warnings,
     arrivals: Arrivals,
 }
 
-/// An event for the thread that oversees the run; that thread handles one event at a time.
+/// The overseeing thread handles one event at a time.
 enum Event {
-    /// The world has failed.
     Failed(Cause),
     Trouble(Trouble),
 }
@@ -60,12 +52,11 @@ enum Event {
 const OTHER_JOB: &str = "; if one of them is of another job, give each job its own port (MASTER_PORT), name \
                          (TORCHELASTIC_RUN_ID, --rdzv-id) or secret (KILN_JOB_SECRET)";
 
-/// Maximum number of refused callers listed when ranks are missing.
 const NAMED: usize = 4;
 
 impl Rendezvous {
-    /// Starts to admit the ranks of `options`. When time runs out, informs them which ranks are missing.
-    /// Dropping the rendezvous leaves connected ranks some time to learn how the run ended.
+    /// Admits the ranks of `options`, and reports missing ranks when time runs out. Dropping it leaves connected ranks
+    /// some time to learn how the run ended.
     pub(super) fn open(listener: TcpListener, options: &JoinOptions) -> io::Result<Rendezvous> {
         let JoinOptions { world_size, timeout, linger, .. } = *options;
         let session = u64::from_ne_bytes(random()?);
@@ -90,13 +81,11 @@ impl Rendezvous {
         Ok(Rendezvous { inner, listener, linger })
     }
 
-    /// Returns a function that asks all ranks what they are doing.
     pub(super) fn ask_all(&self) -> AskAll {
         let inner = Arc::clone(&self.inner);
         Arc::new(move |patience| inquiry::ask_all(&inner.registry, patience))
     }
 
-    /// Returns the address on which the rendezvous listens.
     pub(super) fn address(&self) -> SocketAddr {
         self.listener.address()
     }
@@ -109,7 +98,6 @@ impl Drop for Rendezvous {
         let over = |state: &State| empty(state) || state.has_failed();
         let mut state = registry.wait_until(registry.lock(), self.linger, over);
         if state.has_failed() {
-            // All ranks have been informed already.
             state = registry.wait_until(state, FAREWELL.min(self.linger), empty);
         }
         state.closed = true;
@@ -124,8 +112,7 @@ impl Drop for Rendezvous {
 }
 
 impl Inner {
-    /// Registers a caller as the rank that it claims to be and starts to read its messages, or refuses the
-    /// caller.
+    /// Registers a caller as the rank that it claims to be and reads its messages, or refuses it.
     fn admit(self: &Arc<Inner>, caller: Caller) {
         let rank = caller.claim.rank;
         let Purpose::Control { world_size, node, near, port } = caller.claim.purpose.clone() else {
@@ -182,8 +169,6 @@ impl Inner {
         }
     }
 
-    /// Sends the ranks each other's addresses once all have arrived. If the wait was called off, informs them
-    /// of that instead.
     fn announce(&self, state: &mut State) {
         if let Some(why) = state.called_off.clone() {
             return state.send_all(&ToRank::CalledOff(why));
@@ -193,13 +178,11 @@ impl Inner {
         state.send_all(&ToRank::Joined { session: self.session, ranks });
     }
 
-    /// Reads the messages of a rank until its connection ends.
     fn listen(&self, rank: usize, mut reader: Reader) {
         let mut said_goodbye = false;
         loop {
             let message: ToRendezvous = match frame::read(&mut reader, MESSAGE_LIMIT) {
                 Ok(message) => message,
-                // A sealed record that cannot be opened is handled below.
                 Err(FrameError::Io(error)) if error.kind() != io::ErrorKind::InvalidData => break,
                 Err(error) => {
                     let text = format!("rank {rank} sent {error}; its connection is closed");
@@ -216,13 +199,12 @@ impl Inner {
                     self.registry.lock().send_all(&ToRank::Held { rank, is_held });
                 }
                 ToRendezvous::Goodbye => said_goodbye = true,
-                // Once all ranks have arrived, they agree on a stop themselves.
                 ToRendezvous::Stop => {
                     self.registry.update(|state| self.call_off(state, CalledOff::Stopped { by: rank }));
                 }
                 ToRendezvous::Abort(abort) => {
                     let abort = Abort { world_rank: rank, ..abort };
-                    // A running inquiry about this rank may be waiting for its reason.
+                    // An inquiry about this rank may be waiting for its reason.
                     self.registry.update(|state| _ = state.aborts.entry(rank).or_insert(abort.clone()));
                     self.raise(Event::Failed(Cause::Abort(abort)));
                 }
@@ -238,7 +220,7 @@ impl Inner {
         }
         let mut state = self.registry.lock();
         self.arrivals.leave(rank);
-        // Until all ranks have arrived, a rank may leave and arrive again.
+        // Until all ranks have arrived, a rank may leave and return.
         state.ranks[rank] = match (said_goodbye, state.joined) {
             (true, _) => Presence::Left,
             (false, false) => Presence::Absent,
@@ -252,7 +234,6 @@ impl Inner {
         }
     }
 
-    /// Ends the wait for missing ranks on all ranks, unless all ranks have arrived.
     fn call_off(&self, state: &mut State, why: CalledOff) {
         if !state.joined && state.called_off.is_none() {
             state.called_off = Some(why.clone());
@@ -260,9 +241,8 @@ impl Inner {
         }
     }
 
-    /// Records that a caller was refused. A rank of this job that was started with different settings will
-    /// not return, so the ranks stop waiting for it. But if anyone can derive the secret, the caller may
-    /// belong to another job, so the wait continues.
+    /// Records a refused caller. A rank with different settings will not return, so the others stop waiting for it,
+    /// unless anyone can derive the secret: the caller may then belong to another job.
     fn note(&self, refused: Refused) {
         let mut state = self.registry.lock();
         let rank = refused.rank;
@@ -274,7 +254,6 @@ impl Inner {
                 self.call_off(&mut state, CalledOff::Refused(refused));
             }
             _ if rank >= state.ranks.len() => {}
-            // A caller that is proven to be the rank is more informative than one that is not.
             Why::Secret => _ = state.refused.entry(rank).or_insert(refused),
             Why::Job(_) | Why::Settings(_) => _ = state.refused.insert(rank, refused),
         }
@@ -283,11 +262,9 @@ impl Inner {
     }
 
     fn raise(&self, event: Event) {
-        // The receiving thread ends only when the run is over.
         let _ = lock(&self.troubles).send(event);
     }
 
-    /// Waits until all ranks have arrived, then handles events one after another.
     fn oversee(&self, events: &mpsc::Receiver<Event>, timeout: Duration) {
         let over = |state: &State| state.joined || state.closed || state.called_off.is_some();
         let state = self.registry.wait_until(self.registry.lock(), timeout, over);
@@ -314,7 +291,6 @@ impl Inner {
 
     fn look_into(&self, trouble: Trouble) {
         let state = self.registry.lock();
-        // A rank that reports late has received the cause, or is about to read it.
         if state.world.is_some() || state.groups.contains_key(&trouble.group.number) {
             return;
         }
@@ -323,7 +299,6 @@ impl Inner {
         self.fail(group, cause);
     }
 
-    /// Records the cause of a failure and informs all ranks, unless the world has already failed.
     fn fail(&self, group: Option<GroupNumber>, cause: Cause) {
         self.registry.update(|state| {
             match group {

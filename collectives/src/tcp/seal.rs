@@ -1,9 +1,6 @@
-//! Sealed traffic: the records that a connection carries after its handshake.
-//!
-//! A record is four bytes of length, a body and an AES-128-GCM tag. The nonce is the number of the record,
-//! and each direction of each connection has its own key. So a record that was changed, omitted, repeated or
-//! moved cannot be decrypted. A key is replaced by its hash before it has sealed more records than GCM
-//! allows.
+//! Sealed traffic: records of four bytes of length, a body and an AES-128-GCM tag. The nonce is the record's number,
+//! and each direction of each connection has its own key, so a changed, omitted, repeated or moved record cannot be
+//! decrypted. A key is replaced by its hash before it has sealed more records than GCM allows.
 
 use super::options::Seal;
 use aes_gcm::aead::{AeadInOut, KeyInit};
@@ -12,31 +9,24 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
-/// Maximum number of bytes in a body.
 const BODY: usize = 128 << 10;
 
-/// Number of bytes in the length before a body.
 const LENGTH: usize = 4;
 
-/// Number of bytes in the tag after a body.
 const TAG: usize = 16;
 
-/// Number of records sealed with one key: at most 512 GiB, about what TLS 1.3 allows (RFC 8446, section 5.5).
+/// Records sealed with one key: at most 512 GiB, about the limit of TLS 1.3 (RFC 8446, section 5.5).
 const RECORDS_PER_KEY: u64 = 1 << 22;
 
-/// Key of one direction of a connection.
 pub(super) type Key = [u8; 16];
 
-/// Computes a keyed hash (HMAC-SHA-256) of `text`, which proves that its author knows the key. `role`
-/// separates it from hashes for other uses; no role may be a prefix of another.
+/// Returns the HMAC-SHA-256 of `text`. `role` separates hashes for different uses; no role may be a prefix of another.
 pub(super) fn keyed(key: &[u8], role: &[u8], text: &[u8]) -> Hmac<Sha256> {
-    // `new_from_slice` cannot fail for HMAC.
     let mac = <Hmac<Sha256> as Mac>::new_from_slice(key);
     let mac = mac.unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"));
     mac.chain_update(role).chain_update(text)
 }
 
-/// Derives a key: the first bytes of a keyed hash.
 pub(super) fn derive(from: &[u8], role: &[u8], text: &[u8]) -> Key {
     let hash: [u8; 32] = keyed(from, role, text).finalize().into_bytes().into();
     std::array::from_fn(|index| hash[index])
@@ -45,8 +35,7 @@ pub(super) fn derive(from: &[u8], role: &[u8], text: &[u8]) -> Key {
 /// The reason why a record cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
-    /// The record is not the one that the other side sent at this position, or the other side has a different
-    /// key.
+    /// The record is not what the other side sent at this position, or the keys differ.
     #[error("record {record} is not genuine: it was changed, repeated or moved on its way")]
     Forged {
         /// Number of the record on this connection, from 0.
@@ -74,7 +63,6 @@ impl From<SealError> for io::Error {
     }
 }
 
-/// One direction of a connection: its cipher, and the number of the next record.
 struct Direction {
     key: Key,
     cipher: Aes128Gcm,
@@ -82,7 +70,6 @@ struct Direction {
 }
 
 impl Direction {
-    /// Creates a direction, or returns `None` if the connection is not sealed.
     fn new(seal: Seal, key: &Key) -> Option<Direction> {
         match seal {
             Seal::Off => None,
@@ -90,7 +77,6 @@ impl Direction {
         }
     }
 
-    /// Advances to the next record.
     fn advance(&mut self) {
         self.next += 1;
         if self.next.is_multiple_of(RECORDS_PER_KEY) {
@@ -106,12 +92,9 @@ impl Direction {
     }
 }
 
-/// The sending half of a sealed connection.
 pub(super) struct Sealer {
     direction: Direction,
-    /// The record being sent; empty between records.
     record: Vec<u8>,
-    /// Number of bytes of the record that have been sent.
     sent: usize,
 }
 
@@ -121,9 +104,8 @@ impl Sealer {
         Some(Box::new(Sealer { direction, record: Vec::new(), sent: 0 }))
     }
 
-    /// Writes the start of `parts` as one record. Returns the number of bytes in the record once all of it
-    /// has been sent. After a temporary error, call this again with the same bytes, which may be followed by
-    /// more.
+    /// Writes the start of `parts` as one record. Returns its number of content bytes once the record has been sent.
+    /// After a temporary error, repeat the call with the same bytes, which more bytes may follow.
     pub(super) fn write(&mut self, mut to: impl Write, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         if self.record.is_empty() {
             self.record.resize(LENGTH, 0);
@@ -146,7 +128,6 @@ impl Sealer {
     }
 
     fn close(&mut self) -> io::Result<()> {
-        // The length fits: bodies are far below 4 GiB.
         let len = (self.record.len() - LENGTH) as u32;
         self.record[..LENGTH].copy_from_slice(&len.to_le_bytes());
         let nonce = self.direction.nonce();
@@ -159,16 +140,13 @@ impl Sealer {
     }
 }
 
-/// The receiving half of a sealed connection.
 pub(super) struct Opener {
     direction: Direction,
-    /// Starts with the record that is arriving or being read; the rest is spare room for longer records.
+    /// Starts with the record that is arriving or being read; the rest is spare room.
     record: Vec<u8>,
-    /// Length of the whole record; until the length field has arrived, the length of that field.
     whole: usize,
-    /// Number of bytes of the record that have arrived.
     filled: usize,
-    /// Number of bytes of the body that have been read; `None` while the record is arriving.
+    /// Bytes of the body that have been read; `None` while the record is arriving.
     read: Option<usize>,
     failed: Option<SealError>,
 }
@@ -181,7 +159,7 @@ impl Opener {
         Some(Box::new(Opener { direction, record, whole, filled: 0, read: None, failed: None }))
     }
 
-    /// Fills the start of `parts` with bytes of opened records; returns 0 at the end of the connection.
+    /// Fills `parts` from opened records; returns 0 at the end of the connection.
     pub(super) fn read(&mut self, mut from: impl Read, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         if let Some(error) = self.failed {
             return Err(error.into());
@@ -222,7 +200,6 @@ impl Opener {
         }
     }
 
-    /// Makes room for the rest of a record whose length has arrived.
     fn make_room(&mut self) -> io::Result<()> {
         let length: [u8; LENGTH] = std::array::from_fn(|index| self.record[index]);
         let length = u32::from_le_bytes(length) as usize;
@@ -236,7 +213,6 @@ impl Opener {
         Ok(())
     }
 
-    /// Checks and decrypts the record that has arrived.
     fn open(&mut self) -> io::Result<()> {
         let end = self.whole - TAG;
         let tag: [u8; TAG] = std::array::from_fn(|index| self.record[end + index]);
@@ -251,7 +227,6 @@ impl Opener {
         Ok(())
     }
 
-    /// Records an error. Every later read returns the same error.
     fn fail(&mut self, error: impl FnOnce(u64) -> SealError) -> io::Error {
         let error = error(self.direction.next);
         self.failed = Some(error);
@@ -275,7 +250,6 @@ mod tests {
         texts.iter().map(record).collect()
     }
 
-    /// Opens the records in `bytes`; returns the content, and the error at the end.
     fn opened(bytes: &[u8]) -> (Vec<u8>, Option<SealError>) {
         let mut opener = Opener::new(Seal::Encrypt, &KEY).unwrap();
         let (mut from, mut all) = (bytes, Vec::new());
@@ -286,7 +260,6 @@ mod tests {
                 Ok(count) => all.extend_from_slice(&some[..count]),
                 Err(error) => {
                     let error = *error.get_ref().unwrap().downcast_ref::<SealError>().unwrap();
-                    // The error persists.
                     assert!(opener.read(&[][..], &mut [IoSliceMut::new(&mut some)]).is_err());
                     return (all, Some(error));
                 }
@@ -322,7 +295,6 @@ mod tests {
             let mut changed = records.clone();
             changed[1][bit / 8] ^= 1 << (bit % 8);
             let (before, error) = opened(&changed.concat());
-            // A changed length leads to too few bytes, too many, or a different body.
             assert!(before == b"before" && error.is_some(), "bit {bit}: {error:?}");
             if bit >= LENGTH * 8 {
                 assert_eq!(error, Some(SealError::Forged { record: 1 }));
@@ -370,7 +342,6 @@ mod tests {
         }
     }
 
-    /// A socket accepts some bytes, then none for a while.
     #[test]
     fn a_record_that_leaves_in_pieces_is_one_record() {
         struct Slow(Vec<u8>, bool);
@@ -391,7 +362,6 @@ mod tests {
         let mut sealer = Sealer::new(Seal::Encrypt, &KEY).unwrap();
         let mut socket = Slow(Vec::new(), false);
         let mut attempts = 0;
-        // More bytes have become available by the time of the later attempts.
         let texts = [&b"early"[..], b"early and late"];
         let count = loop {
             match sealer.write(&mut socket, &[IoSlice::new(texts[attempts.min(1)])]) {

@@ -3,17 +3,13 @@
 use crate::flight::Stall;
 use std::time::{Duration, Instant};
 
-/// Minimum oversleep that shows that the process was not running. On a busy machine, sleeps are also slightly
-/// too long.
+/// Minimum oversleep that counts as a stall. On a busy machine, all sleeps are slightly too long.
 const LEAST: Duration = Duration::from_secs(3);
 
-/// Observes a thread that sleeps repeatedly for a fixed time. A sleep that lasts much longer shows that the
-/// process was not running: it was stopped, or frozen with its machine.
+/// Observes a thread's sleeps of fixed length. A much longer sleep means that the process was stopped or frozen.
 pub(super) struct StallDetector {
     length: Duration,
-    /// Start of the thread's current sleep.
     rests_since: Option<Instant>,
-    /// The end of the last sleep that was much too long, and by how much it was too long.
     stalled: Option<(Instant, Duration)>,
 }
 
@@ -31,8 +27,7 @@ impl StallDetector {
         self.rests_since = None;
     }
 
-    /// Returns the last period in which this process was not running. May be called before the sleeping
-    /// thread has woken up.
+    /// Returns the last stall. May be called before the sleeping thread wakes up.
     pub(super) fn stall(&self, now: Instant) -> Option<Stall> {
         let (end, length) = self.at(now)?;
         let ago = now.saturating_duration_since(end).as_secs_f64();
@@ -57,11 +52,9 @@ mod tests {
         let mut detector = StallDetector::new(Duration::from_secs(1));
         detector.rest(at(0));
         assert_eq!(detector.stall(at(2)), None);
-        // The result is the same before and after the sleeping thread wakes up.
         assert_eq!(detector.stall(at(61)), Some(Stall { seconds: 60.0, ago: 0.0 }));
         detector.wake(at(61));
         assert_eq!(detector.stall(at(64)), Some(Stall { seconds: 60.0, ago: 3.0 }));
-        // Sleeps of the normal length change nothing.
         detector.rest(at(64));
         detector.wake(at(65));
         detector.rest(at(65));

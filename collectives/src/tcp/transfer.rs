@@ -1,10 +1,7 @@
-//! Collective operations between processes.
-//!
-//! There are two algorithms, with bitwise identical results. *Direct*: every rank sends every other rank the
-//! data that it needs. Each byte crosses one connection, and every rank computes its own sums. *Ring*: data
-//! passes from rank to rank in order, so that each byte crosses the network between two machines once,
-//! regardless of how many ranks they have (Patarasuk and Yuan, 2009). A sum starts at rank 0 and is complete
-//! at the last rank, which sends each rank its chunk; so additions are in rank order.
+//! Collective operations between processes. Two algorithms give bitwise equal results. *Direct*: every rank sends every
+//! other rank the data that it needs. *Ring*: data passes from rank to rank in order, so that each byte crosses the
+//! network between two machines once (Patarasuk and Yuan, 2009). A sum starts at rank 0, and the last rank sends each
+//! rank its chunk.
 
 use super::wire::{Stop, Wire};
 use crate::buffer::Buffer;
@@ -13,19 +10,15 @@ use crate::reduce::{self, chunk_range, sum_bytes};
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Number of bytes received from one rank before they are summed. The blocks of four ranks fill half of a
-/// second-level cache.
+/// Bytes received from one rank before they are summed. Four ranks' blocks fill half of a second-level cache.
 const BLOCK: usize = 256 << 10;
 
-/// Maximum total bytes for which an all-reduce sends every buffer to every rank. That takes one exchange
-/// instead of two.
+/// Maximum total bytes of an all-reduce that sends every buffer to every rank, in one exchange instead of two.
 const SMALL: usize = 64 << 10;
 
-/// One operation on a group's connections.
 pub(super) struct Transfer<'a> {
     pub(super) wire: &'a mut Wire,
     pub(super) rank: usize,
-    /// True if large transfers go around the ring.
     pub(super) ring: bool,
 }
 
@@ -39,7 +32,7 @@ impl Transfer<'_> {
         (0..self.world_size()).filter(move |peer| *peer != rank)
     }
 
-    /// Repeats `step` until it returns true. Between two calls, waits until bytes can be sent or received.
+    /// Repeats `step` until it returns true. Between calls, waits until bytes can be sent or received.
     fn repeat(&mut self, mut step: impl FnMut(&mut Self) -> Result<bool, Stop>) -> Result<(), Stop> {
         while !step(self)? {
             self.wire.wait()?;
@@ -47,7 +40,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Fills chunk `r` of `output` with the `input` of rank `r`; `chunks` are the byte ranges of the chunks.
+    /// Fills chunk `r` of `output` with the `input` of rank `r`; `chunks` are byte ranges.
     pub(super) fn all_gather(
         &mut self,
         input: &[u8],
@@ -78,7 +71,6 @@ impl Transfer<'_> {
         self.finish_peer_reads()
     }
 
-    /// Waits until no rank reads another's memory any more, which ends the exchange.
     fn finish_peer_reads(&mut self) -> Result<(), Stop> {
         self.repeat(|this| {
             let mut finished = true;
@@ -89,12 +81,10 @@ impl Transfer<'_> {
         })
     }
 
-    /// Runs an all-gather on the ring: each rank passes every chunk on to the next rank while the chunk
-    /// arrives.
     fn all_gather_ring(&mut self, output: &mut [u8], chunks: &[Range<usize>]) -> Result<(), Stop> {
         let (world_size, rank) = (self.world_size(), self.rank);
         let (next, previous) = self.ring_neighbours();
-        // In step `s`, a rank sends the chunk that it received in the previous step; in step 0, its own.
+        // In step `s`, a rank sends the chunk that it received in step `s - 1`; in step 0, its own.
         let chunk = |step: usize| chunks[(rank + world_size - step) % world_size].clone();
         let (mut sending, mut receiving) = (0, 1);
         let mut received = 0;
@@ -192,8 +182,6 @@ impl Transfer<'_> {
         self.finish_peer_reads()
     }
 
-    /// Runs a reduce-scatter on the ring: rank 0 sends its input to the next rank, every rank adds its own
-    /// input, and the last rank sends each rank its chunk.
     fn reduce_ring(
         &mut self,
         dtype: DType,
@@ -209,7 +197,7 @@ impl Transfer<'_> {
         let mut blocks = (0..chunks.len()).flat_map(blocks_of).peekable();
         let mut summed = is_first;
         self.repeat(|this| {
-            // The chunk from the last rank arrives at the same time as partial sums from the previous rank.
+            // The last rank's chunk and the previous rank's partial sums arrive at the same time.
             let whole = output.len();
             let delivered = is_last || this.wire.receive(last, output)? == Some(whole);
             while let Some((chunk, block)) = blocks.peek().cloned() {
@@ -241,7 +229,6 @@ impl Transfer<'_> {
         })
     }
 
-    /// Overwrites `buffer` with the sum over all ranks.
     pub(super) fn all_reduce(&mut self, buffer: &mut Buffer) -> Result<(), Stop> {
         let (dtype, len) = (buffer.dtype(), buffer.len());
         let (bytes, world_size) = (buffer.size_in_bytes(), self.world_size());
@@ -269,7 +256,6 @@ impl Transfer<'_> {
         self.all_gather(part.as_bytes(), buffer.as_bytes_mut(), &chunks)
     }
 
-    /// Returns once every rank has entered the operation.
     pub(super) fn meet(&mut self) -> Result<(), Stop> {
         self.repeat(|this| {
             let mut all = true;
@@ -281,8 +267,7 @@ impl Transfer<'_> {
         })
     }
 
-    /// Overwrites `buffer` with the root's buffer, which travels down a binomial tree once all ranks have
-    /// agreed on the operation.
+    /// Overwrites `buffer` with the root's buffer, down a binomial tree, once all ranks have agreed.
     pub(super) fn broadcast(&mut self, buffer: &mut [u8], root: usize) -> Result<(), Stop> {
         self.meet()?;
         let (parent, children) = self.tree(root);
@@ -299,8 +284,8 @@ impl Transfer<'_> {
         })
     }
 
-    /// Returns this rank's parent and children in the binomial tree below `root`. Ranks are numbered from the
-    /// root; a parent's number is the child's number without its lowest set bit.
+    /// Returns this rank's parent and children in the binomial tree below `root`. Numbered from the root, a parent's
+    /// number is the child's without its lowest set bit.
     fn tree(&self, root: usize) -> (Option<usize>, Vec<usize>) {
         let world_size = self.world_size();
         let place = (self.rank + world_size - root) % world_size;
@@ -319,30 +304,25 @@ impl Transfer<'_> {
         (parent, children)
     }
 
-    /// Returns the ranks to which this rank sends and from which it receives on the ring.
     fn ring_neighbours(&self) -> (usize, usize) {
         let world_size = self.world_size();
         ((self.rank + 1) % world_size, (self.rank + world_size - 1) % world_size)
     }
 }
 
-/// Returns the byte ranges of `world_size` chunks of `size` bytes each.
 pub(super) fn equal_chunks(size: usize, world_size: usize) -> Vec<Range<usize>> {
     (0..world_size).map(|rank| rank * size..(rank + 1) * size).collect()
 }
 
-/// Divides a chunk into byte ranges of [`BLOCK`]. An empty chunk has one empty range, so that its header is
-/// read.
+/// Divides a chunk into byte ranges of [`BLOCK`]. An empty chunk has one empty range, whose header must be read.
 fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.max(1)).step_by(BLOCK).map(move |start| start..(start + BLOCK).min(len))
 }
 
 fn sum(dtype: DType, output: &mut [u8], addends: &[&[u8]]) {
-    // Calls with a type that has no sum are refused earlier.
     let _ = sum_bytes(dtype, output, addends);
 }
 
-/// Adds `values` to `sums`, for types that need no wider type.
 fn add(dtype: DType, sums: &mut [u8], values: &[u8]) {
     match dtype {
         DType::F64 => reduce::add::<f64>(bytemuck::cast_slice_mut(sums), bytemuck::cast_slice(values)),

@@ -1,8 +1,5 @@
-//! Connections whose other side has not yet proved that it knows the secret.
-//!
-//! Anyone can open such connections, so their number is limited. When there are too many, one is closed: the
-//! oldest connection of the address that has the most connections. Addresses from which no rank has come are
-//! chosen first. So a client that opens many connections and sends nothing loses its own connections, while a
+//! Connections that are not authenticated yet. Anyone can open them, so their number is limited. To make room, one is
+//! closed: the oldest of the address with the most connections, first among addresses from which no rank has come.
 //! rank, which authenticates itself immediately, is rarely affected.
 
 use crate::sync::lock;
@@ -11,10 +8,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// Maximum number of open connections, in addition to two per rank.
 const SPARE: usize = 256;
 
-/// The unauthenticated connections of one listener.
 pub(super) struct Unauthenticated {
     capacity: usize,
     state: Mutex<State>,
@@ -23,9 +18,8 @@ pub(super) struct Unauthenticated {
 #[derive(Default)]
 struct State {
     next: u64,
-    /// Open connections, oldest first.
+    /// Oldest first.
     open: BTreeMap<u64, Open>,
-    /// Addresses from which a rank has connected.
     known: HashSet<IpAddr>,
 }
 
@@ -34,7 +28,6 @@ struct Open {
     stream: Arc<TcpStream>,
 }
 
-/// A connection's number at the listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Number(u64);
 
@@ -47,8 +40,7 @@ impl Unauthenticated {
         Unauthenticated { capacity, state: Mutex::default() }
     }
 
-    /// Adds a new connection. Returns the address of a connection that was closed to make room; that may be
-    /// the new connection itself.
+    /// Adds a connection. Returns the address of a connection that was closed to make room, perhaps the new one.
     pub(super) fn enter(&self, stream: &Arc<TcpStream>, from: IpAddr) -> (Number, Option<IpAddr>) {
         let mut state = lock(&self.state);
         let number = state.next;
@@ -58,13 +50,11 @@ impl Unauthenticated {
         (Number(number), is_full.then(|| state.turn_away()).flatten())
     }
 
-    /// Closes one connection, if there is any, and returns its address.
     pub(super) fn turn_away(&self) -> Option<IpAddr> {
         lock(&self.state).turn_away()
     }
 
-    /// Records that the other side has authenticated itself. Returns false if the connection has already been
-    /// closed.
+    /// Records that the other side is authenticated. Returns false if the connection has already been closed.
     pub(super) fn prove(&self, number: Number) -> bool {
         let mut state = lock(&self.state);
         let removed = state.open.remove(&number.0);
@@ -74,8 +64,7 @@ impl Unauthenticated {
         removed.is_some()
     }
 
-    /// Records that the other side failed to authenticate itself. Returns false if the connection has already
-    /// been closed.
+    /// Records that authentication failed. Returns false if the connection has already been closed.
     pub(super) fn leave(&self, number: Number) -> bool {
         lock(&self.state).open.remove(&number.0).is_some()
     }
@@ -84,7 +73,6 @@ impl Unauthenticated {
         lock(&self.state).open.is_empty()
     }
 
-    /// Closes all connections.
     pub(super) fn clear(&self) {
         while self.turn_away().is_some() {}
     }
@@ -96,8 +84,7 @@ impl State {
         for open in self.open.values() {
             *counts.entry(open.from).or_default() += 1;
         }
-        // Prefers addresses from which no rank has connected, then addresses with the most connections. Age
-        // decides ties.
+        // Prefers addresses without ranks, then addresses with the most connections, then age.
         let rank = |from: &IpAddr| {
             let is_foreign = !from.to_canonical().is_loopback() && !self.known.contains(from);
             (is_foreign, counts.get(from).copied())
@@ -107,7 +94,6 @@ impl State {
         let open = self.open.remove(&number)?;
         // An empty message informs a rank that the connection was not closed because of its secret.
         let _ = rustix::net::send(&*open.stream, &[0; 4], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        // Makes the handshake on this connection fail immediately.
         let _ = open.stream.shutdown(Shutdown::Both);
         Some(open.from)
     }
@@ -118,7 +104,6 @@ mod tests {
     use super::*;
     use std::net::{Ipv4Addr, TcpListener};
 
-    /// Connections to which a test assigns invented addresses.
     struct Street {
         listener: TcpListener,
         theirs: Vec<TcpStream>,
@@ -148,7 +133,6 @@ mod tests {
         let flood: Vec<Number> = (0..3).map(|_| street.enter(1).0).collect();
         let (rank, displaced) = street.enter(2);
         assert_eq!(displaced, None);
-        // Another rank, and more of the flood: the flood pays for both.
         let (other, displaced) = street.enter(3);
         assert_eq!(displaced, Some(address(1)));
         assert_eq!(street.enter(1).1, Some(address(1)));
@@ -163,7 +147,6 @@ mod tests {
         let (first, _) = street.enter(1);
         assert!(street.unauthenticated.prove(first));
         let ranks: Vec<Number> = (0..3).map(|_| street.enter(1).0).collect();
-        // The other address must go, although its connection is the newest and its only one.
         assert_eq!(street.enter(2).1, Some(address(2)));
         assert!(ranks.into_iter().all(|rank| street.unauthenticated.prove(rank)));
     }

@@ -1,10 +1,8 @@
-//! Wakes a thread that is waiting for sockets.
-
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Wakes a thread that polls this descriptor. Once woken, the descriptor stays readable: a wake means the end.
+/// Wakes a thread that polls this descriptor. A woken descriptor stays readable.
 #[derive(Debug)]
 pub(super) struct Waker(OwnedFd);
 
@@ -14,7 +12,6 @@ impl Waker {
     }
 
     pub(super) fn wake(&self) {
-        // Fails only if the counter is full, and then the waker is readable already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }

@@ -1,13 +1,12 @@
-//! Limits the rate of warnings about callers, of which there may be very many.
+//! Limits the rate of warnings about callers.
 
 use crate::sync::lock;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Minimum time between two logged warnings. Warnings in between are only counted.
+/// Minimum time between two logged warnings. Warnings in between are counted.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);
 
-/// Logs warnings about callers at a limited rate.
 pub(super) struct Warnings {
     state: Mutex<State>,
     period: Duration,
@@ -17,7 +16,6 @@ pub(super) struct Warnings {
 #[derive(Default)]
 struct State {
     said: Option<Instant>,
-    /// Number of warnings that were not logged, and the text of the last one.
     unsaid: Option<(u64, String)>,
 }
 
@@ -26,7 +24,6 @@ impl Warnings {
         Warnings { state: Mutex::default(), period: PERIOD, say: |text| tracing::warn!("{text}") }
     }
 
-    /// Logs `text` now, or counts it if another warning was logged recently.
     pub(super) fn warn(&self, text: String) {
         let mut state = lock(&self.state);
         let count = state.unsaid.take().map_or(0, |(count, _)| count);
@@ -38,12 +35,10 @@ impl Warnings {
         }
     }
 
-    /// Returns whether a warning has not been logged yet.
     pub(super) fn is_waiting(&self) -> bool {
         lock(&self.state).unsaid.is_some()
     }
 
-    /// Logs the withheld warnings, unless the last logged warning is too recent.
     pub(super) fn catch_up(&self) {
         let mut state = lock(&self.state);
         if state.said.is_none_or(|said| said.elapsed() >= self.period) {

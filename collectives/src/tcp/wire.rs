@@ -1,5 +1,3 @@
-//! Non-blocking transfers between this rank and the other ranks of a group.
-
 use super::channel::Channel;
 use super::peer_memory::{PeerMemory, address};
 use super::waker::Waker;
@@ -12,32 +10,25 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Number of bytes in the header that starts each rank's part of an operation.
 pub(super) const HEADER: usize = 24;
 
-/// Minimum size in bytes of payloads that a peer, if it can, reads from this rank's memory instead of
-/// receiving.
+/// Minimum size in bytes of payloads that peers read from memory.
 const PEER_READ: usize = 256 << 10;
 
-/// Number of bytes in a descriptor, the address of a payload in a rank's memory.
 const DESCRIPTOR: usize = 8;
 
-/// The byte that a rank sends when it has finished reading a peer's memory, and the byte with which the peer
-/// answers.
 const READ: u8 = b'r';
 const CONFIRMED: u8 = b'l';
 
-/// Error for a peer that sends neither of these two bytes.
 const NO_END: &str = "it sent something else than the end of an exchange";
 
-/// How long an operation may go on without a byte moving after its group has failed. If all ranks had entered
-/// the operation, bytes move until it completes.
+/// After a failure of the group, an operation continues while bytes move. Bytes move until it completes if all ranks
+/// had entered it.
 const DRAIN: Duration = Duration::from_millis(250);
 
-/// The header that a rank sends before its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
-    /// The rank is in this operation. The digest covers everything that the ranks must agree on.
+    /// The digest covers everything that the ranks must agree on.
     Operation { sequence: u64, digest: u64 },
     /// The rank is leaving the group.
     Leave,
@@ -55,7 +46,6 @@ impl Header {
         bytemuck::cast(words.map(u64::to_le))
     }
 
-    /// Decodes a header, or returns `None` if it is invalid.
     pub(super) fn decode(bytes: &[u8; HEADER]) -> Option<Header> {
         match bytemuck::cast::<_, [u64; 3]>(*bytes).map(u64::from_le) {
             [OPERATION, sequence, digest] => Some(Header::Operation { sequence, digest }),
@@ -65,57 +55,46 @@ impl Header {
     }
 }
 
-/// The reason why an operation cannot continue. Ranks are ranks of the group.
 #[derive(Debug)]
 pub(super) enum Stop {
     /// The group has failed; [`Control`](super::control::Control) knows the cause.
     Failed,
     /// Another rank is in a different operation.
     Mismatch,
-    /// The connection to a rank has ended.
+    /// The connection to a rank has ended. `left`: the peer announced that.
     Lost { peer: usize, left: bool, reason: String },
 }
 
-/// A connection to another rank of a group.
 pub(super) struct Link {
     pub(super) channel: Channel,
-    /// The peer's memory, if this rank and the peer can read each other's memory.
     pub(super) memory: Option<PeerMemory>,
 }
 
-/// The connections of a rank to the other ranks of its group, and the state of their transfers.
-///
-/// An operation consists of one or more *exchanges*. In an exchange, a rank may send one payload to every
-/// other rank and receive one payload from each; [`Wire::finish_peer_reads`] ends the exchange.
+/// The connections of a rank to its group. An operation consists of *exchanges*, in which a rank may send one payload
+/// to every other rank and receive one from each. [`Wire::finish_peer_reads`] ends an exchange.
 pub(super) struct Wire {
     links: Vec<Option<Link>>,
     lanes: Vec<Lane>,
     header: [u8; HEADER],
     waker: Arc<Waker>,
-    /// True if large payloads of this exchange are read by peers that can read this rank's memory.
+    /// True if peers read large payloads of this exchange from memory where possible.
     peer_reads: bool,
-    /// Memory for data that cannot be received in its final place; kept between operations.
+    /// Memory for data that cannot be received in place; kept between operations.
     staging: Buffer,
 }
 
-/// The traffic of one exchange with one peer.
 #[derive(Clone, Copy, Default)]
 struct Lane {
-    /// Number of bytes sent: the header, once per operation, and the payload or descriptor.
     sent: usize,
-    /// Number of bytes received, counted in the same way.
     received: usize,
     incoming: [u8; HEADER],
-    /// Address of the payload that this rank reads from the peer's memory.
     descriptor: [u8; DESCRIPTOR],
-    /// True if the peer reads this rank's payload from its memory, and vice versa.
+    /// True if the peer reads this rank's payload from memory, and vice versa.
     is_read: bool,
     reads: bool,
-    /// Number of bytes copied from the peer's memory.
     copied: usize,
-    /// Number of bytes sent and received to end a peer read: [`READ`] and [`CONFIRMED`].
+    /// Bytes sent and received to end a peer read: [`READ`] and [`CONFIRMED`].
     closing: [usize; 2],
-    /// The events that the caller waits for.
     wants_send: bool,
     wants_receive: bool,
 }
@@ -132,20 +111,18 @@ impl Wire {
         })
     }
 
-    /// Returns the waker that wakes [`Wire::wait`] when the group fails.
     pub(super) fn waker(&self) -> &Arc<Waker> {
         &self.waker
     }
 
-    /// Starts the next operation.
     pub(super) fn begin(&mut self, sequence: u64, digest: u64) {
         self.header = Header::Operation { sequence, digest }.encode();
         self.lanes.fill(Lane::default());
         self.peer_reads = false;
     }
 
-    /// Starts the next exchange of an operation. `peer_reads` must be the same on all ranks. It may be true
-    /// only if payloads are passed whole and stay unchanged until [`Wire::finish_peer_reads`] returns true.
+    /// Starts the next exchange of an operation. `peer_reads` must be equal on all ranks, and requires that payloads
+    /// are passed whole and stay unchanged until [`Wire::finish_peer_reads`] returns true.
     pub(super) fn exchange(&mut self, peer_reads: bool) {
         for lane in &mut self.lanes {
             *lane = Lane {
@@ -158,14 +135,11 @@ impl Wire {
         self.peer_reads = peer_reads;
     }
 
-    /// Returns the memory of `peer` if payloads of `len` bytes between this rank and `peer` are read from
-    /// memory instead of being sent.
     fn peer_memory(&self, peer: usize, len: usize) -> Option<PeerMemory> {
         let link = self.links[peer].as_ref()?;
         link.memory.filter(|_| self.peer_reads && len >= PEER_READ)
     }
 
-    /// Returns the number of ranks in the group.
     pub(super) fn world_size(&self) -> usize {
         self.links.len()
     }
@@ -180,14 +154,12 @@ impl Wire {
         self.staging = staging;
     }
 
-    /// Makes the next send to `peer` start a new payload.
     pub(super) fn restart_send(&mut self, peer: usize) {
         self.lanes[peer].sent = self.lanes[peer].sent.min(HEADER);
     }
 
-    /// Sends as much as possible of the header and then of `payload` to `peer`. Returns the total number of
-    /// bytes of the payload sent by all calls with the same payload so far; `None` while the header is
-    /// incomplete. A payload that the peer reads from memory counts as sent once the peer has its address.
+    /// Sends as much of the header and `payload` as possible. Returns the bytes of this payload sent so far; `None`
+    /// while the header is incomplete. A payload that the peer reads from memory is sent once the peer has its address.
     pub(super) fn send(&mut self, peer: usize, payload: &[u8]) -> Result<Option<usize>, Stop> {
         let is_read = self.peer_memory(peer, payload.len()).is_some();
         let descriptor = address(payload).to_le_bytes();
@@ -215,15 +187,14 @@ impl Wire {
         Ok(sent.map(|sent| if sent == DESCRIPTOR { payload.len() } else { 0 }))
     }
 
-    /// Receives the available bytes of the header and then of a whole payload from `peer`. Returns a count as
-    /// [`Wire::send`] does.
+    /// Receives available bytes of the header and a whole payload. Returns a count as [`Wire::send`] does.
     pub(super) fn receive(&mut self, peer: usize, whole: &mut [u8]) -> Result<Option<usize>, Stop> {
         let len = whole.len();
         self.receive_block(peer, whole, 0, len)
     }
 
-    /// Receives the block that starts at byte `start` of a payload of `whole` bytes. The returned count
-    /// starts at the block. Call [`Wire::next_block`] between two blocks.
+    /// Receives the block at byte `start` of a payload of `whole` bytes. The count starts at the block. Call
+    /// [`Wire::next_block`] between blocks.
     pub(super) fn receive_block(
         &mut self,
         peer: usize,
@@ -240,7 +211,7 @@ impl Wire {
         }
         let lane = &mut self.lanes[peer];
         lane.reads = true;
-        // The block may have been read already, if the caller still waits for the blocks of other peers.
+        // The block may have been read already, while the caller waits for other peers.
         if lane.copied < start + block.len() {
             let address = u64::from_le_bytes(lane.descriptor).wrapping_add(start as u64);
             memory.read(address, block).map_err(|error| lost(peer, error))?;
@@ -249,8 +220,6 @@ impl Wire {
         Ok(Some(block.len()))
     }
 
-    /// Reads from the socket the header and then `payload`, or a descriptor if the payload is read from
-    /// memory.
     fn read(&mut self, peer: usize, payload: &mut [u8], is_descriptor: bool) -> Result<Option<usize>, Stop> {
         let Wire { links, lanes, header, .. } = self;
         let (Some(link), Some(lane)) = (&mut links[peer], lanes.get_mut(peer)) else {
@@ -280,7 +249,7 @@ impl Wire {
         Ok(received.checked_sub(HEADER))
     }
 
-    /// Starts the next block of the payload from `peer`, which may be received into a different place.
+    /// Starts the next block from `peer`, which may be received into a different place.
     pub(super) fn next_block(&mut self, peer: usize) {
         let lane = &mut self.lanes[peer];
         if !lane.reads {
@@ -288,12 +257,9 @@ impl Wire {
         }
     }
 
-    /// Ends the peer reads of an exchange with `peer`; returns true once neither rank is still reading the
-    /// other's memory.
-    ///
-    /// The reading rank reports that it has finished, and the rank whose memory was read confirms that the
-    /// payload was still valid. Without that confirmation, the reader might have read memory that a failed
-    /// peer had reused.
+    /// Ends the peer reads of an exchange with `peer`; returns true once neither rank reads the other's memory. The
+    /// reader reports its end, and the peer confirms that the payload was still valid: a failed peer might have reused
+    /// the memory.
     pub(super) fn finish_peer_reads(&mut self, peer: usize) -> Result<bool, Stop> {
         let (Some(link), Some(lane)) = (&mut self.links[peer], self.lanes.get_mut(peer)) else {
             return Ok(true);
@@ -301,7 +267,6 @@ impl Wire {
         let total = usize::from(lane.is_read) + usize::from(lane.reads);
         loop {
             let [said, heard] = lane.closing;
-            // The first byte in either direction reports that the reader is done.
             let may_say = usize::from(lane.reads) + usize::from(lane.is_read && heard > 0);
             let (say, hear) = (said < may_say, heard < total);
             let word = |is_reader: bool, at: usize| if is_reader && at == 0 { READ } else { CONFIRMED };
@@ -328,7 +293,6 @@ impl Wire {
         }
     }
 
-    /// Waits until an incomplete send or receive can continue.
     pub(super) fn wait(&mut self) -> Result<(), Stop> {
         let mut ready = Vec::with_capacity(self.links.len() + 1);
         ready.push(PollFd::new(&*self.waker, PollFlags::IN));
@@ -357,12 +321,11 @@ impl Wire {
         }
     }
 
-    /// Informs the other ranks that this rank is leaving, unless a send is incomplete.
     pub(super) fn leave(&mut self) {
         let idle = !self.lanes.iter().any(|lane| lane.wants_send);
         for link in self.links.iter_mut().flatten() {
             if idle {
-                // The header fits into the socket's buffer, or the connection is broken: the peer notices both.
+                // The header fits into the socket's buffer, or the peer notices that the connection is broken.
                 let _ = link.channel.writer.write(&Header::Leave.encode());
             }
             let _ = link.channel.stream().shutdown(Shutdown::Write);
@@ -379,8 +342,7 @@ fn check(peer: usize, theirs: &[u8; HEADER], mine: &[u8; HEADER]) -> Result<(), 
     }
 }
 
-/// Returns the number of bytes moved, or 0 if none can be moved now. If the connection has ended, returns the
-/// error `end`.
+/// Returns the bytes moved, 0 if none can be moved now. Reports the end of the connection as `end`.
 fn moved(peer: usize, outcome: io::Result<usize>, end: io::ErrorKind) -> Result<usize, Stop> {
     match outcome {
         Ok(0) => Err(lost(peer, end.into())),

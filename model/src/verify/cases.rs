@@ -7,10 +7,10 @@ use crate::ops::{
     self, ExpertProjections, FusedOp, HeadLayout, LogitOptions, Residual, RotaryFrequencies, Routing,
 };
 
-/// The parameters, other than dtypes, for which kernels are compiled.
+/// Parameters, other than dtypes, that kernels are compiled for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shapes {
-    /// The kinds of attention layers: the width of a head, and the maximum number of rows that a row attends to.
+    /// Kinds of attention layers: head width, and maximum rows that a row attends to.
     pub attention: Vec<(usize, Option<usize>)>,
     /// True if the model has layers of experts.
     pub experts: bool,
@@ -26,7 +26,7 @@ pub(super) struct Case {
     pub(super) plain: Op,
 }
 
-/// Creates a case of `op`. The calls of a function and its reference are built in the same way.
+/// Creates a case of `op`: the same call of a function and of its reference.
 macro_rules! case {
     ($op:ident, $($rest:tt)+) => {
         case!((FusedOp::$op), $($rest)+)
@@ -47,10 +47,8 @@ macro_rules! case {
     };
 }
 
-/// Returns the cases of all operations.
 pub(super) fn cases(shapes: &Shapes) -> Vec<Case> {
-    // Widths are multiples of the vector sizes of kernels, like those of models: other widths use other
-    // kernels. Numbers of rows are odd.
+    // Widths are multiples of kernels' vector sizes, like those of models; numbers of rows are odd.
     let mut cases = Vec::new();
     cases.extend(linear([33, 64, 128]));
     for size in [[33, 64], [5, 1028]] {
@@ -111,7 +109,6 @@ fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 7] {
         stream.add_result(normed * y)
     };
     let plain_stream: Stream = |x, weight, y| x.clone() + ops::rms_norm_reference(x, weight, 1e-5) * y;
-    // A layer before the norm, and one after it.
     let streams: Stream = |x, weight, y| {
         let (stream, normed) = Residual::new(x).add_result_and_norm(y.clone() * 2.0, weight, 1e-5);
         stream.add_result(normed * y)
@@ -213,7 +210,6 @@ fn heads(
 }
 
 fn cross_entropy(layout: HeadLayout, [rows, d_model, vocab]: [usize; 3]) -> Case {
-    // Both options are set, so that their kernels are checked as well.
     let options = LogitOptions { softcap: Some(30.0), z_loss: Some(1e-2) };
     type Loss = fn(Tensor<2>, Tensor<2>, HeadLayout, Tensor<1, Int>, f64, LogitOptions) -> ops::LogitLoss;
     case!(
@@ -224,7 +220,6 @@ fn cross_entropy(layout: HeadLayout, [rows, d_model, vocab]: [usize; 3]) -> Case
                 HeadLayout::VocabRows => [vocab, d_model],
                 HeadLayout::VocabColumns => [d_model, vocab],
             };
-            // Every fifth target is ignored.
             let target = |i: usize| if i % 5 == 3 { -100 } else { (i * 7 % vocab) as i64 };
             let targets = ints((0..rows).map(target).collect(), [rows], &t[0].device());
             let (hidden, weight) = (matrix(&t[0], [rows, d_model]), matrix(&t[1], shape));
@@ -276,7 +271,6 @@ fn matrix(x: &Tensor<1>, shape: [usize; 2]) -> Tensor<2> {
     x.clone().reshape(shape)
 }
 
-/// Creates a tensor of integers on `device`, without autodiff.
 fn ints<const D: usize>(values: Vec<i64>, shape: [usize; D], device: &Device) -> Tensor<D, Int> {
     Tensor::from_data(TensorData::new(values, shape), &device.clone().inner())
 }

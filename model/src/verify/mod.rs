@@ -1,9 +1,8 @@
 //! Checks of a device's fused kernels against their plain forms on small inputs.
 //!
-//! The same inputs, rounded to the dtype, are passed to the operation on the device and to its reference in `f64` on
-//! the CPU, forward and backward. An operation whose largest error exceeds its bound is computed in plain burn from
-//! then on in this process ([`crate::ops::use_plain`]). Operations that others are built from are checked first, so
-//! that one wrong kernel does not fail the others.
+//! Each operation runs on the device, and in `f64` on the CPU as a reference, forward and backward. An operation whose
+//! error exceeds its bound is then computed in plain burn in this process ([`crate::ops::use_plain`]). Operations that
+//! others use are checked first, so that one wrong kernel does not fail the others.
 
 mod cases;
 
@@ -19,20 +18,19 @@ use crate::random::{GOLDEN, mix};
 pub use cases::Shapes;
 use cases::{Case, cases};
 
-/// The comparison of an operation with its reference in one dtype.
+/// Comparison of an operation with its reference in one dtype.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// The operation.
     pub op: FusedOp,
-    /// The dtype of its inputs.
+    /// Dtype of the inputs.
     pub dtype: FloatDType,
-    /// The largest error of any value of the result or a gradient, relative to the largest magnitude of that
-    /// result or gradient in the reference. `None` if a value is not finite or the operation failed.
+    /// Largest error of any value, relative to the largest magnitude of its result or gradient in the reference.
+    /// `None` if a value is not finite or the operation failed.
     pub error: Option<f64>,
-    /// The largest error that rounding can explain.
+    /// Largest error that rounding can explain.
     pub bound: f64,
-    /// Location of the error: `output` or `gradient 1` (of the second input). If the operation failed, the message of
-    /// the failure.
+    /// Location of the error: `output` or `gradient 1` (of the second input), or the message of a failure.
     pub place: String,
 }
 
@@ -43,10 +41,10 @@ impl Finding {
     }
 }
 
-/// Compares every fused operation on `device`, which must not have autodiff, with its reference in each of `dtypes`
-/// that the device supports. An operation that differs is computed in plain burn from then on in this process.
+/// Compares each fused operation with its reference on `device`, which must not have autodiff, in each supported dtype.
+/// An operation that differs is computed in plain burn from then on in this process.
 ///
-/// `fault` is an operation whose results are doubled, to test how a wrong kernel is handled.
+/// Doubles the results of the operation `fault`, to test how a wrong kernel is handled.
 pub fn verify(
     device: &Device,
     dtypes: &[FloatDType],
@@ -74,13 +72,11 @@ pub fn verify(
     findings
 }
 
-/// Returns the finding with the larger error.
 fn worse(a: Finding, b: Finding) -> Finding {
     let error = |finding: &Finding| finding.error.unwrap_or(f64::INFINITY);
     if error(&b) > error(&a) { b } else { a }
 }
 
-/// Returns those of `dtypes` for which `device` has attention with warpgroup instructions.
 fn dtypes_of_warpgroups(device: &Device, dtypes: &[FloatDType]) -> Vec<FloatDType> {
     let is_half = |dtype: &&FloatDType| matches!(dtype, FloatDType::F16 | FloatDType::BF16);
     match has_warpgroups(device) {
@@ -119,7 +115,6 @@ fn compare(case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Findi
     }
 }
 
-/// Returns the message of a panic.
 fn message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -152,25 +147,19 @@ fn normal(len: usize, seed: u64) -> Vec<f64> {
     (0..len as u64).map(value).collect()
 }
 
-/// Creates a tensor of `values` in `dtype`.
 fn flat(values: &[f64], dtype: FloatDType, device: &Device) -> Tensor<1> {
     let dtype = DType::from(dtype);
     let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(dtype);
     Tensor::from_data(data, (device, dtype))
 }
 
-/// Returns the values of a tensor.
-///
-/// # Panics
-///
-/// If its device has failed.
+/// Panics if the device has failed.
 fn values(tensor: Tensor<1>) -> Vec<f64> {
     tensor.into_data().convert_dtype(DType::F64).iter().collect()
 }
 
-/// Returns the error bound relative to the largest value. `f32` values are rounded to 24 bits repeatedly, or in
-/// products to the 11 bits of TF32 if `device` does so, and attention has three products in a row. In `bf16`, the
-/// result and the incoming gradient are rounded to 8 bits.
+/// Returns the error bound relative to the largest value. `f32` values are rounded to 24 bits, or to 11 bits in
+/// products with TF32. In `bf16`, the result and the incoming gradient are rounded to 8 bits.
 fn bound(op: FusedOp, dtype: FloatDType, device: &Device) -> f64 {
     let has_products = matches!(
         op,

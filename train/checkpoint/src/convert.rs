@@ -1,5 +1,4 @@
-//! Verifies every checksum, and converts between sharded and full checkpoints without a run: the
-//! implementation of `kiln inspect --verify` and `kiln convert`.
+//! Verifies checkpoints, and converts between sharded and full ones, for `kiln inspect --verify` and `kiln convert`.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -20,11 +19,11 @@ use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, Result, 
 /// The result of verifying every byte of a checkpoint.
 #[derive(Debug)]
 pub struct Verified {
-    /// Number of verified files. Excludes the manifest, which was checked when the checkpoint was opened.
+    /// Number of verified files, without the manifest.
     pub files: usize,
     /// Total size of these files, according to the manifest.
     pub bytes: u64,
-    /// The problems that were found, in the order of the files.
+    /// Problems found, in the order of the files.
     pub problems: Vec<CheckpointError>,
 }
 
@@ -33,7 +32,6 @@ pub fn verify(checkpoint: &Checkpoint) -> Verified {
     verify_counted(checkpoint, &Meter::default())
 }
 
-/// Like [`verify`]; `meter` counts the bytes read.
 fn verify_counted(checkpoint: &Checkpoint, meter: &Meter) -> Verified {
     let manifest = checkpoint.manifest();
     meter.begin(manifest.bytes());
@@ -72,10 +70,9 @@ fn verify_file(
     chunks.into_iter().filter_map(wrong).collect()
 }
 
-/// Writes a checkpoint in a different format, or for a different number of ranks, into the new folder `out`.
-/// The result has the same files as if a run of that many ranks had written it. Holds one parameter in memory
-/// at a time. `meter` counts first the bytes compared with their checksums, then the bytes written. Fails if
-/// `out` exists, the checkpoint is damaged, a weight is not finite, or a file cannot be read or written.
+/// Writes a checkpoint in another format or for another number of ranks into the new folder `out`, with the files that
+/// such a run would write. Holds one parameter in memory at a time. Fails if `out` exists, the checkpoint is damaged,
+/// or a weight is not finite.
 pub fn convert(
     checkpoint: &Checkpoint,
     out: &Path,
@@ -84,7 +81,7 @@ pub fn convert(
     meter: &Meter,
 ) -> Result<()> {
     write::check_free(out)?;
-    // The code below reads only parts of chunks, whose checksums it cannot check.
+    // Verify first: the code below reads parts of chunks, whose checksums it cannot check.
     if let Some(problem) = verify_counted(checkpoint, meter).problems.into_iter().next() {
         return Err(problem);
     }
@@ -133,9 +130,7 @@ pub fn convert(
 
 struct Source<'a> {
     reader: CheckpointReader<'a>,
-    /// The weights that are not finite.
     found: NotFinite,
-    /// Counts the bytes read.
     meter: &'a Meter,
 }
 

@@ -7,7 +7,7 @@ use kiln_sys::words::{number_of, size};
 
 use super::{Checkpoint, Saved, TensorEntry};
 
-/// Describes a checkpoint: the position of its run, its files, and a line per parameter.
+/// Describes a checkpoint: the position of its run, its files, and each parameter in one line.
 pub fn describe(checkpoint: &Checkpoint) -> String {
     let manifest = checkpoint.manifest();
     let state = &manifest.state;
@@ -50,7 +50,6 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
     lines.join("\n")
 }
 
-/// Describes the shape of a model in one line, including its context length.
 pub(crate) fn model_line(model: &ModelConfig, parameters: impl Display, context_length: usize) -> String {
     format!("{}, context {context_length}", shape_line(model, parameters))
 }

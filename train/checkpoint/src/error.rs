@@ -1,5 +1,3 @@
-//! The errors of checkpoints and of models in the Hugging Face layout.
-
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -13,25 +11,22 @@ use kiln_sys::words::number_of;
 
 use crate::SavedOptimizer;
 
-/// The result of operations on models on disk.
 pub(crate) type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
-/// The reason why an operation on a model on disk failed.
+/// A failure of an operation on a model on disk.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// There is nothing to load. `path`: the folder that was searched; `hint`: the fix.
+    /// There is nothing to load in `path`. `hint`: the fix.
     #[error("no checkpoint in {path}: {hint}")]
     NotFound { path: PathBuf, hint: &'static str },
-    /// There are folders of checkpoints, but none can be loaded. `path`: the folder that was searched;
-    /// `found`: each checkpoint, and why it cannot be loaded.
+    /// None of the checkpoints in `path` can be loaded. `found`: each checkpoint and its problem.
     #[error(
         "no checkpoint in {path} can be used:{}\nRestore the missing file or fix its permissions, or use \
          another checkpoint",
         .found.iter().map(|(folder, why)| format!("\n  - {}: {why}", folder.display())).collect::<String>()
     )]
     NoneUsable { path: PathBuf, found: Vec<(PathBuf, String)> },
-    /// A checkpoint is damaged, but its run has an earlier readable one. `earlier`: the newest such
-    /// checkpoint.
+    /// A checkpoint is damaged, but an earlier checkpoint of its run can be read. `earlier`: the newest of these.
     #[error("{source}, such as {}", .earlier.display())]
     DamagedButEarlier { source: Box<CheckpointError>, earlier: PathBuf },
     /// A file cannot be read or written.
@@ -40,29 +35,25 @@ pub enum CheckpointError {
     /// A file of a checkpoint is damaged or has a different format version.
     #[error("{path} is damaged or not a Kiln checkpoint ({problem}): use another checkpoint")]
     Damaged { path: PathBuf, problem: String },
-    /// The run describes a different model from the saved one. `instead`: what the user can do instead of
-    /// changing the run.
+    /// The checkpoint's model differs from the run's. `instead`: an alternative to changing the run.
     #[error(
         "{path} holds another model ({}): remove these keys from the section [model], or {instead}",
         .differences.join(", ")
     )]
     OtherModel { path: PathBuf, differences: Vec<String>, instead: &'static str },
-    /// The checkpoint's weights belong to parts of a model that this program does not have. `objection`: the
-    /// parts, and the fix.
+    /// The checkpoint needs parts that this program lacks. `objection`: the parts, and the fix.
     #[error("{path} {objection}, or use another checkpoint")]
     OtherArchitecture { path: PathBuf, objection: String },
     /// A layer of the model cannot be created.
     #[error(transparent)]
     Layer(#[from] LayerError),
-    /// The checkpoint's moments belong to a different optimizer. `saved`: the optimizer that trained the
-    /// checkpoint; `here`: the optimizer of this run.
+    /// The checkpoint's optimizer, `saved`, differs from this run's optimizer, `here`.
     #[error(
         "{path} was trained with the optimizer {saved}, and this run has {here}: set optim.kind = \"{}\", in a \
          program that has it, or start a new run from its weights alone with init.from", saved.name
     )]
     OtherOptimizer { path: PathBuf, saved: Box<SavedOptimizer>, here: Box<SavedOptimizer> },
-    /// The checkpoint lacks optimizer state that the run needs. `missing`: the state's names, such as
-    /// `exp_avg` of a parameter.
+    /// The checkpoint lacks optimizer state that the run needs. `missing`: names such as `exp_avg` of a parameter.
     #[error(
         "{path} has no optimizer state for {}: these parameters were updated by another rule. Use the \
          [[optim.groups]] of its config.toml, or start a new run from its weights alone with init.from",
@@ -75,9 +66,8 @@ pub enum CheckpointError {
         if .mismatch.missing.is_empty() { "" } else { ", or allow weights to be missing with --allow-missing" }
     )]
     Names { path: PathBuf, mismatch: Mismatch },
-    /// The weights are unchanged since they were saved, but not all are finite. `path`: the model's folder;
-    /// `name`: the first weight with a non-finite value; `value`: the first such value; `all`: the number of
-    /// such values and of weights with such values, if all weights were checked.
+    /// The weights are not all finite. `name`, `value`: the first weight with a non-finite value, and this value;
+    /// `all`: the numbers of such values and weights, if all weights were checked.
     #[error(
         "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers{}. \
          Use an earlier checkpoint, or get the model again",
@@ -86,38 +76,36 @@ pub enum CheckpointError {
         ))
     )]
     NotFinite { path: PathBuf, name: String, value: f32, all: Option<(usize, usize)> },
-    /// The metadata that a program supplies for its checkpoint does not match the contents. `problem`: the
-    /// mismatch.
+    /// The metadata that a program supplies does not match the checkpoint. `problem`: the mismatch.
     #[error("this checkpoint could not be read again: {problem}; fix the SaveContext")]
     Context { problem: String },
     /// The output folder already exists.
     #[error("{path} exists already: name a new folder with --out")]
     Exists { path: PathBuf },
-    /// Ranks have written their parts, but the rank that completes the checkpoint cannot see them. `folder`:
-    /// where the parts were expected; `ranks`: the ranks that wrote them; `seconds`: the length of the wait.
+    /// The rank that completes the checkpoint cannot see the parts that `ranks` have written to `folder`. `seconds`:
+    /// length of the wait.
     #[error(
         "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank wrote its \
          own: make sure that all ranks write to the same file system and that nothing removes files there, \
          or raise checkpoint.timeout_s"
     )]
     MissingParts { folder: PathBuf, ranks: Vec<usize>, seconds: f64 },
-    /// The run folder is no longer the folder that the run locked. `folder`: its path at the start of the
-    /// run.
+    /// The run folder is no longer the folder that the run locked. `folder`: its original path.
     #[error(
         "{folder} is no longer this run's folder: it was moved, removed or replaced during the run, so \
          nothing more is written there. Resume from the run's last checkpoint, wherever its folder is now, \
          with --resume"
     )]
     NotHeld { folder: PathBuf },
-    /// The disk does not respond. `path`: the output folder; `seconds`: the length of the wait.
+    /// The disk does not respond. `path`: the output folder; `seconds`: length of the wait.
     #[error(
         "nothing has been written to {path} for {seconds:.0} s: check the disk, or raise checkpoint.timeout_s"
     )]
     Stalled { path: PathBuf, seconds: f64 },
-    /// Another rank failed to write; this rank does not know why.
+    /// Another rank failed and reports the cause.
     #[error("another rank could not write the checkpoint; see its message")]
     OtherRank,
-    /// A folder is not a model in the Hugging Face layout. `problem`: what is missing, and the fix.
+    /// A folder is not a model in the Hugging Face layout. `problem`: the cause and the fix.
     #[error("{path} is not a model in the layout of Hugging Face: {problem}")]
     NotAModel { path: PathBuf, problem: &'static str },
     /// A file in a model's folder is a link that leads out of the folder.
@@ -147,8 +135,7 @@ pub enum CheckpointError {
          the same source"
     )]
     Tensors { path: PathBuf, mismatch: Mismatch },
-    /// No Hugging Face architecture has all features of the model. `path`: the model's folder; `features`:
-    /// the incompatible features.
+    /// No Hugging Face architecture has all `features` of the model in `path`.
     #[error(
         "the model of {path} has {features}, which no supported architecture of Hugging Face has; those are \
          Llama (attention_bias none or all, with or without feed_forward_bias), Mistral (window in all layers), \
@@ -156,7 +143,7 @@ pub enum CheckpointError {
          without window) and Qwen3-MoE (as Qwen3 without window, with feed_forward moe)"
     )]
     NoArchitecture { path: PathBuf, features: String },
-    /// The model has a weight that has no name in the Hugging Face layout. `path`: the model's folder.
+    /// A weight has no name in the Hugging Face layout.
     #[error(
         "{path} holds the weight `{name}`, which has no name in the layout of Hugging Face: only models of \
          built-in layers can be exported"
@@ -165,7 +152,7 @@ pub enum CheckpointError {
     /// A weight is out of the range of the requested dtype.
     #[error("`{name}` holds {value:e}, which is out of the range of {dtype}: use --dtype bf16 or f32")]
     Range { name: String, value: f32, dtype: &'static str },
-    /// The repository name does not have the form `owner/name`. `given`: the text.
+    /// The repository name `given` does not have the form `owner/name`.
     #[error("--repo {given}: write it as owner/name, as in Qwen/Qwen3-0.6B")]
     RepoName { given: String },
     /// This build cannot download.
@@ -207,7 +194,6 @@ impl Mismatch {
     }
 }
 
-/// Formats the differences, such as `missing [a, b], of another shape [c]`; omits empty kinds.
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Mismatch { missing, unexpected, misshapen } = self;
@@ -218,7 +204,7 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
-/// Joins the names; if there are many, only the first, because those of a whole model would fill the screen.
+/// Joins the names, omitting all but the first few.
 fn first_of(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let shown = names[..names.len().min(SHOWN)].join(", ");
@@ -233,8 +219,8 @@ impl CheckpointError {
         move |source| CheckpointError::Io { operation, path: path.to_owned(), source }
     }
 
-    /// Returns the error for a checkpoint file that cannot be read. A missing file means that the checkpoint
-    /// is damaged, because the file existed when the checkpoint was written.
+    /// Returns the error for a checkpoint file that cannot be read. A missing file means that the checkpoint is
+    /// damaged.
     pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| match source.kind() {
             ErrorKind::NotFound => CheckpointError::damaged(path, "the file is missing"),
@@ -247,17 +233,15 @@ impl CheckpointError {
         CheckpointError::Damaged { path: path.to_owned(), problem: problem.to_string() }
     }
 
-    /// Returns the error for the tensor `key` in the file `path`, which does not match its checksum.
     pub(crate) fn damaged_tensor(path: &Path, key: &str) -> Self {
         CheckpointError::damaged(path, format!("`{key}` does not match its checksum"))
     }
 
-    /// Returns the error for a damaged weight file in the Hugging Face layout.
     pub(crate) fn damaged_weights(path: &Path, problem: impl std::fmt::Display) -> Self {
         CheckpointError::DamagedWeights { path: path.to_owned(), problem: problem.to_string() }
     }
 
-    /// Returns whether the cause is the user's arguments or choice of model.
+    /// Reports whether the cause is the user's arguments or choice of model.
     pub fn is_usage(&self) -> bool {
         match self {
             CheckpointError::Data(error) => error.is_usage(),
@@ -280,7 +264,7 @@ impl CheckpointError {
         }
     }
 
-    /// Returns whether the error only reports that another rank failed.
+    /// Reports whether the error is only a consequence of another rank's failure.
     pub fn is_consequence(&self) -> bool {
         match self {
             CheckpointError::OtherRank => true,

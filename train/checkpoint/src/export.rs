@@ -1,4 +1,4 @@
-//! Exports any readable model to the Hugging Face layout: the implementation of `kiln export`.
+//! Exports a model to the Hugging Face layout, for `kiln export`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -27,7 +27,6 @@ use crate::write::INDEX_FILE;
 use crate::write::NewFolder;
 use crate::{CheckpointError, folder};
 
-/// Number of rows of the result that are transposed at once.
 const ROWS: usize = 64;
 
 /// Element type of exported weights.
@@ -42,7 +41,6 @@ pub enum ExportDtype {
 }
 
 impl ExportDtype {
-    /// Returns the type's name in safetensors.
     fn name(self) -> &'static str {
         ["F32", "BF16", "F16"][self as usize]
     }
@@ -52,12 +50,11 @@ impl ExportDtype {
         ["float32", "bfloat16", "float16"][self as usize]
     }
 
-    /// Returns the number of bytes per element.
     fn width(self) -> usize {
         if self == ExportDtype::F32 { 4 } else { 2 }
     }
 
-    /// Appends a value, rounded to the nearest; returns `false` if the value is out of range.
+    /// Appends a value, rounded to the nearest. Returns `false` if the value is out of range.
     fn append(self, value: f32, bytes: &mut Vec<u8>) -> bool {
         let rounded = match self {
             ExportDtype::F32 => {
@@ -79,15 +76,11 @@ impl ExportDtype {
     }
 }
 
-/// A tensor to write.
 struct Item {
-    /// Name of the weight in Kiln.
     name: String,
-    /// Index of the first of the weight's elements to write.
     first: usize,
     /// Shape of the part to write, in Kiln's order of dimensions.
     shape: Vec<usize>,
-    /// Name and orientation of the tensor in the file.
     there: HuggingFaceName,
 }
 
@@ -97,10 +90,9 @@ impl Item {
     }
 }
 
-/// Writes a model in the Hugging Face layout into the new folder `out`, in files of at most `max_shard_bytes`
-/// unless a single weight is larger. Holds one weight in memory at a time. `meter` counts the bytes of the
-/// weights, as f32. Fails if the model cannot be read, a weight is not finite, no Hugging Face architecture
-/// has all features of the model, `out` already exists, or the disk fails.
+/// Writes a model in the Hugging Face layout into the new folder `out`, in files of at most `max_shard_bytes` unless a
+/// weight is larger. Holds one weight in memory at a time. `meter` counts the bytes of the weights, as f32. Fails if
+/// `out` exists, a weight is not finite, or no Hugging Face architecture has all features of the model.
 pub fn export(
     source: &ModelSource,
     out: &Path,
@@ -147,7 +139,6 @@ pub fn export(
     out.commit()
 }
 
-/// Returns all weights of the decoder, in the decoder's order, with their names in the Hugging Face layout.
 fn items(source: &ModelSource) -> Result<Vec<Item>> {
     let mut items = Vec::new();
     for (name, shape) in parameter_shapes(&outline(source.model())?) {
@@ -187,14 +178,13 @@ fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<
     files.into_iter().enumerate().map(|(index, file)| (name(index), file)).collect()
 }
 
-/// Returns the ids that start and end a text: those in the folder, or else the tokenizer's.
+/// Returns the ids that start and end a text: the folder's, or else the tokenizer's.
 fn tokens_of(source: &ModelSource) -> Result<TokenIds> {
     let mut tokens = token_ids(source.folder())?;
     let path = source.tokenizer();
     if path.is_file() {
         let tokenizer = Tokenizer::load(&path)?;
         if tokens.end.is_empty() {
-            // A tokenizer may have no such token.
             tokens.end = tokenizer.end_of_text().into_iter().collect();
         }
         tokens.start = tokens.start.or_else(|| tokenizer.start_of_text());
@@ -218,8 +208,7 @@ fn tokenizer_config(source: &ModelSource, tokens: &TokenIds) -> Result<Value> {
     Ok(config)
 }
 
-/// Writes `items` to the safetensors file `path` as a stream: first the header, from the known sizes, then
-/// one tensor after another.
+/// Writes `items` to the safetensors file `path` as a stream.
 fn write_file(path: &Path, weights: &Watched, items: &[Item], dtype: ExportDtype) -> Result<()> {
     let failed = |error| CheckpointError::io("write", path)(error);
     let out = File::create(path).map_err(CheckpointError::io("create", path))?;
@@ -250,7 +239,7 @@ fn write_file(path: &Path, weights: &Watched, items: &[Item], dtype: ExportDtype
             values.chunks(1 << 16).try_for_each(put)?;
             continue;
         };
-        // Columns become rows, several at a time, so that every fetched cache line is fully used.
+        // Transposes several columns at a time, so that every fetched cache line is fully used.
         let mut transposed = vec![0.0; ROWS.min(columns) * rows];
         for left in (0..columns).step_by(ROWS) {
             let width = ROWS.min(columns - left);

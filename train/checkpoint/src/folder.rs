@@ -1,4 +1,4 @@
-//! The checkpoints of a run, the file `latest`, and folders that appear and disappear as a whole.
+//! The checkpoints of a run, the file `latest`, and atomic replacement and removal of folders.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,30 +12,25 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::{CheckpointError, MANIFEST_FILE, Result};
 
-/// Name of the folder with all checkpoints in a run folder.
 const CHECKPOINTS: &str = "checkpoints";
 const FOLDER_PREFIX: &str = "fsdp_cpt";
 const LATEST_FILE: &str = "latest";
-/// Suffix of folders that are being written.
 const PARTIAL: &str = ".partial";
 /// Suffix of a checkpoint that a new checkpoint of the same step is about to replace.
 const OLD: &str = ".old";
-/// Suffix of a checkpoint that is being removed.
 const REMOVED: &str = ".removed";
-/// Maximum number of bytes in a checkpoint's name.
 const NAME_BYTES: u64 = 256;
 
-/// Determines which checkpoints of a run are kept.
+/// Rule for the checkpoints of a run to keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keep {
     /// Number of newest checkpoints to keep; 0 keeps all.
     pub newest: usize,
-    /// Also keep checkpoints whose step is a multiple of this number; 0 disables this.
+    /// Also keep checkpoints whose step is a multiple of this number; 0 keeps no others.
     pub every: u64,
 }
 
 impl Keep {
-    /// Returns whether the checkpoint of `step` is kept regardless of its age.
     fn always(self, step: u64) -> bool {
         self.every > 0 && step.is_multiple_of(self.every)
     }
@@ -46,25 +41,22 @@ pub fn checkpoints_folder(out: &Path) -> PathBuf {
     out.join(CHECKPOINTS)
 }
 
-/// Returns the path of the checkpoint of `step` in `folder`, the folder with all checkpoints.
+/// Returns the path of the checkpoint of `step` in the checkpoints folder `folder`.
 pub fn checkpoint_path(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("{FOLDER_PREFIX}{step}"))
 }
 
-/// Returns the path at which the checkpoint for `place` is written until it is complete.
 pub(super) fn beside(place: &Path) -> PathBuf {
     hidden(place, PARTIAL)
 }
 
-/// Returns the path of a checkpoint under a hidden name, with a suffix that indicates its state.
 fn hidden(place: &Path, suffix: &str) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
     place.with_file_name(format!(".{name}{suffix}"))
 }
 
-/// Returns the newest complete checkpoint in `folder`: the one named by `latest`, or a newer one if a process
-/// ended after completing that checkpoint and before updating `latest`. A user's links count only if `latest`
-/// names no checkpoint.
+/// Returns the newest complete checkpoint in `folder`. It may be newer than `latest` if a process ended before updating
+/// that file. Symbolic links count only if `latest` names no checkpoint.
 pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
     let mut all = list(folder);
     let named = named_latest(folder);
@@ -74,15 +66,13 @@ pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
     all.pop().map(|(_, path)| path).or_else(|| Some(checkpoint_path(folder, named?)))
 }
 
-/// Returns the step of the checkpoint that `latest` names, if that checkpoint is complete. A path instead of
-/// a name is ignored.
 fn named_latest(folder: &Path) -> Option<u64> {
     let name = files::read(&folder.join(LATEST_FILE), NAME_BYTES).ok()?;
     let step = step_of(std::str::from_utf8(&name).ok()?.trim().as_ref())?;
     is_complete(&checkpoint_path(folder, step)).then_some(step)
 }
 
-/// Returns the entries of `folder` that have names of checkpoints, oldest first, as (step, path).
+/// Returns the entries of `folder` that are named like checkpoints, oldest first, as (step, path).
 fn named(folder: &Path) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> =
@@ -96,8 +86,7 @@ fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
     named(folder).into_iter().filter(|(_, path)| is_complete(path)).collect()
 }
 
-/// Returns the checkpoints in `folder` that cannot be loaded, oldest first, and why each cannot. If `folder`
-/// itself cannot be listed, returns `folder` and the error.
+/// Returns the checkpoints in `folder` that cannot be loaded and the reasons, or `folder` if it cannot be listed.
 pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
     match fs::read_dir(folder) {
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -107,7 +96,6 @@ pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
     }
 }
 
-/// Returns why the checkpoint at `path` cannot be loaded, as far as the metadata of its manifest shows.
 fn fault(path: &Path) -> Option<String> {
     match has_manifest(path) {
         Ok(true) => None,
@@ -120,12 +108,12 @@ pub(super) fn cannot_read(error: &io::Error) -> String {
     format!("cannot read {MANIFEST_FILE}: {error}")
 }
 
-/// Returns whether there is a checkpoint in `folder`, even an unreadable one.
+/// Reports whether `folder` contains a checkpoint, even an unreadable one.
 pub(super) fn has_any(folder: &Path) -> bool {
     named(folder).iter().any(|(_, path)| has_manifest(path).unwrap_or(true))
 }
 
-/// Returns whether the folder `path` has a manifest, which is the last file to be written.
+/// Reports whether the folder `path` has a manifest, which is the last file to be written.
 pub(super) fn has_manifest(path: &Path) -> io::Result<bool> {
     match fs::metadata(path.join(MANIFEST_FILE)) {
         Ok(_) => Ok(true),
@@ -134,7 +122,6 @@ pub(super) fn has_manifest(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns whether `path` itself is a complete checkpoint. If this cannot be determined, returns false.
 pub(super) fn is_complete(path: &Path) -> bool {
     has_manifest(path).unwrap_or(false)
 }
@@ -146,7 +133,6 @@ pub(super) fn earlier(path: &Path, is_usable: impl Fn(&Path) -> bool) -> Option<
     neighbours.filter(|(other, _)| *other < step).map(|(_, path)| path).find(|path| is_usable(path))
 }
 
-/// Sets `latest` to the checkpoint of `step`.
 pub(super) fn point_to(folder: &Path, step: u64) -> Result<()> {
     let new = folder.join(format!(".{LATEST_FILE}{PARTIAL}"));
     write(&new, format!("{FOLDER_PREFIX}{step}").as_bytes())?;
@@ -154,8 +140,7 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<()> {
     sync_folder(folder)
 }
 
-/// Sets `latest` to the checkpoint of `step`, from which a run resumes. Returns whether that changed
-/// `latest`. Does nothing if that checkpoint is not complete.
+/// Sets `latest` to the checkpoint of `step` if that checkpoint is complete. Reports whether `latest` changed.
 pub fn fix_latest(folder: &Path, step: u64) -> Result<bool> {
     if !is_complete(&checkpoint_path(folder, step)) || named_latest(folder) == Some(step) {
         return Ok(false);
@@ -163,30 +148,25 @@ pub fn fix_latest(folder: &Path, step: u64) -> Result<bool> {
     point_to(folder, step).map(|()| true)
 }
 
-/// Returns the checkpoints before `step` that count towards [`Keep::newest`], and the checkpoint of `step`.
-/// Later checkpoints do not belong to this run, and links belong to a user.
+/// Returns the checkpoints up to `step` that count towards [`Keep::newest`], and the one of `step`, without links.
 fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
     let is_own = |saved: u64| saved == step || (saved < step && !keep.always(saved));
     list(folder).into_iter().filter(|(saved, path)| is_own(*saved) && !path.is_symlink()).collect()
 }
 
-/// Returns the number of checkpoints when a run resumes after `step` steps, and how many of them its next
-/// save removes because `keep` was reduced. The second number is 0 if the next save removes no more than it
-/// would in a run that had always had `keep`.
+/// Returns the number of checkpoints, and how many the next save after `step` removes because `keep` was reduced.
 pub fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
     let own = removable(folder, keep, step);
     let is_more = keep.newest > 0 && own > keep.newest;
     (list(folder).len(), if is_more { own + 1 - keep.newest } else { 0 })
 }
 
-/// Returns the number of checkpoints that count towards [`Keep::newest`] when a run resumes after `step`
-/// steps.
+/// Returns the number of checkpoints that count towards [`Keep::newest`] when a run resumes at `step`.
 pub fn removable(folder: &Path, keep: Keep, step: u64) -> usize {
     own(folder, keep, step).into_iter().filter(|(saved, _)| !keep.always(*saved)).count()
 }
 
-/// Removes the checkpoints that `keep` does not keep once the checkpoint of `step` has been written, and the
-/// remains of earlier removals. Failures only cause warnings.
+/// Removes the checkpoints that `keep` does not keep after a save of `step`. Failures only cause warnings.
 pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     if keep.newest == 0 {
         return;
@@ -197,7 +177,7 @@ pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     let mut checkpoints = own(folder, keep, step);
     checkpoints.truncate(checkpoints.len().saturating_sub(keep.newest));
     for (_, path) in checkpoints {
-        // Moved away first, so that an interrupted removal never leaves a part that looks like a checkpoint.
+        // Renamed first, so that an interrupted removal never leaves a partial folder named like a checkpoint.
         let aside = hidden(&path, REMOVED);
         let removed = remove(&aside).and_then(|()| rename(&path, &aside)).and_then(|()| remove(&aside));
         warn_unless(removed, &path, "cannot remove an old checkpoint");
@@ -210,24 +190,23 @@ fn warn_unless(outcome: Result<()>, path: &Path, problem: &str) {
     }
 }
 
-/// Returns the remains of interrupted saves and removals in `folder`, as (step, path, suffix).
 fn left_over(folder: &Path) -> Vec<(u64, PathBuf, String)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let found = entries.filter_map(|entry| {
         let name = entry.file_name();
         let name = name.to_str()?.strip_prefix('.')?;
         let (place, suffix) = name.split_at(name.rfind('.')?);
-        // A user's link is not followed.
+        // Symbolic links belong to the user and are not followed.
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
         Some((step_of(place.as_ref())?, entry.path(), suffix.to_owned())).filter(|_| is_folder)
     });
     found.collect()
 }
 
-/// Returns the step in the name of a checkpoint; `None` if no run would choose this name.
+/// Returns the step in the name of a checkpoint folder; `None` for any other name.
 pub fn step_of(name: &OsStr) -> Option<u64> {
     let digits = name.to_str()?.strip_prefix(FOLDER_PREFIX)?;
-    // `03` and `+3` also parse as numbers, but no run writes them.
+    // No run writes `03` or `+3`, which also parse as numbers.
     digits.parse().ok().filter(|step: &u64| step.to_string() == digits)
 }
 
@@ -236,8 +215,7 @@ pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
     named(folder).into_iter().map(|(saved, _)| saved).filter(|saved| *saved > step).collect()
 }
 
-/// Moves the checkpoints of steps after `step` to the new folder `aside`. If `step` has a complete
-/// checkpoint, it becomes the latest.
+/// Moves the checkpoints after `step` to the new folder `aside`. Sets `latest` to `step` if its checkpoint is complete.
 pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     fs::create_dir(aside).map_err(CheckpointError::io("create", aside))?;
     for later in later_than(folder, step) {
@@ -250,13 +228,12 @@ pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     sync_folder(folder)
 }
 
-/// Cleans up the remains of interrupted saves and removals in `folder`. Must not be called during a save.
+/// Removes or restores the remains of interrupted saves and removals in `folder`. Must not be called during a save.
 pub fn sweep(folder: &Path) {
     for (step, path, suffix) in left_over(folder) {
         let place = checkpoint_path(folder, step);
         let outcome = match suffix.as_str() {
-            // A save moved the old checkpoint aside and never completed the new one, of which a part may be
-            // there.
+            // A save moved the old checkpoint aside but did not complete the new one.
             OLD if is_complete(&path) && !is_complete(&place) => {
                 remove(&place).and_then(|()| rename(&path, &place))
             }
@@ -267,36 +244,31 @@ pub fn sweep(folder: &Path) {
     }
 }
 
-/// Writes a small file and waits until it is on the disk.
 pub(super) fn write(path: &Path, content: &[u8]) -> Result<()> {
     durable::write(path, content).map_err(CheckpointError::io("write", path))
 }
 
-/// Syncs a folder: waits until its entries are on the disk, which makes a rename in it durable.
+/// Waits until a folder's entries are on disk, which makes a rename in it durable.
 pub(super) fn sync_folder(path: &Path) -> Result<()> {
     durable::sync_folder(path).map_err(CheckpointError::io("sync", path))
 }
 
-/// Moves the checkpoint folder `new` to `place` atomically: readers see the old folder or the new one, never
-/// a mixture. Deletes the old folder.
+/// Moves the checkpoint folder `new` to `place`, atomically if the file system allows it, and deletes the old folder.
 pub(super) fn replace_folder(new: &Path, place: &Path) -> Result<()> {
     if !place.is_dir() {
         return rename(new, place);
     }
     match renameat2(AT_FDCWD, new, AT_FDCWD, place, RenameFlags::RENAME_EXCHANGE) {
         Ok(()) => remove(new),
-        // Some file systems do not support exchanging.
         Err(Errno::EINVAL | Errno::ENOSYS) => replace_in_turns(new, place),
         Err(error) => Err(CheckpointError::io("rename to", place)(error.into())),
     }
 }
 
-/// Implements [`replace_folder`] in several steps: moves the old folder aside first, so that a complete
-/// folder exists at every moment, though not always at `place`. If the new folder cannot be moved to `place`,
-/// the old one is moved back.
+/// Moves the old folder aside first, so that a complete folder exists at every moment.
 fn replace_in_turns(new: &Path, place: &Path) -> Result<()> {
     let old = new.with_extension("old");
-    // An earlier replacement may have been interrupted while the only complete folder was aside.
+    // An earlier replacement may have been interrupted while the only complete folder was moved aside.
     if is_complete(place) || !is_complete(&old) {
         remove(&old)?;
         rename(place, &old)?;
@@ -304,19 +276,17 @@ fn replace_in_turns(new: &Path, place: &Path) -> Result<()> {
         remove(place)?;
     }
     if let Err(error) = rename(new, place) {
-        // The original error matters more; the next start restores a folder that stays aside.
+        // The first error matters more; the next start restores a folder that remains aside.
         let _ = fs::rename(&old, place);
         return Err(error);
     }
     remove(&old)
 }
 
-/// Renames a file or folder, replacing an existing file.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(CheckpointError::io("rename to", to))
 }
 
-/// Removes a folder with all its contents, if it exists.
 pub(super) fn remove(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(CheckpointError::io("remove", path)(error)),
@@ -328,7 +298,6 @@ pub(super) fn remove(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Creates a checkpoint's folder with the manifest `content`.
     fn create(path: &Path, content: &str) {
         fs::create_dir_all(path).unwrap();
         fs::write(path.join(MANIFEST_FILE), content).unwrap();
@@ -345,7 +314,6 @@ mod tests {
         list(folder.path()).into_iter().map(|(step, _)| step).collect()
     }
 
-    /// Returns the names in a folder, in order.
     fn names_in(folder: &Path) -> Vec<String> {
         let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
         let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(name).collect();
@@ -361,7 +329,7 @@ mod tests {
         assert_eq!(kept(&steps, Keep { newest: 2, every: 5 }, 12), [5, 10, 11, 12]);
         // The new checkpoint counts as one of the newest, even if it is kept anyway.
         assert_eq!(kept(&steps[..10], Keep { newest: 2, every: 5 }, 10), [5, 9, 10]);
-        // Later checkpoints are not this run's to remove.
+        // Later checkpoints belong to another run and are kept.
         assert_eq!(kept(&steps, Keep { newest: 1, every: 4 }, 7), [4, 7, 8, 9, 10, 11, 12]);
     }
 
@@ -378,7 +346,6 @@ mod tests {
         let is_there = |name: &&str| path.join(name).join(MANIFEST_FILE).exists();
         assert!(others.iter().chain(&["fsdp_cpt2", "fsdp_cpt4", "elsewhere"]).all(is_there));
         assert!(!["fsdp_cpt1", "fsdp_cpt3"].iter().any(is_there));
-        // Another run's checkpoint may be resumed through a link.
         assert_eq!(list(path).len(), 2);
         for name in [".fsdp_cpt03.partial", ".fsdp_cpt+3.old"] {
             fs::create_dir(path.join(name)).unwrap();
@@ -387,12 +354,10 @@ mod tests {
         assert!(path.join(".fsdp_cpt03.partial").exists() && path.join(".fsdp_cpt+3.old").exists());
     }
 
-    /// Whatever interrupts a removal, no part of a checkpoint is left among the complete ones.
     #[test]
     fn old_checkpoints_are_moved_before_removal() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
-        // The last two are the remains of killed processes.
         for name in ["fsdp_cpt1", "fsdp_cpt2", "fsdp_cpt3", ".fsdp_cpt0.removed", ".fsdp_cpt1.removed"] {
             create(&path.join(name), "{}");
         }
@@ -417,16 +382,16 @@ mod tests {
         };
         assert_eq!(newest().unwrap(), "fsdp_cpt6");
         assert_eq!(named("fsdp_cpt6\n"), "fsdp_cpt6");
-        // The process ended before it had written `latest`.
+        // The process ended before it updated `latest`.
         assert_eq!(named("fsdp_cpt4"), "fsdp_cpt6");
         assert!(fix_latest(&folder, 6).unwrap() && !fix_latest(&folder, 6).unwrap());
         assert_eq!(fs::read_to_string(folder.join(LATEST_FILE)).unwrap(), "fsdp_cpt6");
-        // Another run's checkpoint, linked by a user, counts only if nothing else does.
+        // Another run's checkpoint, linked by a user, counts only if `latest` names no checkpoint.
         std::os::unix::fs::symlink("fsdp_cpt2", checkpoint_path(&folder, 9)).unwrap();
         assert_eq!(named("fsdp_cpt6"), "fsdp_cpt6");
         assert_eq!(named("fsdp_cpt9"), "fsdp_cpt9");
         fs::remove_file(checkpoint_path(&folder, 9)).unwrap();
-        // A name never leads to another folder, and an invalid name is ignored.
+        // `latest` never leads to another folder, and an invalid name is ignored.
         create(&root.path().join("fsdp_cpt8"), "{}");
         let absolute = root.path().join("fsdp_cpt8").display().to_string();
         for elsewhere in ["../fsdp_cpt8", &absolute, "fsdp_cpt7", "fsdp_cpt03", "", "\u{1b}[2J"] {
@@ -448,8 +413,6 @@ mod tests {
         assert_eq!(names_in(path), [mine, ".latest.partial", other, checkpoint]);
     }
 
-    /// The replacement is interrupted between its two renames, on a file system that cannot exchange two
-    /// folders.
     #[test]
     fn interrupted_replacement_is_undone() {
         let folder = tempfile::tempdir().unwrap();
@@ -483,19 +446,18 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         let (new, place, old) = (path(".fsdp_cpt4.partial"), path("fsdp_cpt4"), path(".fsdp_cpt4.old"));
         create(&place, "old");
-        // The new one does not exist.
         assert!(replace_in_turns(&new, &place).is_err());
         assert_eq!(content(&place), "old");
         create(&new, "new");
         replace_in_turns(&new, &place).unwrap();
         assert_eq!(content(&place), "new");
         assert!(!new.exists() && !old.exists());
-        // A part at the place, while the only complete folder is still aside.
+        // A partial folder is at `place`, while the only complete folder is aside.
         fs::rename(&place, &old).unwrap();
         fs::create_dir(&place).unwrap();
         assert!(replace_in_turns(&new, &place).is_err());
         assert_eq!(content(&place), "new");
-        // The folder aside is obsolete if there is a complete one at the place.
+        // The folder aside is obsolete if `place` has a complete one.
         create(&old, "older");
         create(&new, "newest");
         replace_in_turns(&new, &place).unwrap();

@@ -1,8 +1,5 @@
-//! Checks that the folder to which a run writes is still the one that it has locked.
-//!
-//! A run refers to its folder by a path, which may lead elsewhere later: someone moves the folder and starts
-//! another run under the old name, redirects a symbolic link, or removes the folder. So the check compares
-//! the file at the path with the file that the run has locked, which stays the same.
+//! Checks that a run's folder is still the one that the run has locked: someone may move, replace or remove the folder,
+//! or redirect a symbolic link in its path.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -28,24 +25,22 @@ impl HeldFolder {
         HeldFolder { folder: folder.to_owned(), path, file }
     }
 
-    /// Checks that the folder is still the one that was locked. Fails with [`CheckpointError::NotHeld`] if
-    /// the folder was moved, removed or replaced.
+    /// Fails with [`CheckpointError::NotHeld`] if the locked folder was moved, removed or replaced.
     pub fn check(&self) -> Result<()> {
         let lost = || CheckpointError::NotHeld { folder: self.folder.clone() };
         let unreadable = |error: std::io::Error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => lost(),
-            // The path no longer leads to a regular file.
             ErrorKind::InvalidInput => lost(),
             _ => CheckpointError::io("read", &self.path)(error),
         };
-        // Opening queries the server of a network file system; a plain lookup may be answered from a cache.
+        // Opening a file asks the server of a network file system; `stat` may be answered from a cache.
         let there = files::open(&self.path).and_then(|file| file.metadata()).map_err(unreadable)?;
         let held = self.file.metadata().map_err(unreadable)?;
         let is_same = (there.dev(), there.ino()) == (held.dev(), held.ino());
         if is_same { Ok(()) } else { Err(lost()) }
     }
 
-    /// Returns whether the folder is known to be gone or to belong to another run.
+    /// Reports whether the folder is known to be gone or to belong to another run.
     pub fn is_lost(&self) -> bool {
         matches!(self.check(), Err(CheckpointError::NotHeld { .. }))
     }

@@ -1,5 +1,4 @@
-//! Imports a model in the Hugging Face layout as a Kiln checkpoint of step 0, without optimizer state: the
-//! implementation of `kiln import`.
+//! Imports a model in the Hugging Face layout as a Kiln checkpoint of step 0, for `kiln import`.
 
 use std::path::Path;
 
@@ -12,13 +11,13 @@ use crate::source::ModelSource;
 use crate::write::{check_free, write_full};
 use crate::{CheckpointState, SaveContext};
 
-/// Writes a full checkpoint of a model to `out`. `config` is the configuration of a run that could have
-/// trained it. Holds one weight in memory at a time. `meter` counts the bytes of the weights. Fails if the
-/// tokenizer is unusable, `out` already exists, or the disk fails.
+/// Writes a full checkpoint of a model, without optimizer state, to `out`. `config`: the configuration of a run that
+/// could have trained the model. Holds one weight in memory at a time. `meter` counts the bytes of the weights. Fails
+/// if the tokenizer is unusable or `out` exists.
 pub fn import(folder: &HuggingFaceFolder, config: String, out: &Path, meter: &Meter) -> Result<()> {
     let source = ModelSource::HuggingFace(Box::new(folder.clone()));
     if source.tokenizer().exists() {
-        // An unusable model is refused before the work starts.
+        // Fail before the long work if the tokenizer is unusable.
         let tokenizer = source.load_tokenizer()?;
         if folder.end_ids().is_empty() {
             tokenizer.end_of_text()?;

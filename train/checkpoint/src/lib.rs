@@ -1,9 +1,7 @@
-//! Checkpoints: everything that a run needs to resume, or a usable model, in a folder that appears complete
-//! or not at all.
+//! Checkpoints: folders with a model and the state that a run needs to resume, which appear complete or not at all.
 //!
-//! In addition, [`hugging_face`] handles models in the Hugging Face layout, [`source`] models on disk in
-//! either format, [`weights`] weights that are read in parts, and [`sharded`] the decoder into which they are
-//! loaded.
+//! [`hugging_face`] reads models in the Hugging Face layout, and [`source`] reads models in either format. [`weights`]
+//! reads weights in parts, and [`sharded`] is the decoder that loads them.
 //!
 //! # The folder
 //!
@@ -17,19 +15,12 @@
 //! | full: `model.safetensors.index.json` | the file of each weight, in the layout of Hugging Face |
 //! | `config.toml`, `tokenizer.json` | the run's configuration and tokenizer |
 //!
-//! Chunks are the same under every strategy, so the same number of ranks writes the same bytes.
+//! Chunks do not depend on the sharding strategy: the same number of ranks writes the same bytes.
 //!
-//! # Writing
+//! [`Saver`] writes to a temporary folder next to the final one, syncs it, renames it, and then updates `latest`.
 //!
-//! [`Saver`] writes to a temporary folder next to the final one, syncs it, renames it, and then updates
-//! `latest`. A save in the background does not delay the step: see [`kiln_shard::Engine::snapshot`]. A save
-//! that makes no progress for `checkpoint.timeout_s` fails; earlier checkpoints are unaffected.
-//!
-//! # Reading
-//!
-//! [`Checkpoint`] finds the data that a rank needs by intersecting the rank's shards with the saved chunks.
-//! The number of ranks and the strategy may differ from those of the run that saved it. Ranks that have read
-//! parts of a chunk combine their checksums, so that every byte is read once and every byte is checked.
+//! [`Checkpoint`] intersects a rank's shards with the saved chunks, so the number of ranks and the strategy may change
+//! between save and load. Every byte is read once and checked.
 
 mod convert;
 mod describe;
@@ -85,7 +76,7 @@ const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The position of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointState {
-    /// Completed optimizer steps.
+    /// Number of completed optimizer steps.
     pub step: u64,
     /// Number of steps whose update was skipped because a gradient was not finite.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -93,18 +84,17 @@ pub struct CheckpointState {
     /// Scale of the loss; `None` unless gradients were `f16`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// Position, in the global order of samples, of the first sample that has not been used for training.
+    /// Position, in the global order of samples, of the next sample to train on.
     pub next_sample: u64,
-    /// Tokens trained on.
+    /// Number of tokens trained on.
     pub tokens: u64,
-    /// The seed of all randomness. Every random draw is a function of this seed, of names, and of the
-    /// counters above, so no other random state is stored.
+    /// Seed of all randomness. Every random draw depends only on this seed, on names, and on the counters above.
     pub seed: u64,
     /// Shape of the model.
     pub model: ModelConfig,
     /// The longest sequence, in tokens, that the model supports.
     pub context_length: usize,
-    /// Checksum of the training data, to detect that a run is resumed with different data.
+    /// Checksum of the training data, to detect that a run resumes with different data.
     pub data_sha256: Option<String>,
 }
 
@@ -129,7 +119,7 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// The contents of a checkpoint other than the engine's values.
+/// The content of a checkpoint other than the engine's values.
 #[derive(Clone, Debug)]
 pub struct SaveContext {
     /// The optimizer that trained the weights. When an engine is saved, the engine's optimizer replaces it.
@@ -138,7 +128,7 @@ pub struct SaveContext {
     pub state: CheckpointState,
     /// The resolved configuration, as TOML.
     pub config: Option<String>,
-    /// Names and contents of other small files in the checkpoint, such as `tokenizer.json`.
+    /// Names and contents of other small files, such as `tokenizer.json`.
     pub files: Vec<(String, Arc<[u8]>)>,
 }
 
@@ -149,7 +139,6 @@ impl SaveContext {
     }
 }
 
-/// Lets tests measure how much memory reading takes.
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: kiln_shard::memory::CountingAllocator = kiln_shard::memory::CountingAllocator;

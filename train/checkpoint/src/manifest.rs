@@ -1,4 +1,4 @@
-//! `manifest.json`: the contents of a checkpoint, and checksums that show whether it is complete.
+//! `manifest.json`: the content of a checkpoint, and checksums that detect missing or changed data.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -15,23 +15,20 @@ use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Resul
 /// The version of the format that this build reads and writes.
 pub const FORMAT_VERSION: u64 = 5;
 
-/// Maximum size of a manifest.
 pub(super) const MAX_MANIFEST: u64 = 1 << 30;
 
-/// Maximum number of steps, samples or tokens, and maximum sequence length, so that sums of such numbers
-/// cannot overflow.
+/// Maximum for counts of steps, samples and tokens, and for sequence lengths, so that sums cannot overflow.
 const MAX_COUNT: u64 = 1 << 56;
 
-/// Maximum number of ranks.
 const MAX_RANKS: u64 = 1 << 32;
 
 /// Maximum total size of a checkpoint, so that sums of sizes cannot overflow.
 const MAX_TOTAL_BYTES: u64 = 1 << 56;
 
-/// Number of bytes per element: all values are f32.
+/// Bytes per element: all values are f32.
 pub(super) const WIDTH: u64 = size_of::<f32>() as u64;
 
-/// Maximum number of custom blocks. Such blocks may have no parameters and therefore no group.
+/// Maximum number of custom blocks, which may have no parameters and therefore no group.
 const MAX_BLOCKS: usize = 1 << 16;
 
 /// Layout of the values in files.
@@ -54,7 +51,7 @@ impl std::fmt::Display for Format {
     }
 }
 
-/// The contents of a checkpoint.
+/// The content of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The [`FORMAT_VERSION`] of the build that wrote the checkpoint.
@@ -93,10 +90,10 @@ pub struct GroupEntry {
 /// A file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Length of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// Number of bytes at the start of the file that `checksum` covers: the header of a tensor file, all of
-    /// any other file. The chunks after a header have their own checksums.
+    /// Number of bytes at the start of the file that `checksum` covers: the header of a tensor file, or all of any
+    /// other file.
     pub covered: u64,
     /// Checksum of the covered bytes.
     pub checksum: Checksum,
@@ -126,7 +123,7 @@ pub struct Chunk {
     pub offset: u64,
     /// Number of elements.
     pub length: u64,
-    /// The file that contains the elements, under the key of the tensor.
+    /// Name of the file that contains the elements, under the tensor's key.
     pub file: String,
     /// Checksum of the elements' bytes.
     pub checksum: Checksum,
@@ -143,7 +140,7 @@ impl TensorEntry {
         self.chunks.iter().map(|chunk| chunk.length).sum()
     }
 
-    /// Checks the tensor against `manifest`; the error describes the problem.
+    /// Validates the tensor against `manifest`; the error describes the problem.
     fn check(&self, manifest: &Manifest) -> Result<(), String> {
         let product = self.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size as u64));
         let numel = product.filter(|numel| numel.checked_mul(WIDTH).is_some());
@@ -176,15 +173,14 @@ impl TensorEntry {
 }
 
 impl Manifest {
-    /// Reads and checks the manifest of the checkpoint in `folder`. Fails if it is missing, cannot be read,
-    /// has changed since it was written, or is inconsistent.
+    /// Reads and validates the manifest of the checkpoint in `folder`. Fails if it is missing, unreadable, changed
+    /// since it was written, or inconsistent.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST_FILE);
         let bytes = files::read(&path, MAX_MANIFEST).map_err(CheckpointError::unreadable(&path))?;
         Manifest::from_bytes(&bytes).map_err(|problem| CheckpointError::damaged(&path, problem))
     }
 
-    /// Parses a manifest. The error describes the problem.
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(expecting = "an object with the key `format_version`")]
@@ -196,7 +192,7 @@ impl Manifest {
         if first != seal(rest).as_bytes() {
             return Err("it does not match its own checksum".to_owned());
         }
-        // The first line opens the object that the rest completes.
+        // The first line opens the JSON object that the rest completes.
         let json = [b"{", rest].concat();
         let Version { format_version } = serde_json::from_slice(&json).map_err(|error| error.to_string())?;
         if format_version != FORMAT_VERSION {
@@ -207,10 +203,10 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Returns a JSON object whose first line is a checksum of everything that follows.
+    /// Returns a JSON object whose first line is a checksum of the rest.
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
         let json = serde_json::to_string_pretty(self)?;
-        // Without the brace, which is in the first line.
+        // The first line contains the opening brace.
         let rest = format!("{}\n", json.trim_start_matches('{').trim_start_matches('\n'));
         Ok([seal(rest.as_bytes()).as_bytes(), rest.as_bytes()].concat())
     }
@@ -219,8 +215,7 @@ impl Manifest {
         self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight)
     }
 
-    /// Returns the layout of the groups over `ranks` ranks, as an engine with that many ranks would create
-    /// it.
+    /// Returns the layout of the groups that an engine with `ranks` ranks would create.
     pub fn layout(&self, ranks: usize) -> Vec<ParamGroupLayout> {
         let mut parameters = vec![Vec::new(); self.groups.len()];
         for tensor in self.weights() {
@@ -247,9 +242,8 @@ impl Manifest {
         self.weights().map(TensorEntry::numel).sum()
     }
 
-    /// Checks that the manifest is consistent and cannot make a reader use more resources than the files
-    /// justify, so that later code need not check again. The checksum does not replace this check: it proves
-    /// that the manifest is unchanged, but not who wrote it. The error describes the problem.
+    /// Validates the manifest, so that later code can trust its sizes and names. The checksum cannot replace this,
+    /// because anyone can write a manifest with a valid checksum.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.checksums != Checksum::NAME {
             return Err(format!("its checksums are `{}`", self.checksums));
@@ -292,7 +286,6 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checks the numbers of the run's position; the error describes the problem.
     fn check_state(&self) -> Result<(), String> {
         let state = &self.state;
         state.model.validate().map_err(|error| error.to_string())?;
@@ -320,7 +313,7 @@ impl Manifest {
         }
     }
 
-    /// Checks the names, which are printed on terminals; the error describes the problem.
+    /// Validates the names, which are printed on terminals; the error describes the problem.
     fn check_names(&self) -> Result<(), String> {
         let Manifest { architecture, optimizer, .. } = self;
         let parts = architecture.parts.iter().flat_map(|part| [&part.kind, &part.name]);
@@ -338,8 +331,8 @@ impl Manifest {
         }
     }
 
-    /// Checks the sizes of the model, each of which must be a dimension of some weight. Code that builds the
-    /// model must also compare the number of parameters. The dimensions of custom blocks are unknown here.
+    /// Checks that each size of the model is a dimension of some weight. Code that builds the model must also compare
+    /// the number of parameters. Skips the dimensions of custom blocks, which are unknown.
     pub(super) fn check_sizes(&self) -> Result<(), String> {
         let model = &self.state.model;
         if self.architecture != Architecture::decoder() {
@@ -374,21 +367,20 @@ impl Manifest {
     }
 }
 
-/// Returns the first line of a manifest: the opening brace and a checksum of the rest.
+/// Returns the first line of a manifest: the opening brace and a checksum of `rest`.
 fn seal(rest: &[u8]) -> String {
     format!("{{ \"checksum\": \"{}\",\n", Checksum::of(rest))
 }
 
-/// Returns the manifest entry for a file with `content` and without tensors.
 pub(super) fn entry_of(content: &[u8]) -> FileEntry {
     let bytes = content.len() as u64;
     FileEntry { bytes, covered: bytes, checksum: Checksum::of(content) }
 }
 
-/// Checks that a fully covered file matches its entry.
+/// Checks that a file without tensors matches its entry.
 pub(super) fn check_plain_file(folder: &Path, name: &str, entry: &FileEntry) -> Result<()> {
     let path = folder.join(name);
-    // A longer file is not read.
+    // A file of another length need not be read.
     let found = files::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();
     if found.map_err(CheckpointError::io("read", &path))?.len() == entry.bytes {
         let content = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;

@@ -1,5 +1,3 @@
-//! Finds and opens checkpoints.
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
@@ -24,8 +22,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Returns the checkpoint folder for `path`: `path` itself, or the newest checkpoint if `path` is a run
-    /// folder or a run's folder of checkpoints. Does not read the checkpoint's contents.
+    /// Returns the checkpoint folder for `path`: itself, or the newest checkpoint of a run folder or checkpoints
+    /// folder.
     pub fn find(path: &Path) -> Result<PathBuf> {
         if folder::is_complete(path) {
             return Ok(path.to_owned());
@@ -41,7 +39,6 @@ impl Checkpoint {
             let hint = "name a folder that holds manifest.json, or a run folder with a checkpoint in it";
             let found = folders.iter().map(|folder| folder::unusable(folder));
             let mut found = found.into_iter().find(|found| !found.is_empty()).unwrap_or_default();
-            // A path that is not a checkpoint's folder has no manifest either.
             if found.is_empty()
                 && let Err(error) = folder::has_manifest(path)
             {
@@ -51,8 +48,7 @@ impl Checkpoint {
         })
     }
 
-    /// Opens the checkpoint that [`Checkpoint::find`] returns for `path`. Reads and checks the manifest and
-    /// the small files, but no weights yet.
+    /// Opens the checkpoint that [`Checkpoint::find`] returns for `path`. Reads no weights.
     pub fn open(path: &Path) -> Result<Self> {
         let folder = Checkpoint::find(path)?;
         let is_usable = |folder: &Path| Checkpoint::open_at(folder).is_ok();
@@ -64,12 +60,11 @@ impl Checkpoint {
         })
     }
 
-    /// Opens the checkpoint in `folder` itself.
     fn open_at(folder: &Path) -> Result<Self> {
         let checkpoint =
             Checkpoint { folder: folder.to_owned(), manifest: Arc::new(Manifest::read(folder)?) };
         checkpoint.manifest.check_sizes().map_err(|problem| checkpoint.wrong_manifest(problem))?;
-        // Configuration, tokenizer and similar files are read elsewhere, without their checksums.
+        // Other code reads these files without checking their checksums.
         let files = checkpoint.manifest.files.iter();
         for (name, entry) in files.filter(|(_, entry)| entry.covered == entry.bytes) {
             check_plain_file(folder, name, entry)?;
@@ -81,9 +76,8 @@ impl Checkpoint {
         CheckpointError::damaged(&self.folder.join(MANIFEST_FILE), problem)
     }
 
-    /// Fails unless the number of weights matches the model, built from `layers`, and the weight files have
-    /// the lengths in the manifest. Must be called before memory is allocated for the weights. The weights'
-    /// contents are checked when they are read.
+    /// Fails unless the model built from `layers` has as many weights, and the weight files have the expected lengths.
+    /// Must be called before memory is allocated for the weights.
     pub(crate) fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
         let expected = Decoder::count_parameters(layers, &self.manifest.state.model)? as u64;
         let found = self.manifest.num_parameters();
@@ -94,8 +88,7 @@ impl Checkpoint {
         self.check_lengths(|saved| *saved == Saved::Weight)
     }
 
-    /// Fails unless the files of weights and optimizer state have the lengths in the manifest. The contents
-    /// are checked when they are read.
+    /// Fails unless the files of weights and optimizer state have the lengths in the manifest.
     pub fn check_files_are_there(&self) -> Result<()> {
         self.check_lengths(|_| true)
     }
@@ -115,8 +108,7 @@ impl Checkpoint {
         })
     }
 
-    /// Returns the folder of the newest checkpoint of the run in `out`. Does not read the checkpoint's
-    /// contents.
+    /// Returns the folder of the newest checkpoint of the run in `out`.
     pub fn find_latest(out: &Path) -> Result<PathBuf> {
         let folder = checkpoints_folder(out);
         newest(&folder).ok_or_else(|| {
@@ -125,7 +117,7 @@ impl Checkpoint {
         })
     }
 
-    /// Returns whether the run in `out` has a complete checkpoint, even an unreadable one.
+    /// Reports whether the run in `out` has a complete checkpoint, even an unreadable one.
     pub fn is_in(out: &Path) -> bool {
         folder::has_any(&checkpoints_folder(out))
     }
@@ -135,8 +127,7 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// Fails unless the checkpoint was trained with the optimizer `here`, which is to continue from its
-    /// state.
+    /// Fails unless the checkpoint was trained with the optimizer `here`.
     pub fn require_optimizer(&self, here: &SavedOptimizer) -> Result<()> {
         let saved = &self.manifest.optimizer;
         if saved.is(here) {
@@ -156,12 +147,12 @@ impl Checkpoint {
         &self.folder
     }
 
-    /// Returns the path of the tokenizer's file.
+    /// Returns the path of the tokenizer file.
     pub fn tokenizer(&self) -> PathBuf {
         self.folder.join(TOKENIZER_FILE)
     }
 
-    /// Returns the path of the configuration of the run that wrote the checkpoint, if there was one.
+    /// Returns the path of the run's configuration, if the checkpoint has one.
     pub fn config(&self) -> Option<PathBuf> {
         Some(self.folder.join(CONFIG_FILE)).filter(|path| path.exists())
     }
@@ -171,14 +162,12 @@ impl Checkpoint {
         self.manifest.state.context_length
     }
 
-    /// Returns the sequence length, in tokens, on which the model was trained, or the model's context length
-    /// if there is no configuration.
+    /// Returns the sequence length, in tokens, in training, or else the model's context length.
     pub fn seq_len(&self) -> usize {
         self.size_in_config("data", "seq_len").unwrap_or_else(|| self.context_length())
     }
 
-    /// Returns `model.context_length` of the configuration, which is set only if the initial model specified
-    /// it.
+    /// Returns the context length that the initial model specified, if any.
     pub fn given_context(&self) -> Option<usize> {
         self.size_in_config("model", "context_length")
     }
@@ -189,7 +178,6 @@ impl Checkpoint {
     }
 }
 
-/// Returns the error for a `path` without a usable checkpoint; `found` lists unusable ones.
 fn none_in(path: &Path, found: Vec<(PathBuf, String)>, hint: &'static str) -> CheckpointError {
     let path = path.to_owned();
     match found.is_empty() {

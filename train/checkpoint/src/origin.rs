@@ -1,8 +1,7 @@
-//! The origin of a checkpoint: its model's architecture, and its optimizer.
+//! The architecture and the optimizer that a checkpoint belongs to.
 //!
-//! Weights do not identify the code that uses them: a custom block may have parameters of the same names and
-//! shapes as the built-in block, but compute something different. So a checkpoint names its architecture and
-//! optimizer, and programs with different ones refuse it.
+//! Weights do not identify the code that uses them: a custom block may have the parameters of the built-in block but
+//! compute something else. A checkpoint therefore names its architecture and optimizer.
 
 use std::sync::Arc;
 
@@ -17,14 +16,14 @@ use serde::{Deserialize, Serialize};
 pub struct Architecture {
     /// Name of the whole model; `decoder` is [`kiln_model::decoder::Decoder`].
     pub name: String,
-    /// Parts of the model that are not built in.
+    /// Custom parts of the model.
     pub parts: Vec<CustomPart>,
 }
 
 /// A part of a model that is not built in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CustomPart {
-    /// The kind of built-in part that it replaces, such as `block`.
+    /// Kind of built-in part that it replaces, such as `block`.
     pub kind: String,
     /// Name given by its author.
     pub name: String,
@@ -41,7 +40,6 @@ impl Architecture {
         Architecture::without(&Layers::default(), model)
     }
 
-    /// Returns the decoder whose custom parts are the layers of `model` that `layers` lacks.
     fn without(layers: &Layers, model: &ModelConfig) -> Self {
         let part = |(kind, name): (&str, &str)| CustomPart { kind: kind.to_owned(), name: name.to_owned() };
         Architecture {
@@ -50,13 +48,12 @@ impl Architecture {
         }
     }
 
-    /// Returns the reason why a program with `layers` cannot use the weights of `model`; `None` if it can.
+    /// Returns the reason why a program with `layers` cannot use the weights of `model`, if any.
     pub(crate) fn objection_with(layers: &Layers, model: &ModelConfig) -> Option<String> {
         Architecture::without(layers, model).objection(&Architecture::decoder())
     }
 
-    /// Returns the reason why a program that builds `here` cannot use these weights, and which program can;
-    /// `None` if the program can use them.
+    /// Returns the reason why a program that builds `here` cannot use these weights, if any.
     pub(crate) fn objection(&self, here: &Architecture) -> Option<String> {
         if self == here {
             return None;
@@ -80,7 +77,6 @@ impl Architecture {
         ))
     }
 
-    /// Describes the parts of `other` that `self` lacks.
     fn lacks_of(&self, other: &Architecture) -> Vec<String> {
         let name = (self.name != other.name).then(|| format!("architecture `{}`", other.name));
         let parts = other.parts.iter().filter(|part| !self.parts.contains(part));
@@ -104,13 +100,12 @@ impl std::fmt::Display for Architecture {
     }
 }
 
-/// An optimizer, and the names of the state that it keeps.
+/// An optimizer and the names of its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedOptimizer {
     /// Name of the optimizer, such as `adamw`.
     pub name: String,
-    /// Names of the values that the optimizer keeps for every element of a weight, as written by [`Saved`];
-    /// empty for an optimizer without state.
+    /// Names of the values kept for every element of a weight, such as `exp_avg`; empty for an optimizer without state.
     pub state: Vec<String>,
 }
 
@@ -126,13 +121,12 @@ impl SavedOptimizer {
         SavedOptimizer { name: optimizer.name().to_owned(), state }
     }
 
-    /// Returns whether both have the same name and the same state names, in any order.
+    /// Reports whether both have the same name and the same state names, in any order.
     pub(super) fn is(&self, other: &Self) -> bool {
         let names = |optimizer: &Self| BTreeSet::from_iter(optimizer.state.clone());
         self.name == other.name && names(self) == names(other)
     }
 
-    /// Returns the optimizer's slots, in the form in which they are saved.
     pub(super) fn slots(&self) -> Vec<Saved> {
         self.state.iter().map(|name| Saved::Slot(name.as_str().into())).collect()
     }
@@ -147,8 +141,7 @@ impl std::fmt::Display for SavedOptimizer {
     }
 }
 
-/// A part of a parameter that a checkpoint stores. In a manifest it is written as `weight` or as the name of
-/// a slot of the optimizer's state.
+/// A part of a parameter that a checkpoint stores. Manifests spell it `weight` or as the name of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Saved {
@@ -158,7 +151,6 @@ pub enum Saved {
     Slot(Arc<str>),
 }
 
-/// The name of [`Saved::Weight`] in a manifest.
 const WEIGHT: &str = "weight";
 
 impl From<String> for Saved {
@@ -217,13 +209,12 @@ mod tests {
         let other = Architecture { name: "encoder".to_owned(), ..Architecture::decoder() };
         let objection = other.objection(&stock).unwrap();
         assert!(objection.contains("with architecture `encoder`"), "{objection}");
-        // A program that has the layer can use it.
         let model = ModelConfig { feed_forward: "mine".to_owned(), ..ModelConfig::preset("10m").unwrap() };
         let objection = Architecture::objection_with(&Layers::default(), &model).unwrap();
         assert!(objection.contains("with feed_forward `mine`"), "{objection}");
         let layers = Layers::default().feed_forward("mine", |init| Ok(SwiGlu::new(init)));
         assert_eq!(Architecture::objection_with(&layers, &model), None);
-        // The same parts in another order make a different model.
+        // The same custom part twice makes a different model.
         let two = Architecture { parts: [mine.parts.clone(), mine.parts].concat(), ..stock };
         assert!(two.objection(&with_block("mine")).is_some());
     }

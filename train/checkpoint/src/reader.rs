@@ -1,5 +1,3 @@
-//! Reads only the parts of a checkpoint that are needed.
-
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::path::Path;
@@ -20,11 +18,10 @@ use super::{Checkpoint, CheckpointError, Checksum, Result, SavedOptimizer};
 /// Maximum number of bytes requested from the disk but not yet copied.
 const AHEAD: usize = 32 << 20;
 
-/// Number of bytes per request.
+/// Bytes per prefetch request.
 const STEP: usize = 4 << 20;
 
-/// Reads from a checkpoint. A chunk that is read whole is checked immediately. If several ranks each read a
-/// part of a chunk, `CheckpointReader::check_parts` combines the checksums of the parts.
+/// Reads from a checkpoint, and verifies the checksums of chunks, even of those that ranks read in parts.
 pub struct CheckpointReader<'a> {
     checkpoint: &'a Checkpoint,
     tensors: HashMap<(&'a str, &'a Saved), usize>,
@@ -35,7 +32,6 @@ pub struct CheckpointReader<'a> {
     meter: Arc<Meter>,
 }
 
-/// The elements of a chunk that this rank has read, in the form in which ranks exchange them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 struct ReadPart {
@@ -47,23 +43,19 @@ struct ReadPart {
     checksum: Checksum,
 }
 
-/// The data that a rank is going to read, in order. Data is requested early, to keep the disk busy while
-/// earlier data is copied.
+/// Byte ranges that a rank will read, in order. Requests them early, to keep the disk busy.
 #[derive(Default)]
 struct ReadAhead {
     left: VecDeque<(Arc<TensorFile>, Range<usize>)>,
-    /// Number of bytes requested but not yet copied.
     under_way: usize,
 }
 
 impl ReadAhead {
-    /// Adds a range of bytes of a file to the data to read.
     fn plan(&mut self, file: &Arc<TensorFile>, bytes: Range<usize>) {
         let starts = bytes.clone().step_by(STEP);
         self.left.extend(starts.map(|at| (file.clone(), at..(at + STEP).min(bytes.end))));
     }
 
-    /// Requests more data after `copied` bytes have been copied.
     fn advance(&mut self, copied: usize) {
         self.under_way = self.under_way.saturating_sub(copied);
         while self.under_way < AHEAD
@@ -102,13 +94,12 @@ impl<'a> CheckpointReader<'a> {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Returns the meter that counts the bytes loaded, and their total: first those of the weights, then
-    /// those of the optimizer's state.
+    /// Returns the meter of the bytes loaded: first of the weights, then of the optimizer's state.
     pub fn meter(&self) -> Arc<Meter> {
         self.meter.clone()
     }
 
-    /// Returns whether the checkpoint contains the values `saved` of parameter `name`.
+    /// Reports whether the checkpoint contains the values `saved` of parameter `name`.
     pub fn has(&self, name: &str, saved: &Saved) -> bool {
         self.tensors.contains_key(&(name, saved))
     }
@@ -131,8 +122,7 @@ impl<'a> CheckpointReader<'a> {
         })
     }
 
-    /// Returns the chunks that contain elements `range` of a tensor, each with the range of the chunk's
-    /// elements.
+    /// Returns the chunks that contain elements `range` of a tensor, each with the range within the chunk.
     fn chunks_of(
         &self,
         index: usize,
@@ -172,7 +162,7 @@ impl<'a> CheckpointReader<'a> {
             return Ok(file.clone());
         }
         let path = self.checkpoint.folder().join(name);
-        // The manifest was checked: it describes the file of every chunk.
+        // The manifest was validated: it has an entry for the file of every chunk.
         let file = Arc::new(TensorFile::open(path, &self.checkpoint.manifest().files[name])?);
         lock(&self.files).insert(name, file.clone());
         Ok(file)
@@ -197,10 +187,8 @@ impl<'a> CheckpointReader<'a> {
         Ok(())
     }
 
-    /// Loads this rank's part of all weights. Names and shapes must match exactly, except that weights in
-    /// `allow_missing` may be absent and then keep their values; returns the names of the absent weights.
-    /// Does not compare architectures: see
-    /// [`ModelSource::require_architecture`](crate::source::ModelSource::require_architecture). Collective.
+    /// Loads this rank's part of all weights. Returns the names of absent weights, which `allow_missing` must allow.
+    /// Does not compare architectures. Collective.
     pub fn load_weights(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<BTreeSet<String>> {
         let absent = weights::compare(engine, self, allow_missing)?;
         let names = engine.layout().parameters().map(|(_, parameter)| parameter.name.as_str());
@@ -212,9 +200,8 @@ impl<'a> CheckpointReader<'a> {
         Ok(absent)
     }
 
-    /// Loads this rank's part of the optimizer's moments, and sets the engine's number of updates. A
-    /// checkpoint from before the first update has no moments. Moments of parameters that are now frozen are
-    /// not loaded. Fails if the moments belong to a different optimizer from the engine's. Collective.
+    /// Loads this rank's part of the optimizer's moments, except for frozen parameters, and sets the engine's number of
+    /// updates. Fails if the checkpoint has a different optimizer. Collective.
     pub fn load_optimizer(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<()> {
         self.checkpoint.require_optimizer(&SavedOptimizer::of(engine.optimizer()))?;
         let state = self.checkpoint.state();
@@ -252,8 +239,8 @@ impl<'a> CheckpointReader<'a> {
         self.check_parts(engine)
     }
 
-    /// Checks the chunks of which each rank has read a part, by combining the checksums of the parts. Data
-    /// that was read must not be used before this call. Collective.
+    /// Combines the checksums of chunks that ranks have read in parts. Data must not be used before this call.
+    /// Collective.
     fn check_parts(&self, engine: &Engine) -> Result<()> {
         let mine = std::mem::take(&mut *lock(&self.parts));
         let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", bytemuck::cast_slice(&mine))?;

@@ -1,16 +1,9 @@
 //! Saves checkpoints while a run continues.
 //!
-//! The ranks agree to begin a save and take a snapshot. Then each rank writes its part in a background thread
-//! and leaves a description of the part in the folder. When rank 0's thread finds all descriptions, it
-//! completes the checkpoint without a collective. After each step, the ranks' save progress is summed
-//! together with the losses, so that all ranks learn in the same step that the save has failed or finished.
-//!
-//! A full checkpoint is not written in the background: rank 0 gathers one group at a time, and its thread
-//! writes each group before the next is gathered.
-//!
-//! A hanging disk makes a save fail: once all ranks have written their parts, rank 0 has
-//! [`SaveOptions::timeout`] to find the parts, and no rank may spend longer than that without writing
-//! anything. Ranks that wait for a save to finish exchange messages every few seconds.
+//! The ranks agree to begin a save and take a snapshot. Each rank then writes its part in a background thread, and
+//! leaves a description of the part in the folder. Once all descriptions are visible, rank 0's thread completes the
+//! checkpoint without a collective. The ranks exchange their progress after each step, so they all end a save in the
+//! same step.
 
 use std::borrow::Cow;
 use std::fs;
@@ -33,7 +26,6 @@ use super::status::{Next, Stage, Status};
 use super::write::{self, Completion, Entry, Part, Values, WriterOutput};
 use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, SavedOptimizer, folder};
 
-/// Pause between two checks for the other ranks' parts: the first pause, and the maximum.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(320)];
 
 /// Maximum time between two messages of ranks that wait for a save to finish.
@@ -44,24 +36,21 @@ const MESSAGE_INTERVAL: Duration = Duration::from_secs(5);
 pub struct SaveOptions {
     /// Folder with all checkpoints of the run.
     pub folder: PathBuf,
-    /// Sharded or full.
+    /// Layout of the values in files.
     pub format: Format,
-    /// True if sharded checkpoints are written in the background during the following steps. Full checkpoints
-    /// never are, because rank 0 would have to hold the whole model.
+    /// True to write sharded checkpoints in the background. Full checkpoints are always written in the foreground, one
+    /// group at a time, so that rank 0 need not hold the whole model.
     pub background: bool,
     /// Rule for the checkpoints to keep.
     pub keep: Keep,
-    /// Maximum time without progress: how long a rank may write nothing, and how long the parts of all ranks
-    /// may take to become visible once they are written.
+    /// Maximum time that a rank may write nothing, and that all ranks' parts may take to become visible once written.
     pub timeout: Duration,
-    /// The run folder that contains the checkpoints, if it is locked. Once the folder belongs to another run,
-    /// nothing is written or removed there.
+    /// The locked run folder that contains the checkpoints. Saves fail once this folder belongs to another run.
     pub held: Option<HeldFolder>,
 }
 
 impl SaveOptions {
-    /// Returns options that save sharded checkpoints in `folder`, keep all of them, and do not write in the
-    /// background.
+    /// Returns options that save sharded checkpoints in `folder`, never remove any, and write in the foreground.
     pub fn new(folder: PathBuf) -> Self {
         SaveOptions {
             folder,
@@ -81,7 +70,7 @@ impl SaveOptions {
 /// A rank's progress of a background save, as numbers that can be summed over the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// 1 once the rank's part is on the disk.
+    /// 1 once the rank's part is on disk.
     pub written: f64,
     /// 1 once the rank has no work left.
     pub done: f64,
@@ -95,19 +84,17 @@ impl Progress {
         [self.written, self.done, self.failed]
     }
 
-    /// Converts the sums of [`Progress::to_values`] back.
+    /// Converts sums of [`Progress::to_values`] back to a progress.
     pub fn from_values([written, done, failed]: [f64; 3]) -> Self {
         Progress { written, done, failed }
     }
 }
 
-/// Returns 1 for true and 0 for false, for summing over the ranks.
 fn count(is_true: bool) -> f64 {
     f64::from(u8::from(is_true))
 }
 
-/// Writes the checkpoints of a run and removes old ones. All ranks must call the same methods in the same
-/// order.
+/// Writes the checkpoints of a run and removes old ones. All ranks must call the same methods in the same order.
 pub struct Saver {
     options: SaveOptions,
     rank: usize,
@@ -116,7 +103,6 @@ pub struct Saver {
     meter: Arc<Meter>,
 }
 
-/// A save in progress.
 struct Pending {
     place: PathBuf,
     status: Arc<Status>,
@@ -129,20 +115,18 @@ impl Saver {
         Saver { options, rank, pending: None, cpu_time: Duration::ZERO, meter: Arc::default() }
     }
 
-    /// Returns the meter that counts the bytes written of this rank's part in the latest save.
+    /// Returns the meter that counts the bytes that this rank has written in the latest save.
     pub fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
 
-    /// Returns whether a save is in progress in the background.
+    /// Reports whether a save is in progress in the background.
     pub fn is_pending(&self) -> bool {
         self.pending.is_some()
     }
 
-    /// Begins to save the current state; later steps do not change the data that is written. A background
-    /// save returns `None` immediately; any other save returns the checkpoint's folder once everything is on
-    /// the disk. Waits for an earlier save first. Collective. Fails if this save or the earlier one cannot be
-    /// written; complete checkpoints are not affected.
+    /// Begins to save the current state, after waiting for an earlier save. Returns the folder of the checkpoint once
+    /// it is on disk, or `None` for a background save. Collective. Fails if this save or the earlier one fails.
     pub fn begin(&mut self, engine: &Engine, context: SaveContext) -> Result<Option<PathBuf>> {
         self.settle(engine)?;
         let context = SaveContext { optimizer: SavedOptimizer::of(engine.optimizer()), ..context };
@@ -185,7 +169,7 @@ impl Saver {
             .map_err(CheckpointError::io("start a thread to write", &place));
         let agreed = self.agree(engine, thread);
         if agreed.is_err() {
-            // If another rank could not start its thread, this rank's thread must not wait for that rank.
+            // This rank's thread must not wait for a rank that could not start its own thread.
             status.cancel();
         }
         self.pending = Some(Pending { place, status, thread: agreed? });
@@ -197,8 +181,8 @@ impl Saver {
         self.settle(engine)
     }
 
-    /// Gathers every group to rank 0, whose thread writes one group at a time. Ranks keep exchanging
-    /// messages, so no rank times out even if writing takes long. Collective.
+    /// Gathers every group to rank 0, whose thread writes it. Ranks keep exchanging messages to prevent timeouts.
+    /// Collective.
     fn gather(
         &self,
         engine: &Engine,
@@ -209,7 +193,7 @@ impl Saver {
         let Some(Pending { status, .. }) = &self.pending else { return Ok(()) };
         let mut is_writing = self.rank == 0;
         for (group, saved) in kinds {
-            // Every rank takes part in every gather, even if rank 0 has failed already.
+            // Every rank takes part in every gather, even after rank 0 has failed.
             let values = engine.gather_group(*group, saved.kind())?;
             if let Some(values) = values.filter(|_| is_writing) {
                 is_writing = status.record_progress().is_ok() && groups.send(values).is_ok();
@@ -230,7 +214,6 @@ impl Saver {
                 }
             }
         }
-        // The thread completes the checkpoint now.
         let _ = status.record_progress();
         Ok(())
     }
@@ -238,8 +221,8 @@ impl Saver {
     /// Returns this rank's progress, which must be summed over the ranks and passed to [`Saver::advance`].
     pub fn progress(&self) -> Progress {
         let Some(Pending { status, thread, .. }) = &self.pending else { return Progress::default() };
-        // A thread that panics leaves its stage as it was. Looked up first: the stage of a thread that has
-        // ended does not change.
+        // Read `is_finished` first: the stage of a finished thread no longer changes. A panic leaves the stage
+        // unchanged.
         let has_ended = thread.is_finished();
         let stage = status.stage();
         let failed = status.is_stalled(self.options.timeout)
@@ -247,22 +230,19 @@ impl Saver {
             || (has_ended && stage != Stage::Complete);
         Progress {
             written: count(matches!(stage, Stage::Written | Stage::Complete)),
-            // Rank 0 completes the checkpoint when its own part is written.
             done: count(stage == Stage::Complete && !failed),
             failed: count(failed),
         }
     }
 
-    /// Ends a background save that is complete or has failed. `all` is the sum of all ranks' progress, so all
-    /// ranks end the save in the same step. Returns the folder of a completed checkpoint. Collective if there
-    /// is a save to end.
+    /// Ends a save that is complete or has failed, given the sum of all ranks' progress. Returns the folder of a
+    /// complete checkpoint. Collective if there is a save to end.
     pub fn advance(&mut self, engine: &Engine, all: Progress) -> Result<Option<PathBuf>> {
         let ranks = engine.world().world_size() as f64;
         self.inform_thread(all, ranks);
         if all.failed > 0.0 || all.done == ranks { self.settle(engine) } else { Ok(None) }
     }
 
-    /// Informs this rank's thread of the other ranks' progress.
     fn inform_thread(&self, all: Progress, ranks: f64) {
         let Some(Pending { status, .. }) = &self.pending else { return };
         if all.failed > 0.0 {
@@ -272,8 +252,7 @@ impl Saver {
         }
     }
 
-    /// Waits for the save in progress, if there is one, and returns its folder. Ranks keep exchanging
-    /// messages, so no rank times out even if the save takes long. Collective.
+    /// Waits for the save in progress, if any, and returns its folder. Collective.
     pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>> {
         let ranks = engine.world().world_size() as f64;
         while let Some(Pending { status, .. }) = &self.pending {
@@ -297,7 +276,6 @@ impl Saver {
         outcome.map(|()| Some(place))
     }
 
-    /// Waits until a save's thread ends, unless the thread hangs.
     fn end(&self, pending: Pending) -> Result<Duration> {
         let Pending { place, status, thread } = pending;
         let timeout = self.options.timeout;
@@ -305,8 +283,7 @@ impl Saver {
             status.wait(MESSAGE_INTERVAL);
         }
         if status.is_stalled(timeout) {
-            // The thread hangs in the system, where it cannot be interrupted. If it ever returns, it finds that its
-            // work is no longer wanted.
+            // The thread hangs in a system call. If the call ever returns, the cancellation stops the thread.
             status.cancel();
             let (path, seconds) = (folder::beside(&place), timeout.as_secs_f64());
             return Err(CheckpointError::Stalled { path, seconds });
@@ -317,12 +294,11 @@ impl Saver {
         })
     }
 
-    /// Returns the processor time that this rank's thread used for the last complete checkpoint.
+    /// Returns the CPU time of this rank's thread for the last complete checkpoint.
     pub fn cpu_time(&self) -> Duration {
         self.cpu_time
     }
 
-    /// Removes the remains of a failed save, to free disk space.
     fn clean_up(&self, place: &Path) {
         if self.rank == 0
             && !self.options.held.as_ref().is_some_and(HeldFolder::is_lost)
@@ -332,14 +308,13 @@ impl Saver {
         }
     }
 
-    /// Returns `mine` if no rank has an error. Otherwise returns this rank's own error, or the error that
-    /// another rank failed.
+    /// Returns `mine` if no rank has an error, or else this rank's error or [`CheckpointError::OtherRank`].
     fn agree<T>(&self, engine: &Engine, mine: Result<T>) -> Result<T> {
         let failed = engine.all_reduce_f64(Phase::Checkpoint, "save", &[count(mine.is_err())])?;
         if failed[0] == 0.0 {
             return mine;
         }
-        // A lost folder causes many kinds of errors, possibly on other ranks first.
+        // A lost folder can cause other errors first, on any rank, so report the loss instead.
         match self.options.check_held() {
             Err(lost @ CheckpointError::NotHeld { .. }) => Err(lost),
             _ => mine.and(Err(CheckpointError::OtherRank)),
@@ -349,11 +324,10 @@ impl Saver {
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        // The run has failed. If all ranks have written their parts, they may still become a checkpoint;
-        // nothing may be written into the run folder afterwards.
+        // The run has failed. The parts may still become a checkpoint, but only before this function returns.
         let Some(pending) = self.pending.take() else { return };
         let place = pending.place.clone();
-        // The others must learn of a panic before they give up on this rank.
+        // A panicking rank must not wait here: other ranks may time out before they learn of the panic.
         if thread::panicking() {
             pending.status.cancel();
         } else {
@@ -368,18 +342,15 @@ impl Drop for Saver {
     }
 }
 
-/// Returns the maximum time between two messages of `engine`'s ranks during a save.
 fn message_interval(engine: &Engine) -> Duration {
     MESSAGE_INTERVAL.min(engine.policy().timeout / 4)
 }
 
-/// Creates an empty folder, replacing any existing one.
 fn create_empty(path: &Path) -> Result<()> {
     folder::remove(path)?;
     fs::create_dir_all(path).map_err(CheckpointError::io("create", path))
 }
 
-/// Writes one rank's part; on rank 0, also completes the checkpoint from all parts.
 struct Writer {
     source: Source,
     layout: Vec<ParamGroupLayout>,
@@ -393,11 +364,9 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes the part; returns the processor time used.
     fn run(&mut self) -> Result<Duration> {
         memory::bind_to_rank(self.rank);
         let beside = folder::beside(&self.place);
-        // The chunk of every group that this rank writes.
         let chunk = match self.options.format {
             Format::Sharded => Some(ParamGroupLayout::own_chunk(&self.mesh, self.rank)),
             Format::Full if self.rank == 0 => None,
@@ -423,7 +392,6 @@ impl Writer {
             };
             self.complete(&beside, outputs)?;
         }
-        // A clock that every thread has.
         Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from))
     }
 
@@ -450,8 +418,7 @@ impl Writer {
         }
     }
 
-    /// Moves the checkpoint to its place. Fails if the checkpoint is no longer wanted: a disk that hung may
-    /// respond after the run has given up this save.
+    /// Moves the checkpoint to its final place. Fails if the save was cancelled, for example while a disk hung.
     fn complete(&self, beside: &Path, outputs: Vec<WriterOutput>) -> Result<()> {
         let Writer { place, layout, context, options, status, .. } = self;
         status.record_progress()?;
@@ -469,20 +436,16 @@ impl Writer {
     }
 }
 
-/// The source of a writer's values.
 enum Source {
-    /// This rank's part of the state.
     Snapshot(Snapshot),
-    /// Whole groups, one at a time.
     Gathered {
         groups: Receiver<Buffer>,
-        /// Receives a message when the values of a group have been written.
+        /// Signals that the values of a group have been written.
         written: Sender<()>,
         current: Option<Buffer>,
     },
 }
 
-/// A source, and the status that records progress as its values are written.
 struct Watched<'a> {
     source: &'a mut Source,
     status: &'a Status,
@@ -501,7 +464,7 @@ impl Values for Watched<'_> {
             }
             Source::Gathered { groups, current, .. } => {
                 if current.is_none() {
-                    // If there are no more groups, the ranks have lost their connections.
+                    // The sender is gone if the ranks have lost their connections.
                     *current = Some(groups.recv().map_err(|_| CheckpointError::OtherRank)?);
                 }
                 (current.as_ref().map_or(Ok(&[][..]), Buffer::as_slice)?, start)
@@ -515,7 +478,7 @@ impl Values for Watched<'_> {
             Source::Snapshot(snapshot) => snapshot.release(group, saved.kind()),
             Source::Gathered { written, current, .. } => {
                 *current = None;
-                // The receiver is gone if the rank no longer waits for this.
+                // The receiver is gone once the rank stops waiting.
                 let _ = written.send(());
             }
         }
@@ -539,7 +502,7 @@ mod tests {
         ModelConfig { d_model: 8, heads: 2, kv_heads: 2, layers: 1, ..model }
     }
 
-    /// Runs `work` on two ranks, which wait for each other for at most a second; returns rank 0's result.
+    /// Runs `work` on two ranks, whose collectives time out after one second. Returns rank 0's result.
     fn on_two_ranks<T: Send>(work: impl Fn(&Engine, usize) -> Result<T> + Sync) -> Result<T, String> {
         let outcomes = run_ranks(2, 1, |world| {
             let rank = world.rank();
@@ -547,7 +510,6 @@ mod tests {
             let policy = Policy { timeout: LIMIT, ..Policy::default() };
             let decoder = ShardedDecoder::new(decoder, EngineBuilder::new(world, policy, None)?)?;
             let outcome = work(decoder.engine(), rank).map_err(|error| error.to_string());
-            // The ranks are still connected.
             decoder.engine().all_reduce_f64(Phase::Checkpoint, "save", &[1.0])?;
             Ok::<_, ShardError>(outcome)
         });
@@ -556,7 +518,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(1);
 
-    /// Saves to a disk that takes several times as long as the ranks would wait for each other.
+    /// Saves to a disk that is several times slower than the timeout of the ranks' collectives.
     fn save_slowly(timeout: Duration) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         on_two_ranks(|engine, rank| {

@@ -1,4 +1,4 @@
-//! A model on disk in any supported format. Every command that takes a checkpoint accepts any of them.
+//! A model on disk, in any format that commands accept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -23,7 +23,6 @@ use crate::{Architecture, Checkpoint, CheckpointError, TOKENIZER_FILE, error::Re
 /// Maximum sequence length, in tokens, for evaluating a model that Kiln has not trained.
 const USUAL_SEQ_LEN: usize = 2048;
 
-/// The text next to the progress bar while weights are read.
 const LOADING: &str = "loading the weights";
 
 /// A model on disk.
@@ -36,8 +35,8 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// Opens a checkpoint, the newest checkpoint of a run folder, or a folder in the Hugging Face layout.
-    /// Code that computes with the weights must call [`ModelSource::require_layers`] next.
+    /// Opens a checkpoint, the newest checkpoint of a run folder, or a folder in the Hugging Face layout. Before
+    /// computing with the weights, call [`ModelSource::require_layers`].
     pub fn open(path: &Path) -> Result<Self> {
         if HuggingFaceFolder::is_one(path) {
             return Ok(ModelSource::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
@@ -45,7 +44,7 @@ impl ModelSource {
         Ok(ModelSource::Checkpoint(Box::new(Checkpoint::open(path)?)))
     }
 
-    /// Like [`ModelSource::open`], but fails unless `layers` has all layers of the model.
+    /// Opens a model like [`ModelSource::open`]. Fails unless `layers` has all of its layers.
     pub fn open_with(path: &Path, layers: &Layers) -> Result<Self> {
         let source = ModelSource::open(path)?;
         source.require_layers(layers)?;
@@ -57,9 +56,7 @@ impl ModelSource {
         self.refuse(Architecture::objection_with(layers, self.model()))
     }
 
-    /// Fails unless the weights belong to the architecture that the caller builds: weights with the same
-    /// names and shapes may mean something else in a different architecture. Weights in the Hugging Face
-    /// layout always belong to the built-in decoder.
+    /// Fails unless the weights belong to the architecture `here`. Equal names and shapes do not imply this.
     pub fn require_architecture(&self, here: &Architecture) -> Result<()> {
         self.refuse(match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.manifest().architecture.objection(here),
@@ -67,7 +64,6 @@ impl ModelSource {
         })
     }
 
-    /// Fails with `objection`, the reason why the program cannot use the weights, if there is one.
     fn refuse(&self, objection: Option<String>) -> Result<()> {
         let path = self.folder().to_owned();
         objection.map_or(Ok(()), |objection| Err(CheckpointError::OtherArchitecture { path, objection }))
@@ -89,9 +85,7 @@ impl ModelSource {
         }
     }
 
-    /// Returns the shape of the model, with built-in layers in place of those that `layers` lacks. A program
-    /// that lacks a layer either refuses the weights because of their architecture, or uses them as the
-    /// weights of a built-in layer.
+    /// Returns the shape of the model, with built-in layers instead of those that `layers` lacks.
     pub fn model_of(&self, layers: &Layers) -> ModelConfig {
         let mut model = self.model().clone();
         for (key, _) in layers.missing(self.model()) {
@@ -118,8 +112,7 @@ impl ModelSource {
         }
     }
 
-    /// Returns the context length that the original model specified, regardless of the data it was trained
-    /// on.
+    /// Returns the context length that the original model specified, independent of the sequence length in training.
     pub fn given_context(&self) -> Option<usize> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.given_context(),
@@ -127,8 +120,8 @@ impl ModelSource {
         }
     }
 
-    /// Returns the sequence length, in tokens, for evaluations: the length on which Kiln has trained the
-    /// model, or else the context length, at most 2048.
+    /// Returns the sequence length, in tokens, for evaluations: the length in training, or the context length up to
+    /// 2048.
     pub fn seq_len(&self) -> usize {
         let context = self.context_length();
         match self {
@@ -147,8 +140,7 @@ impl ModelSource {
         }
     }
 
-    /// Returns the ids that end a text, in addition to the tokenizer's own; empty if the folder specifies
-    /// none.
+    /// Returns the end-of-text ids that the folder specifies, in addition to the tokenizer's own.
     pub fn end_ids(&self) -> Result<Vec<u32>> {
         Ok(hugging_face::token_ids(self.folder())?.end)
     }
@@ -161,20 +153,17 @@ impl ModelSource {
         }
     }
 
-    /// Fails unless the files of all weights are complete, judging by their lengths. `layers` must contain
-    /// all layers of the model.
+    /// Fails unless the weight files have the expected lengths. `layers` must contain all layers of the model.
     pub fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.check_weights_are_there(layers),
-            // Opening the folder has checked this already.
+            // Opening the folder has already checked this.
             ModelSource::HuggingFace(_) => Ok(()),
         }
     }
 
-    /// Fails if the saved model has a different shape from `model`. Reports this before any work starts, even
-    /// if the weights would fit but mean something else, as with a different number of heads. If some weights
-    /// may be missing, does not compare keys that only add weights: [`ModelSource::load_weights`] compares
-    /// the names.
+    /// Fails if the saved model has a different shape from `model`, even if the weights would fit, as with another
+    /// number of heads. If weights may be missing, keys that only add weights are not compared.
     pub fn check_model(&self, model: &ModelConfig, allow_missing: &AllowMissing) -> Result<()> {
         let differences = match allow_missing.is_empty() {
             true => differences(self.model(), model),
@@ -190,10 +179,10 @@ impl ModelSource {
         Err(CheckpointError::OtherModel { path: self.folder().to_owned(), differences, instead })
     }
 
-    /// Loads this rank's part of all weights. Names and shapes must match exactly, except for weights that
-    /// may be missing; returns the names of the missing weights. Collective.
+    /// Loads this rank's part of all weights. Names and shapes must match, except for weights that may be missing.
+    /// Returns the names of the missing weights. Collective.
     pub fn load_weights(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<BTreeSet<String>> {
-        // A progress line only on a terminal, so that it is not mixed with the output of commands.
+        // Show progress only on a terminal, so that it is not mixed with the output of commands.
         let line = |meter| (engine.world().rank() == 0).then(|| ProgressLine::on_terminal(LOADING, meter));
         match self {
             ModelSource::Checkpoint(checkpoint) => {
@@ -211,8 +200,8 @@ impl ModelSource {
         }
     }
 
-    /// Loads the tokenizer. Its end of text becomes the first one that the folder specifies. Fails if the
-    /// model does not know all of the tokenizer's tokens.
+    /// Loads the tokenizer, with the folder's first end-of-text id. Fails if it has tokens outside the model's
+    /// vocabulary.
     pub fn load_tokenizer(&self) -> Result<Tokenizer> {
         let path = self.tokenizer();
         let damaged = |problem: String| match self {
@@ -232,8 +221,7 @@ impl ModelSource {
         Ok(tokenizer)
     }
 
-    /// Returns the decoder with all weights on `device`, built from `layers` and sharded by `builder`.
-    /// Collective.
+    /// Returns the decoder with all weights on `device`, built from `layers` and sharded by `builder`. Collective.
     pub fn decoder(
         &self,
         layers: &Layers,
@@ -242,7 +230,7 @@ impl ModelSource {
     ) -> Result<ShardedDecoder> {
         self.require_layers(layers)?;
         self.check_weights_are_there(layers)?;
-        // The seed is not used: all weights are loaded.
+        // All weights are loaded, so the seed has no effect.
         let decoder = Decoder::new(layers, self.model(), Key::new(0), device)?;
         let decoder = ShardedDecoder::new(decoder, builder.load_later(|_| true))?;
         self.load_weights(decoder.engine(), &AllowMissing::default())?;
@@ -250,7 +238,6 @@ impl ModelSource {
     }
 }
 
-/// Returns `here`, with the values of `saved` for those keys that only add weights.
 fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig {
     let saved_moe = saved.moe.clone().unwrap_or_default();
     ModelConfig {
@@ -269,15 +256,13 @@ fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig
     }
 }
 
-/// Describes, key by key, why weights of the shape `saved` mean something else in a model of the shape
-/// `here`.
+/// Describes, key by key, how the shapes `saved` and `here` differ, except for settings that each run may choose.
 fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
     let [saved_parts, parts_here] = [saved, here].map(|model| Layers::default().missing(model));
-    // A different head width follows from a different number of heads or model width.
+    // Another number of heads or another model width explains a different head width.
     let is_explained = saved.d_model != here.d_model || saved.heads != here.heads;
     let keys = |model: &ModelConfig| {
         let mut model = model.clone();
-        // Equal values may be written in different ways.
         model.head_dim = Some(model.head_dim()).filter(|_| !is_explained);
         let windowed: Vec<_> = (0..model.layers).map(|index| model.window_of(index).is_some()).collect();
         model.window_pattern = ModelConfig::window_pattern_of(&windowed).filter(|_| model.window.is_some());
@@ -288,9 +273,8 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
         }
         let mut keys: BTreeMap<String, Value> = serde_json::from_value(json!(model)).unwrap_or_default();
         keys.insert("attention".to_owned(), json!(model.attention));
-        // Settings that each run may choose.
         let mut ignored = vec!["dropout", "init_std"];
-        // Layers that are not built in are covered by the comparison of architectures.
+        // `require_architecture` compares custom layers.
         if !(saved_parts.is_empty() && parts_here.is_empty()) {
             ignored.extend(["block", "attention", "feed_forward"]);
         }
@@ -309,7 +293,6 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
     names.into_iter().filter_map(differs).collect()
 }
 
-/// Formats the value of a key, as in `swiglu`, `0.00001` or `10000`.
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

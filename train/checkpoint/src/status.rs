@@ -1,4 +1,4 @@
-//! The progress of the thread that writes a rank's part, and commands to that thread.
+//! Shares the progress of a rank's writer thread, and commands to this thread.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,52 +7,41 @@ use kiln_sys::Meter;
 
 use super::{CheckpointError, Result};
 
-/// How long a thread waits for the parts of other ranks once the run has failed.
+/// Time that a writer thread waits for the parts of other ranks once the run has failed.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
-/// The stage of a rank's save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The rank's part is being written.
     Writing,
-    /// The rank's part is on the disk.
+    /// The rank's part is on disk.
     Written,
-    /// The rank has no work left.
     Complete,
-    /// The rank could not write its part.
     Failed,
 }
 
-/// The next action of a thread that waits for the parts of other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Look for the parts again.
     Look,
-    /// Report that the parts have not arrived in time.
+    /// The parts have not become visible in time.
     Overdue,
-    /// Stop: the save has failed on another rank, or the run has failed.
+    /// The save has failed on another rank, or the run has failed.
     GiveUp,
 }
 
-/// The state that a rank shares with the thread that writes for it.
 pub(super) struct Status {
     state: Mutex<State>,
     changed: Condvar,
-    /// Counts the written bytes.
     pub(super) meter: Arc<Meter>,
 }
 
 struct State {
     stage: Stage,
-    /// Time of the thread's last progress.
     moved: Instant,
     /// True once the thread was found to hang.
     stalled: bool,
-    /// True while the thread waits for other ranks to write their parts.
     waiting: bool,
     /// Deadline for the parts of other ranks; `None` until all parts are written.
     deadline: Option<Instant>,
-    /// True if the run has failed.
     hurried: bool,
     cancelled: bool,
 }
@@ -64,7 +53,6 @@ impl State {
 }
 
 impl Status {
-    /// Creates the status of a thread that begins to write now. `meter` counts the bytes written.
     pub(super) fn new(meter: Arc<Meter>) -> Self {
         let state = State {
             stage: Stage::Writing,
@@ -93,27 +81,25 @@ impl Status {
         self.changed.notify_all();
     }
 
-    /// Records that the thread has made progress; fails if the thread's work is no longer wanted.
+    /// Records that the thread has made progress. Fails if the save was cancelled.
     pub(super) fn record_progress(&self) -> Result<()> {
         let mut state = self.state();
         state.moved = Instant::now();
         if state.cancelled { Err(CheckpointError::OtherRank) } else { Ok(()) }
     }
 
-    /// Returns whether the thread has ever made no progress for `timeout` while it had work left.
+    /// Reports whether the thread has ever been stuck for `timeout` while it had work left.
     pub(super) fn is_stalled(&self, timeout: Duration) -> bool {
         let mut state = self.state();
         state.stalled |= state.is_busy() && !state.waiting && state.moved.elapsed() > timeout;
         state.stalled
     }
 
-    /// Waits until the thread has no work left, but at most `most`.
     pub(super) fn wait(&self, most: Duration) {
         drop(self.changed.wait_timeout_while(self.state(), most, |state| state.is_busy()));
     }
 
-    /// Informs the thread that all ranks have written their parts. The thread fails if the parts are not
-    /// visible `timeout` after the first such call.
+    /// Starts the `timeout` within which the parts of all ranks must be visible. Later calls do nothing.
     pub(super) fn all_written(&self, timeout: Duration) {
         let mut state = self.state();
         if state.deadline.is_none() {
@@ -123,13 +109,13 @@ impl Status {
         }
     }
 
-    /// Stops the thread the next time it records progress: its checkpoint is no longer wanted.
+    /// Cancels the save: the thread stops the next time it records progress.
     pub(super) fn cancel(&self) {
         self.state().cancelled = true;
         self.changed.notify_all();
     }
 
-    /// Limits the thread's wait for other ranks to a short time.
+    /// Limits the thread's wait for other ranks to [`LAST_WAIT`].
     pub(super) fn hurry(&self) {
         let mut state = self.state();
         (state.deadline, state.hurried) = (Some(Instant::now() + LAST_WAIT), true);

@@ -1,4 +1,4 @@
-//! A safetensors file of a checkpoint: written as a stream, read in parts.
+//! A safetensors file of a checkpoint, written as a stream and read in parts.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,13 +15,13 @@ use safetensors::tensor::Dtype;
 use super::manifest::{FileEntry, WIDTH};
 use super::{CheckpointError, Result};
 
-/// Number of bytes to copy and then checksum while they are in the cache.
+/// Bytes to copy and then checksum while they are in the cache.
 const CHUNK: usize = 1 << 20;
 
-// Values have the byte order of files, so they are copied as they are.
+// Values are copied without conversion; safetensors files are little-endian.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// A tensor file that is being written. The header comes first, so all arrays must be known in advance.
+/// Writes a tensor file. The header comes first, so all arrays must be known in advance.
 pub(super) struct TensorFileWriter {
     path: PathBuf,
     stream: Stream,
@@ -29,9 +29,8 @@ pub(super) struct TensorFileWriter {
 }
 
 impl TensorFileWriter {
-    /// Creates the file `path` for `arrays` of f32, given as keys and shapes. Their data must be appended in
-    /// the same order. The header contains the file name, so that two files with equal contents cannot be
-    /// confused.
+    /// Creates the file `path` for `arrays` of f32, given as keys and shapes, to be appended in this order. The header
+    /// contains the file name, so that files with equal contents cannot be confused.
     pub(super) fn create(path: PathBuf, arrays: &[(String, Vec<usize>)]) -> Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let described =
@@ -46,7 +45,6 @@ impl TensorFileWriter {
         Ok(TensorFileWriter { path, stream, entry })
     }
 
-    /// Appends values of the next array; returns the checksum of these values.
     pub(super) fn append(&mut self, values: &[f32]) -> Result<Checksum> {
         let mut checksum = RunningChecksum::default();
         let written = self.stream.append(bytemuck::cast_slice(values), |chunk| checksum.update(chunk));
@@ -54,7 +52,7 @@ impl TensorFileWriter {
         Ok(checksum.finish())
     }
 
-    /// Waits until everything is on the disk.
+    /// Waits until everything is on disk.
     pub(super) fn finish(self) -> Result<FileEntry> {
         let TensorFileWriter { path, stream, entry } = self;
         let written = stream.length();
@@ -67,18 +65,16 @@ impl TensorFileWriter {
     }
 }
 
-/// A checkpoint file whose header has been checked. Values are read at their offsets. The file is not mapped
-/// into memory, because truncating a mapped file would end the process with a signal.
+/// A checkpoint file with a validated header. Not mapped into memory: truncating a mapped file would kill the process.
 pub(super) struct TensorFile {
     pub(super) path: PathBuf,
     file: File,
-    /// Location of the data of each array in the file.
+    /// Byte range of each array in the file.
     arrays: HashMap<String, Range<usize>>,
 }
 
 impl TensorFile {
-    /// Opens `path`, which the manifest describes as `entry`. Fails unless the file's length and header match
-    /// the description. Reads only the header.
+    /// Opens `path`. Fails unless the file's length and header match `entry`, its description in the manifest.
     pub(super) fn open(path: PathBuf, entry: &FileEntry) -> Result<Self> {
         let damaged = |problem: String| CheckpointError::damaged(&path, problem);
         let file = files::open(&path).map_err(CheckpointError::unreadable(&path))?;
@@ -109,8 +105,8 @@ impl TensorFile {
         Ok(TensorFile { file, arrays, path })
     }
 
-    /// Copies elements `part` of the array `key`, which has `length` elements, into `values`; returns the
-    /// checksum of these elements. Calls `copied` after every chunk, with the number of bytes copied.
+    /// Copies elements `part` of the array `key`, which has `length` elements, into `values`, and returns their
+    /// checksum. Calls `copied` after every chunk with its number of bytes.
     pub(super) fn copy(
         &self,
         key: &str,
@@ -129,20 +125,18 @@ impl TensorFile {
         Ok(checksum.finish())
     }
 
-    /// Hints to the system that these bytes will be read soon. Affects only speed.
     pub(super) fn prefetch(&self, bytes: Range<usize>) {
         let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
         let _ = posix_fadvise(&self.file, bytes.start as i64, bytes.len() as i64, advice);
     }
 
-    /// Returns the location in the file of elements `part` of the array `key`, which has `length` elements.
+    /// Returns the byte range of elements `part` of the array `key`, which has `length` elements.
     pub(super) fn part(&self, key: &str, length: u64, part: &Range<u64>) -> Result<Range<usize>> {
         let array = self.range(key, length)?;
         let (start, end) = ((part.start * WIDTH) as usize, (part.end * WIDTH) as usize);
         Ok(array.start + start..array.start + end)
     }
 
-    /// Returns the checksum of the array `key`, which has `length` elements.
     pub(super) fn checksum(&self, key: &str, length: u64) -> Result<Checksum> {
         let bytes = self.range(key, length)?;
         let mut chunk = vec![0; CHUNK.min(bytes.len())];
@@ -155,7 +149,6 @@ impl TensorFile {
         Ok(checksum.finish())
     }
 
-    /// Fills `bytes` from the file, starting at `offset`.
     fn read(&self, bytes: &mut [u8], offset: usize) -> Result<()> {
         self.file.read_exact_at(bytes, offset as u64).map_err(unreadable(&self.path))
     }
@@ -171,7 +164,7 @@ impl TensorFile {
     }
 }
 
-/// Returns the error for bytes that cannot be read, although the file contained them when it was opened.
+/// Returns the error for unreadable bytes that the file contained when it was opened.
 fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     move |error| match error.kind() {
         io::ErrorKind::UnexpectedEof => CheckpointError::damaged(path, "it became shorter while it was read"),
@@ -246,8 +239,6 @@ mod tests {
         assert!(error.contains("bytes were written instead of"), "{error}");
     }
 
-    /// Headers with any contents and matching descriptions: opening returns an error or a file, without a
-    /// panic, and only uses memory for data that exists.
     #[test]
     fn any_header_is_read_without_a_panic() {
         let folder = tempfile::tempdir().unwrap();
@@ -257,7 +248,7 @@ mod tests {
         memory::bind_to_rank(rank);
         memory::reset_peak(rank);
         let mutation = prop_oneof![
-            // A byte of the header, a length, a number inside the JSON, or anything else.
+            // Mutates a byte, the header's length, a number in the JSON, or a range of bytes.
             (0..entry.covered as usize, any::<u8>()).prop_map(|(at, byte)| (at, vec![byte])),
             any::<u64>().prop_map(|length| (0, length.to_le_bytes().to_vec())),
             (8..entry.covered as usize, "[0-9]{1,20}").prop_map(|(at, n)| (at, n.into_bytes())),

@@ -1,5 +1,3 @@
-//! Weights that can be read in parts, from any source.
-
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,8 +10,7 @@ use kiln_sys::Meter;
 use crate::error::{Mismatch, Result};
 use crate::{CheckpointError, manifest::WIDTH};
 
-/// Named weights that can be read in parts. Names, shapes and the order of elements are those of Kiln's
-/// decoder, regardless of the source.
+/// Named weights that can be read in parts, with the names, shapes and element order of Kiln's decoder.
 pub trait Weights {
     /// Returns the folder of the weights, for messages.
     fn folder(&self) -> &Path;
@@ -21,13 +18,11 @@ pub trait Weights {
     /// Returns full names and shapes of all weights.
     fn shapes(&self) -> BTreeMap<&str, &[usize]>;
 
-    /// Reads elements `range` of the flat weight `name` as f32 into `values`, which has the same length.
-    /// Reads nothing else from the disk, if the format allows that.
+    /// Reads elements `range` of the flat weight `name` as f32 into `values`, which must have the same length.
     fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()>;
 }
 
-/// Patterns, such as `lm_head.*`, for names of weights that may be missing. Missing weights keep their
-/// initial values. No other weight may be missing.
+/// Patterns, such as `lm_head.*`, for names of weights that may be missing and then keep their initial values.
 #[derive(Clone, Debug, Default)]
 pub struct AllowMissing {
     patterns: Vec<String>,
@@ -35,7 +30,7 @@ pub struct AllowMissing {
 }
 
 impl AllowMissing {
-    /// Parses name patterns, in which `*` matches any text. `Err` is a message about an invalid pattern.
+    /// Parses name patterns, in which `*` matches any text. The error describes an invalid pattern.
     pub fn new(patterns: &[String]) -> Result<Self, String> {
         let mut set = GlobSetBuilder::new();
         for pattern in patterns {
@@ -47,12 +42,12 @@ impl AllowMissing {
         Ok(AllowMissing { patterns: patterns.to_vec(), set })
     }
 
-    /// Returns whether the weight `name` may be missing.
+    /// Reports whether the weight `name` may be missing.
     pub fn allows(&self, name: &str) -> bool {
         self.set.is_match(name)
     }
 
-    /// Returns whether no weight may be missing.
+    /// Reports whether no weight may be missing.
     pub fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
@@ -63,8 +58,7 @@ impl AllowMissing {
     }
 }
 
-/// Checks that `weights` have the names and shapes of the engine's layout. Only weights that `allow_missing`
-/// allows may be missing; returns their names. Fails on any other difference.
+/// Compares names and shapes of `weights` with the engine's layout. Returns the names of the allowed missing weights.
 pub(crate) fn compare(
     engine: &Engine,
     weights: &dyn Weights,
@@ -93,19 +87,15 @@ pub(crate) fn compare(
     Err(CheckpointError::Names { path: weights.folder().to_owned(), mismatch })
 }
 
-/// The weights that contain non-finite values, which make a model unusable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NotFinite {
     /// The first weight with a non-finite value, and that value.
     first: Option<(String, f32)>,
-    /// The weights with non-finite values.
     weights: BTreeSet<String>,
-    /// Number of non-finite values.
     values: usize,
 }
 
 impl NotFinite {
-    /// Checks values of the weight `name`.
     pub(crate) fn check_values(&mut self, name: &str, values: &[f32]) {
         let mut others = values.iter().filter(|value| !value.is_finite());
         let Some(value) = others.next() else { return };
@@ -114,9 +104,7 @@ impl NotFinite {
         self.weights.insert(name.to_owned());
     }
 
-    /// Fails if the weights in `folder` contain a non-finite value. Call this only when the weights are known
-    /// to be unchanged since they were saved. The error includes the number of such values if `all` weights
-    /// were checked.
+    /// Fails if a value was not finite. Call this only after verifying the checksums. `all`: all weights were checked.
     pub(crate) fn check(self, folder: &Path, all: bool) -> Result<()> {
         let NotFinite { first, weights, values } = self;
         let Some((name, value)) = first else { return Ok(()) };
@@ -125,7 +113,7 @@ impl NotFinite {
     }
 }
 
-/// Wraps weights so that their values are checked and counted as they are read.
+/// Wraps weights to check and count values as they are read.
 pub(crate) struct Watched<'a> {
     weights: &'a dyn Weights,
     meter: &'a Meter,
@@ -140,7 +128,6 @@ impl<'a> Watched<'a> {
         Watched { weights, meter, found: RefCell::default() }
     }
 
-    /// Reads elements `range` of the flat weight `name` into `values`, which has the same length.
     pub(crate) fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()> {
         self.weights.read(name, range, values)?;
         self.found.borrow_mut().check_values(name, values);
@@ -148,14 +135,12 @@ impl<'a> Watched<'a> {
         Ok(())
     }
 
-    /// Fails if any value read so far is not finite.
     pub(crate) fn check(&self) -> Result<()> {
         self.found.take().check(self.weights.folder(), true)
     }
 }
 
-/// Loads this rank's part of all weights into `engine`, except those in `absent`. `meter` counts the bytes.
-/// Returns the weights with non-finite values.
+/// Loads this rank's part of all weights except `absent` into `engine`. Returns the weights with non-finite values.
 pub(crate) fn load(
     engine: &Engine,
     weights: &dyn Weights,

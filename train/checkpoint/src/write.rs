@@ -1,4 +1,4 @@
-//! Writes the files of a checkpoint, and completes it from the output of all writers.
+//! Writes the parts of a checkpoint, and completes it from the parts of all writers.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -26,30 +26,24 @@ use super::{
     Architecture, CONFIG_FILE, CheckpointError, Checksum, MANIFEST_FILE, Result, SaveContext, folder,
 };
 
-/// Name of the index, which maps each weight of a full checkpoint to its file, in the Hugging Face layout.
+/// The file of each weight of a full checkpoint, in the Hugging Face layout.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// A range of elements of one parameter, to be written.
 pub(super) struct Entry {
     pub(super) group: usize,
-    /// Index of the parameter in its group.
     pub(super) slot: usize,
     pub(super) saved: Saved,
-    /// Range of elements in the flat parameter.
     pub(super) range: Range<usize>,
 }
 
-/// Provides the values to write.
 pub(super) trait Values {
-    /// Returns the values of an entry.
     fn get(&mut self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>>;
 
-    /// Reports that these values are no longer needed.
+    /// Signals that these values are no longer needed.
     fn done(&mut self, _group: usize, _saved: &Saved) {}
 }
 
-/// Returns the groups and kinds of values for which `has` returns true, in the order in which they are
-/// written: kind by kind in a sharded checkpoint, and group by group in a full one.
+/// Returns the groups and kinds of values for which `has` returns true, in the order of writing.
 pub(super) fn kinds_of(
     format: Format,
     groups: usize,
@@ -65,18 +59,15 @@ pub(super) fn kinds_of(
     kinds
 }
 
-/// The groups, kinds and chunk that one writer writes.
 pub(super) struct Part<'a> {
     pub(super) layout: &'a [ParamGroupLayout],
-    /// Groups and kinds of the values to write; see [`kinds_of`].
     pub(super) kinds: &'a [(usize, Saved)],
-    /// Index of the chunk to write of every group; `None` to write whole groups.
+    /// Index of the chunk of every group to write; `None` writes whole groups.
     pub(super) chunk: Option<usize>,
 }
 
 impl Part<'_> {
-    /// Returns the name of the file for these values. Weights and optimizer slots have separate files, each
-    /// with one chunk of all groups or with one whole group.
+    /// Returns the name of the file for these values. Weights and optimizer slots have separate files.
     fn file_of(&self, (group, saved): &(usize, Saved)) -> String {
         let kind = if *saved == Saved::Weight { "model" } else { "optimizer" };
         match self.chunk {
@@ -98,13 +89,11 @@ impl Part<'_> {
         entries.filter(|entry| !entry.range.is_empty())
     }
 
-    /// Returns the number of bytes of values that [`Part::write`] writes.
     pub(super) fn bytes(&self) -> u64 {
         let entries = self.kinds.iter().flat_map(|kind| self.entries(kind));
         entries.map(|entry| entry.range.len() as u64 * WIDTH).sum()
     }
 
-    /// Writes the files into `folder` and waits until they are on the disk.
     pub(super) fn write(&self, folder: &Path, values: &mut impl Values) -> Result<WriterOutput> {
         let mut output = WriterOutput::default();
         for kinds in self.kinds.chunk_by(|a, b| self.file_of(a) == self.file_of(b)) {
@@ -133,7 +122,6 @@ impl Part<'_> {
     }
 }
 
-/// The files and chunks that one writer has written.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct WriterOutput {
     files: BTreeMap<String, FileEntry>,
@@ -148,7 +136,6 @@ struct WrittenChunk {
     chunk: Chunk,
 }
 
-/// Returns the path of the file that describes the output of writer `index`.
 fn description(folder: &Path, index: usize) -> PathBuf {
     folder.join(format!("part-{index:05}.json"))
 }
@@ -158,14 +145,13 @@ impl WriterOutput {
     pub(super) fn write_description(&self, folder: &Path, index: usize) -> Result<()> {
         let path = description(folder, index);
         let json = serde_json::to_vec(self).map_err(|error| CheckpointError::damaged(&path, error))?;
-        // Renamed at the end, so that the description appears only when it is complete.
+        // The rename makes the description appear only when it is complete.
         let partial = path.with_extension("partial");
         folder::write(&partial, &json)?;
         folder::rename(&partial, &path)
     }
 
-    /// Reads the description by writer `index` in `folder`. Returns `None` if the description, or a file that
-    /// it lists, is not completely visible yet.
+    /// Reads writer `index`'s description in `folder`. Returns `None` until all files in it are fully visible.
     fn find(folder: &Path, index: usize) -> Result<Option<WriterOutput>> {
         let path = description(folder, index);
         let json = match files::read(&path, MAX_MANIFEST) {
@@ -174,7 +160,7 @@ impl WriterOutput {
         };
         let output: WriterOutput =
             serde_json::from_slice(&json).map_err(|error| CheckpointError::damaged(&path, error))?;
-        // Opening queries the server of a network file system; a plain lookup may be answered from a cache.
+        // Opening a file asks the server of a network file system; `stat` may be answered from a cache.
         let is_there = |(name, entry): (&String, &FileEntry)| {
             let found = files::open(&folder.join(name)).and_then(|file| file.metadata());
             found.is_ok_and(|found| found.len() == entry.bytes)
@@ -183,9 +169,8 @@ impl WriterOutput {
     }
 }
 
-/// Finds the outputs of `count` writers in `folder`; the inner error lists the writers whose output is
-/// missing or incomplete. Lists the folder anew, and opens only files that are listed, because a network file
-/// system may cache for a long time that a file did not exist.
+/// Finds the outputs of `count` writers in `folder`. The inner error lists the missing writers. Opens only files in a
+/// fresh listing: a network file system may cache for a long time that a file does not exist.
 pub(super) fn find_outputs(folder: &Path, count: usize) -> Result<Result<Vec<WriterOutput>, Vec<usize>>> {
     let listed = fs::read_dir(folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
     let listed = listed.map_err(CheckpointError::io("read", folder))?;
@@ -207,14 +192,12 @@ pub(super) fn find_outputs(folder: &Path, count: usize) -> Result<Result<Vec<Wri
     Ok(if missing.is_empty() { Ok(found) } else { Err(missing) })
 }
 
-/// Removes the descriptions by `count` writers from `folder`.
 pub(super) fn remove_descriptions(folder: &Path, count: usize) -> Result<()> {
     (0..count)
         .map(|index| description(folder, index))
         .try_for_each(|path| fs::remove_file(&path).map_err(CheckpointError::io("remove", &path)))
 }
 
-/// A checkpoint whose values have been written, and what is needed to complete it.
 pub(super) struct Completion<'a> {
     pub(super) format: Format,
     pub(super) ranks: usize,
@@ -224,8 +207,7 @@ pub(super) struct Completion<'a> {
 }
 
 impl Completion<'_> {
-    /// Adds everything except the values to `folder`. The manifest is written last: a folder with a manifest
-    /// is complete.
+    /// Writes everything but the values. The manifest is written last: a folder with a manifest is complete.
     pub(super) fn complete(self, folder: &Path) -> Result<()> {
         let Completion { format, ranks, layout, outputs, context } = self;
         let tensors = tensors_of(layout, &outputs);
@@ -255,7 +237,7 @@ impl Completion<'_> {
             files,
             tensors,
         };
-        // A checkpoint that could not be read again must not be written.
+        // Never write a checkpoint that could not be read again.
         manifest.check().map_err(|problem| CheckpointError::Context { problem })?;
         let path = folder.join(MANIFEST_FILE);
         let bytes = manifest.to_bytes().map_err(|error| CheckpointError::damaged(&path, error))?;
@@ -279,7 +261,6 @@ fn tensors_of(layout: &[ParamGroupLayout], outputs: &[WriterOutput]) -> Vec<Tens
     chunks.into_iter().map(tensor).collect()
 }
 
-/// Returns the index that maps each weight to its file, in the Hugging Face layout.
 fn index_of(tensors: &[TensorEntry]) -> String {
     let weights = tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
     let total_size: u64 = weights.clone().map(|tensor| tensor.numel() * WIDTH).sum();
@@ -288,15 +269,13 @@ fn index_of(tensors: &[TensorEntry]) -> String {
     format!("{:#}\n", json!({"metadata": {"total_size": total_size}, "weight_map": weight_map}))
 }
 
-/// A folder under construction next to its final place; removed unless it is committed. Its name is unique,
-/// so that it cannot touch a user's files.
+/// A folder under construction, removed unless committed. Its unique name cannot collide with a user's files.
 pub(super) struct NewFolder {
     place: PathBuf,
     staging: StagingFolder,
 }
 
 impl NewFolder {
-    /// Creates a folder that will become `place`, which must not exist.
     pub(super) fn create(place: &Path) -> Result<Self> {
         check_free(place)?;
         let parent = parent_of(place);
@@ -305,15 +284,13 @@ impl NewFolder {
         Ok(NewFolder { place: place.to_owned(), staging })
     }
 
-    /// Returns the path at which to write the files.
     pub(super) fn path(&self) -> &Path {
         self.staging.path()
     }
 
-    /// Moves the folder to its final place. The folder's files must already be on the disk.
+    /// Moves the folder to its final place. Its files must already be on disk.
     pub(super) fn commit(self) -> Result<()> {
         folder::sync_folder(self.path())?;
-        // Checked again, because writing a large model takes time.
         check_free(&self.place)?;
         folder::rename(self.path(), &self.place)?;
         self.staging.gone();
@@ -330,10 +307,9 @@ pub fn check_free(place: &Path) -> Result<()> {
     }
 }
 
-/// Writes a full checkpoint of external weights, without optimizer state, to the new folder `place`. `layout`
-/// defines the groups; every parameter in it must be among the weights. Holds one parameter in memory at a
-/// time. `meter` counts the bytes. Fails if the weights cannot be read or are not finite, `place` already
-/// exists, or the disk fails.
+/// Writes a full checkpoint of external weights, without optimizer state, to the new folder `place`. Holds one
+/// parameter in memory at a time. `layout`: the groups, whose parameters must all be among the weights. Fails if the
+/// weights cannot be read or are not finite, or `place` exists.
 pub(super) fn write_full(
     place: &Path,
     weights: &dyn Weights,
@@ -362,7 +338,6 @@ impl Values for Watched<'_> {
 mod tests {
     use super::*;
 
-    /// Two ranks' chunks of one group of weights, all of which are 1.
     struct Ones;
 
     impl Values for Ones {
@@ -390,7 +365,7 @@ mod tests {
             part.write(path, &mut Ones).unwrap().write_description(path, index).unwrap();
             assert_eq!(missing(), if index == 1 { vec![0] } else { vec![] });
         }
-        // The description of a part whose data is missing or incomplete.
+        // The description is visible, but its data file is missing or incomplete.
         let data = path.join("model-part-00002-of-00002.safetensors");
         let bytes = fs::read(&data).unwrap();
         fs::remove_file(&data).unwrap();

@@ -1,5 +1,3 @@
-//! Batches of samples at given positions in the run.
-
 use super::{Result, SampleOrder, TokenFile};
 
 /// Samples for one forward pass, one per row.
@@ -11,9 +9,9 @@ pub struct Batch {
     pub targets: Vec<i32>,
     /// Number of samples.
     pub rows: usize,
-    /// Tokens per sample.
+    /// Number of tokens per sample.
     pub seq_len: usize,
-    /// Position of the first sample in the run; the rest follow consecutively.
+    /// Position in the run of the first sample; the others follow consecutively.
     pub first_global_index: u64,
 }
 
@@ -25,7 +23,7 @@ pub struct BatchSource {
 }
 
 impl BatchSource {
-    /// Creates a source of batches over all samples of `file`, reshuffled every epoch if `shuffle` is set.
+    /// Creates a source of batches over all samples of `file`, reshuffled every epoch if `shuffle` is true.
     ///
     /// # Errors
     ///
@@ -45,12 +43,11 @@ impl BatchSource {
         &self.order
     }
 
-    /// Returns the `count` samples at the positions from `first_global_index` on. A batch may extend into the
-    /// next epoch.
+    /// Returns `count` samples, starting at position `first_global_index`. A batch may cross into the next epoch.
     ///
     /// # Errors
     ///
-    /// When the file holds a token outside its vocabulary.
+    /// If the file cannot be read, or holds a token outside its vocabulary.
     pub fn fetch(&self, first_global_index: u64, count: usize) -> Result<Batch> {
         let seq_len = self.file.seq_len();
         // `read_sample` briefly adds one extra token to the inputs.
@@ -64,21 +61,14 @@ impl BatchSource {
     }
 }
 
-/// Returns the position in the run of the first sample in a micro-batch of a rank.
+/// Returns the position in the run of the first sample in a rank's micro-batch.
 ///
-/// With a global batch of `G` samples, `R` ranks and micro-batches of `M`, step `s` owns the positions `s * G
-/// .. (s + 1) * G`. Rank `r` takes the slice of `G / R` positions from `s * G + r * (G / R)` on, and
-/// micro-batch `j` of the rank takes `M` positions, from `j * M` on within that slice:
-///
-/// `s * G + r * (G / R) + j * M`
-///
-/// The positions of a step do not depend on `R` or `M`, so a run may resume with different values of both and
-/// still visit the same samples at every step.
+/// The global batch has `G` samples, a micro-batch has `M`, and there are `R` ranks. At step `s`, micro-batch `j` of
+/// rank `r` starts at `s * G + r * (G / R) + j * M`. The positions of a step do not depend on `R` or `M`.
 ///
 /// # Panics
 ///
-/// In debug builds, unless `R` divides `G`, `M` divides `G / R`, and both indices are in range; the
-/// configuration is checked for this before a run. In every build, when `ranks` is 0.
+/// If `ranks` is 0. In debug builds, also unless `R` divides `G`, `M` divides `G / R`, and both indices are in range.
 pub fn slice_for(
     step: u64,
     global_batch: u64,

@@ -1,8 +1,4 @@
-//! Checksums of the blocks of a token file. They detect a changed token when it is used, at the cost of
-//! reading its block once, however large the file is.
-//!
-//! A file such as `train.crc` holds the CRC-64/NVME of every [`BLOCK_BYTES`] bytes of `train.bin` (the last
-//! block may be shorter): consecutive values of eight bytes, little-endian.
+//! CRC-64/NVME checksums of the blocks of a token file, as consecutive little-endian values of eight bytes.
 
 use super::{DataError, Result};
 use kiln_sys::{Checksum, RunningChecksum, files};
@@ -13,23 +9,18 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of a token file covered by one checksum. The first sample read from a block costs reading the whole
-/// block: tens of microseconds.
+/// Bytes of a token file covered by one checksum. Reading one block takes tens of microseconds.
 pub(super) const BLOCK_BYTES: u64 = 1 << 16;
 
 /// Maximum number of blocks checked when a run starts.
 const SAMPLED: u64 = 16;
 
-/// Size of a checksum in bytes.
 const SUM_BYTES: u64 = 8;
 
-/// Writes block checksums while the token file is being written.
 pub(super) struct BlockWriter {
     path: PathBuf,
     file: BufWriter<File>,
-    /// Checksum of the block that is not full yet.
     running: RunningChecksum,
-    /// Number of bytes in the block that is not full yet.
     filled: u64,
 }
 
@@ -39,7 +30,6 @@ impl BlockWriter {
         Ok(Self { path, file: BufWriter::new(file), running: RunningChecksum::default(), filled: 0 })
     }
 
-    /// Adds the next bytes of the token file.
     pub(super) fn update(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let room = usize::try_from(BLOCK_BYTES - self.filled).unwrap_or(usize::MAX);
@@ -54,7 +44,6 @@ impl BlockWriter {
         Ok(())
     }
 
-    /// Writes everything to disk.
     pub(super) fn finish(mut self) -> Result<()> {
         if self.filled > 0 {
             self.close()?;
@@ -74,37 +63,26 @@ impl BlockWriter {
     }
 }
 
-/// The reason why the bytes of a token file could not be confirmed.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The block at these bytes has changed.
     Changed(Range<u64>),
-    /// The token file cannot be read.
     Tokens(io::Error),
-    /// The checksums cannot be read.
     Sums(DataError),
 }
 
-/// The checksums of the blocks of one token file, and which blocks have already been confirmed. Threads may
-/// share it.
+/// The block checksums of one token file, and which blocks have been verified. Threads may share it.
 #[derive(Debug)]
 pub(super) struct BlockSums {
     path: PathBuf,
     file: File,
     block_bytes: u64,
-    /// Size of the token file.
     bytes: u64,
-    /// One bit per block, set once the block is confirmed.
+    /// One bit per block, set once the block is verified.
     confirmed: Vec<AtomicU64>,
 }
 
 impl BlockSums {
-    /// Opens the checksums in the file `path`, for a token file of `bytes` bytes. Reads none of them yet.
-    ///
-    /// # Errors
-    ///
-    /// When the file is missing, or the number of checksums differs from the number of blocks in the token
-    /// file.
+    /// Opens the checksums in the file `path`, for a token file of `bytes` bytes. Fails if their number does not match.
     pub(super) fn open(path: PathBuf, block_bytes: u64, bytes: u64) -> Result<Self> {
         let file = match files::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -127,18 +105,15 @@ impl BlockSums {
         Ok(Self { path, file, block_bytes, bytes, confirmed })
     }
 
-    /// Returns the size of a block in bytes; the last block may be shorter.
     pub(super) fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
 
-    /// Returns the number of blocks.
     pub(super) fn blocks(&self) -> u64 {
         self.bytes.div_ceil(self.block_bytes)
     }
 
-    /// Compares the blocks that contain `bytes` of the token file with their checksums. A confirmed block is
-    /// not read again.
+    /// Compares the blocks that contain `bytes` of the token file with their checksums. Skips verified blocks.
     pub(super) fn confirm(&self, tokens: &File, bytes: Range<u64>) -> Result<(), Fault> {
         if bytes.is_empty() {
             return Ok(());
@@ -147,7 +122,7 @@ impl BlockSums {
         blocks.into_iter().try_for_each(|block| self.confirm_block(tokens, block))
     }
 
-    /// Runs [`Self::confirm`] on a sample of blocks spread over the file, or on all blocks if there are few.
+    /// Runs [`Self::confirm`] on up to [`SAMPLED`] blocks spread over the file.
     pub(super) fn confirm_some(&self, tokens: &File) -> Result<(), Fault> {
         let blocks = self.blocks();
         let count = blocks.min(SAMPLED);
@@ -156,7 +131,6 @@ impl BlockSums {
 
     fn confirm_block(&self, tokens: &File, block: u64) -> Result<(), Fault> {
         let bit = 1 << (block % u64::from(u64::BITS));
-        // Enough words for one bit per block.
         let word = &self.confirmed[(block / u64::from(u64::BITS)) as usize];
         // Relaxed ordering is enough: at worst, two threads read the same block.
         if word.load(Ordering::Relaxed) & bit != 0 {
@@ -173,7 +147,6 @@ impl BlockSums {
         Ok(())
     }
 
-    /// Returns the stored checksum of a block.
     pub(super) fn checksum(&self, block: u64) -> Result<Checksum> {
         let mut sum = [0; SUM_BYTES as usize];
         self.file.read_exact_at(&mut sum, block * SUM_BYTES).map_err(DataError::io("read", &self.path))?;
@@ -189,7 +162,6 @@ mod tests {
 
     const BLOCK: usize = BLOCK_BYTES as usize;
 
-    /// Writes a token file of `length` bytes; returns its path, its bytes and its checksums.
     fn written(folder: &Path, length: usize, chunk: usize) -> (PathBuf, Vec<u8>, BlockSums) {
         let bytes: Vec<u8> = (0..length as u64).map(|at| (at * at % 251) as u8).collect();
         let (path, sums) = (folder.join("tokens"), folder.join("sums"));
@@ -228,7 +200,7 @@ mod tests {
             Err(Fault::Changed(range)) => Some(range),
             Err(other) => panic!("{other:?}"),
         };
-        // The block was confirmed before it changed.
+        // The block was verified before it changed.
         assert_eq!(changed(0..block), None);
         assert_eq!(changed(0..2 * block), None);
         assert_eq!(changed(0..2 * block + 1), Some(2 * block..3 * block));

@@ -1,4 +1,4 @@
-//! Text that ships with the program, so that you can try a training run without any file.
+//! Built-in text, to try a training run without any file.
 
 use super::mix::{SplitMix, mix_pair};
 use super::{DataError, Result};
@@ -6,13 +6,11 @@ use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Prefix of inputs that name built-in text.
 const PREFIX: &str = "builtin:";
-/// The seed of the generated text; changing it changes every debug run.
+/// Seed of the generated text. Changing it changes every run on this text.
 const SEED: u64 = 0x6B69_6C6E;
-/// Documents in the generated text.
 const DOCUMENTS: u64 = 400;
-/// Lines in each document.
+/// Number of lines in each document.
 const LINES: u64 = 12;
 
 const NAMES: [&str; 12] =
@@ -36,12 +34,12 @@ const PLACES: [&str; 8] = [
 /// A generated text, selected by an input such as `builtin:arithmetic`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Builtin {
-    /// Short sentences over a small grammar, and sums.
+    /// Sums, and short sentences over a small grammar.
     Arithmetic,
 }
 
 impl Builtin {
-    /// Returns the built-in text that an input names; `None` if the input is a path.
+    /// Returns the built-in text that `input` names; `None` if `input` is a path.
     pub(super) fn parse(input: &Path) -> Result<Option<Self>> {
         let Some(name) = input.to_str().and_then(|text| text.strip_prefix(PREFIX)) else {
             return Ok(None);
@@ -54,17 +52,14 @@ impl Builtin {
         }
     }
 
-    /// Returns the number of documents.
     pub(super) fn documents(self) -> u64 {
         DOCUMENTS
     }
 
-    /// Returns the size of the whole text in bytes.
     pub(super) fn bytes(self) -> u64 {
         (0..self.documents()).map(|index| self.document(index).len() as u64).sum()
     }
 
-    /// Returns the SHA-256 of the whole text, in hexadecimal.
     pub(super) fn digest(self) -> String {
         let mut hasher = Sha256::new();
         (0..self.documents()).for_each(|index| hasher.update(self.document(index)));
@@ -84,7 +79,6 @@ impl Builtin {
     }
 }
 
-/// Appends one line of one to three sentences.
 fn line(random: &mut SplitMix, text: &mut String) {
     for position in 0..=random.below(3) {
         if position > 0 {

@@ -1,7 +1,4 @@
-//! The documents of the inputs, as one stream of chunks.
-//!
-//! This module holds at most one document in memory, and at most one chunk of a text file: a corpus may be
-//! far larger than the memory.
+//! Streams the documents of the inputs as chunks. Memory use does not grow with the size of the corpus.
 
 use super::builtin::Builtin;
 use super::cut::Cuts;
@@ -20,28 +17,23 @@ use std::io::{Cursor, Read, Seek as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// Files and lines that a remark to the user names.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
-    /// Files skipped because they are not UTF-8 text.
     pub(super) not_text: Counted,
-    /// Lines skipped because they cannot be used.
     pub(super) bad_lines: Counted,
     /// JSON files that are read as plain text.
     pub(super) json: Counted,
 }
 
-/// One file, or one built-in text, that can be read repeatedly.
 #[derive(Debug)]
 struct Source {
     listed: Listed,
-    /// Contents of a stream, in an unnamed file.
+    /// Content of a stream, copied to an unnamed file.
     copy: Option<File>,
 }
 
 impl Source {
-    /// Opens a reader of the documents; the inner error is the reason why a file without text is skipped. A
-    /// JSON file that is read as text may be added to `json`.
+    /// Opens the documents. The inner error is the reason why a file in a folder is skipped.
     fn open(
         &self,
         skip_bad_lines: bool,
@@ -54,7 +46,7 @@ impl Source {
             Format::Parquet => open_parquet(self.file()?, path)?,
             Format::Text => match TextFile::new(self.file()?, path)? {
                 Ok(file) => {
-                    // Other JSON files are common in source folders, and not remarked on.
+                    // Other JSON files are common in source folders, so they cause no remark.
                     if file.json().is_some_and(|kind| self.listed.is_named || kind == Json::Documents) {
                         json.add(|| path.display().to_string());
                     }
@@ -108,27 +100,18 @@ impl DocumentReader for BuiltinText {
     }
 }
 
-/// The files of all inputs, which can be read repeatedly.
 #[derive(Debug)]
 pub(super) struct Corpus {
     sources: Vec<Source>,
-    /// Size of all files together, in bytes. The text in them is smaller in `.jsonl` files and may be larger
-    /// in `.parquet` files.
+    /// Total size of the files in bytes, which may differ from the size of their text.
     pub(super) bytes: u64,
-    /// Maximum number of documents to read.
     limit: Option<u64>,
     skip_bad_lines: bool,
 }
 
 impl Corpus {
-    /// Opens the listed files: at most `limit` documents, without unusable lines if `skip_bad_lines` is true.
-    /// Copies inputs that can be read only once into unnamed files in the folder `scratch`; these files
-    /// disappear with the corpus.
-    ///
-    /// # Errors
-    ///
-    /// When this build cannot read one of the formats, when a stream cannot be read or copied, and when `stop`
-    /// becomes true before the copies are complete.
+    /// Opens the listed files. Copies streams into unnamed files in the folder `scratch`. Fails if this build cannot
+    /// read a format, a stream cannot be copied, or `stop` becomes true while copying.
     pub(super) fn open(
         listed: Vec<Listed>,
         limit: Option<u64>,
@@ -136,7 +119,7 @@ impl Corpus {
         scratch: &Path,
         stop: &AtomicBool,
     ) -> Result<Self> {
-        // Reported now, before hours of work on the files that come first.
+        // Fails now instead of after hours of work on earlier files.
         let parquet = listed.iter().find(|listed| listed.format == Format::Parquet);
         if let (Some(listed), false) = (parquet, cfg!(feature = "parquet")) {
             return Err(DataError::ParquetDisabled { path: listed.path.clone() });
@@ -153,7 +136,6 @@ impl Corpus {
         Ok(Self { sources, bytes, limit, skip_bad_lines })
     }
 
-    /// Returns every file with its SHA-256; files are read on all cores.
     pub(super) fn digests(&self) -> Result<Vec<(&Listed, String)>> {
         let digest = |source: &Source| match &source.copy {
             None => source.listed.digest(),
@@ -162,15 +144,13 @@ impl Corpus {
         self.sources.par_iter().map(|source| Ok((&source.listed, digest(source)?))).collect()
     }
 
-    /// Returns the number of files, counting a built-in text as one.
     pub(super) fn files(&self) -> usize {
         self.sources.len()
     }
 
-    /// Returns named inputs that are empty.
     pub(super) fn empty(&self) -> Vec<PathBuf> {
         let listed = self.sources.iter().map(|source| &source.listed);
-        // Some files have content but no size, such as those in /proc.
+        // Some files, such as those in /proc, have content although their size is 0.
         let is_empty = |listed: &Listed| {
             let first = || File::open(&listed.path).and_then(|mut file| file.read(&mut [0]));
             listed.bytes == 0 && (listed.stream.is_some() || first().is_ok_and(|read| read == 0))
@@ -179,8 +159,7 @@ impl Corpus {
         empty.map(|listed| listed.path.clone()).collect()
     }
 
-    /// Returns the sizes in bytes of up to `most` documents that are not empty, and whether these are all such
-    /// documents.
+    /// Returns the sizes in bytes of the first `most` non-empty documents, and whether there are no others.
     pub(super) fn sizes(&self, most: usize, stop: &AtomicBool) -> Result<(Vec<u64>, bool)> {
         let mut sizes = Vec::new();
         let division = Division::default();
@@ -200,8 +179,7 @@ impl Corpus {
         Ok((sizes, true))
     }
 
-    /// Reads the text from the start, cut where `cuts` allows and where `division` divides documents. The
-    /// chunks are the same on every pass.
+    /// Reads the text from the start, cut by `cuts` and `division`. Every pass gives the same chunks.
     pub(super) fn chunks<'a>(&'a self, cuts: Cuts, division: &'a Division) -> TextChunks<'a> {
         TextChunks {
             sources: self.sources.iter(),
@@ -220,7 +198,6 @@ impl Corpus {
     }
 }
 
-/// Copies a stream to its end, and records its size.
 fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result<File> {
     let path = scratch.join("stream");
     let mut copy = File::options()
@@ -229,29 +206,24 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
         .create_new(true)
         .open(&path)
         .map_err(DataError::io("create", &path))?;
-    // Nothing else needs the file's name, and an unnamed file cannot be left behind.
+    // An unnamed file cannot be left behind.
     fs::remove_file(&path).map_err(DataError::io("remove", &path))?;
     listed.bytes = stream::copy_to_end(&listed.path, &mut copy, u64::MAX, stop)?;
     Ok(copy)
 }
 
-/// The chunks of all documents, in order; see [`Corpus::chunks`]. It ends after the first error.
 pub(super) struct TextChunks<'a> {
     sources: std::slice::Iter<'a, Source>,
     skip_bad_lines: bool,
-    /// Maximum number of documents to read.
     most: u64,
     cuts: Cuts,
     division: &'a Division,
     source: Option<(&'a Source, Box<dyn DocumentReader>)>,
     cutter: Option<Cutter>,
-    /// The split of the next chunk of the document.
     split: Split,
     /// True if the next chunk is the first of its split in the document.
     starts: bool,
-    /// Number of non-empty documents finished so far.
     pub(super) documents: u64,
-    /// Files and lines that a remark to the user names, so far.
     pub(super) findings: Findings,
     failed: bool,
 }

@@ -1,4 +1,4 @@
-//! Counts for the user: text that a tokenizer cannot express, spellings of special tokens, and the unigram loss.
+//! Counts unknown text and spellings of special tokens, and computes the unigram loss.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::json;
@@ -8,12 +8,9 @@ use tokenizers::{Model as _, ModelWrapper, Tokenizer as Inner};
 
 use super::{DataError, Result, Tokenizer, UnigramEntropy};
 
-/// Counts text that a tokenizer cannot express.
 pub(super) struct Unknown {
-    /// The token that stands for unknown text.
     id: Option<u32>,
-    /// For a BPE without an unknown token, which omits unknown characters: the same BPE with such a token, and
-    /// the token's id.
+    /// For a BPE that omits unknown characters: the same BPE with an unknown token, and the id of that token.
     dropped: Option<(Box<Inner>, u32)>,
 }
 
@@ -24,7 +21,7 @@ impl Unknown {
             ModelWrapper::BPE(model) => model.unk_token.as_ref().and_then(|token| model.token_to_id(token)),
             ModelWrapper::WordPiece(model) => model.token_to_id(&model.unk_token),
             ModelWrapper::WordLevel(model) => model.token_to_id(&model.unk_token),
-            // The library exposes `unk_id` in no other way.
+            // The library has no accessor for `unk_id`.
             ModelWrapper::Unigram(model) => {
                 let id = serde_json::to_value(model).ok().and_then(|model| model["unk_id"].as_u64());
                 id.and_then(|id| u32::try_from(id).ok())
@@ -53,7 +50,6 @@ impl Unknown {
     }
 }
 
-/// Reports whether a BPE without an unknown token lacks tokens for some characters.
 fn leaves_characters_out(model: &BPE) -> bool {
     let vocabulary = model.get_vocab();
     let has_bytes =
@@ -64,9 +60,7 @@ fn leaves_characters_out(model: &BPE) -> bool {
     !has_bytes && !has_alphabet
 }
 
-/// Returns a BPE with an unknown token, which has the id `id`.
 fn with_unknown(model: &BPE, id: usize) -> Option<(ModelWrapper, u32)> {
-    /// A spelling that no vocabulary contains.
     const SPELLING: &str = "\u{0}unknown\u{0}";
     let mut model = serde_json::to_value(model).ok()?;
     model["vocab"][SPELLING] = json!(id);
@@ -75,12 +69,9 @@ fn with_unknown(model: &BPE, id: usize) -> Option<(ModelWrapper, u32)> {
     Some((serde_json::from_value(model).ok()?, u32::try_from(id).ok()?))
 }
 
-/// Counts the spellings of special tokens in a text.
 pub(super) struct Spellings {
     tokens: Vec<String>,
-    /// Number of occurrences of each token.
     counts: Vec<u64>,
-    /// Finds all tokens in one pass; `None` if there are no tokens to search for.
     automaton: Option<AhoCorasick>,
 }
 
@@ -92,7 +83,6 @@ impl Spellings {
         Self { counts: vec![0; tokens.len()], automaton: automaton.filter(|_| !tokens.is_empty()), tokens }
     }
 
-    /// Adds the occurrences in `text`.
     pub(super) fn count(&mut self, text: &str) {
         let Some(automaton) = &self.automaton else { return };
         for found in automaton.find_iter(text) {
@@ -100,12 +90,10 @@ impl Spellings {
         }
     }
 
-    /// Returns the total number of occurrences.
     pub(super) fn total(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Returns the tokens that occurred, the commonest first.
     pub(super) fn seen(&self) -> Vec<String> {
         let mut seen: Vec<_> =
             self.tokens.iter().zip(&self.counts).filter(|(_, count)| **count > 0).collect();
@@ -114,10 +102,10 @@ impl Spellings {
     }
 }
 
-/// Computes the loss of predicting the validation text from the token counts of the two splits alone, which any
-/// model that uses context must beat. Both slices have one entry per token of the vocabulary.
+/// Computes the loss of predicting the validation tokens from token counts, given one count per token of the
+/// vocabulary.
 pub(super) fn unigram_entropy(train: &[u64], validation: &[u64]) -> UnigramEntropy {
-    // Adding one to every count gives tokens that are not in the training split a probability above 0.
+    // Adding one to every count gives tokens absent from the training split a probability above 0.
     let train_total = train.iter().sum::<u64>() as f64 + train.len() as f64;
     let total = validation.iter().sum::<u64>() as f64;
     let (mut entropy, mut cross_entropy) = (0.0, 0.0);
@@ -150,7 +138,6 @@ mod tests {
     fn matches_the_formulas() {
         let figures = unigram_entropy(&[2, 0, 0], &[1, 1, 0]);
         assert!((figures.validation - 2.0_f64.ln()).abs() < 1e-12);
-        // Smoothed training shares: 3/5, 1/5, 1/5.
         let expected = -0.5 * (0.6_f64.ln() + 0.2_f64.ln());
         assert!((figures.validation_under_train - expected).abs() < 1e-12);
     }

@@ -1,22 +1,15 @@
-//! Finds places where a document may be cut so that encoding the pieces separately gives the same tokens as
-//! encoding the whole.
+//! Finds places where a document can be cut such that encoding the pieces gives the same tokens as encoding the whole.
 //!
-//! Encoding takes about 150 bytes of memory for each byte of text, so a file of gigabytes must be encoded in
-//! pieces. A cut must not add a space in front of a piece, lose a merge across the border, or split words
-//! differently. Whether a place is safe depends on the tokenizer. [`Cuts::of`] knows the usual kinds;
-//! documents for any other kind are encoded whole.
+//! Encoding takes about 150 bytes of memory for each byte of text, so a large file must be encoded in pieces.
+//! Tokenizers unknown to [`Cuts::of`] encode documents whole.
 //!
-//! There are two kinds of candidate places:
+//! Candidate places are: after a single newline between a character that is not white space and a letter or digit; and
+//! at a single space between two ASCII letters or digits. A candidate is safe under three conditions:
 //!
-//! - after a single newline between a character that is not white space and a letter or digit;
-//! - at a single space between two ASCII letters or digits.
-//!
-//! Each is safe under three conditions. First, nothing that the tokenizer matches spans it: added tokens, and
-//! the patterns of normalizers and pre-tokenizers, are compared with the lists below. Second, the start of a
-//! piece is not mistaken for the start of a text: no space is put in front of it. Third, the model sees a
-//! border there: either the pre-tokenizer always splits there, or the model is a BPE whose vocabulary has no
-//! token with these two characters next to each other, so that no merge spans the place, and merges on one
-//! side do not depend on the other side.
+//! - No added token, and no match of a normalizer or pre-tokenizer, spans it.
+//! - The tokenizer does not take the start of the second piece for the start of a text, and puts no extra space there.
+//! - The pre-tokenizer always splits there, or no merge spans the place. The latter holds for a BPE without a token that
+//!   contains the two characters next to each other.
 
 use std::borrow::Cow;
 
@@ -29,15 +22,12 @@ use tokenizers::{
     SplitDelimiterBehavior, Tokenizer as Inner,
 };
 
-/// Represents a space in SentencePiece tokens.
 const SENTENCEPIECE_SPACE: char = '\u{2581}';
 
-/// Represents a space in byte-level tokens.
 const BYTE_LEVEL_SPACE: char = '\u{120}';
 
-/// Patterns that match all white space, and whose matches never contain a space after a letter or digit, nor a
-/// letter or digit after a newline. At both kinds of places, therefore, a match starts or ends. The patterns
-/// look ahead only after white space that is followed by white space, which never occurs at a candidate place.
+/// Patterns that match all white space, with no space after a letter or digit, and no letter or digit after a newline.
+/// They look ahead only after repeated white space. A match therefore starts or ends at both kinds of candidate places.
 const SPLITTING_PATTERNS: [&str; 7] = [
     // GPT-2.
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -77,33 +67,27 @@ const SPLITTING_PATTERNS: [&str; 7] = [
     ),
 ];
 
-/// Patterns whose matches contain neither spaces nor newlines, and do not depend on the text around them.
+/// Patterns whose matches contain neither spaces nor newlines, and do not depend on the surrounding text.
 const INNER_PATTERNS: [&str; 4] = [r"\p{N}", r"\p{N}{1,3}", "[0-9][0-9][0-9]", r"[一-龥぀-ゟ゠-ヿ]+"];
 
-/// The kinds of places at which a text may be cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cuts {
-    /// Between any two characters: for a text that is not encoded.
+    /// Between any two characters, for text that is not encoded.
     anywhere: bool,
-    /// After a newline.
     after_line: bool,
-    /// Before a space.
     at_space: bool,
-    /// True if the tokenizer puts a space in front of a piece. If so, the piece must be passed without its
-    /// own space.
+    /// True if the tokenizer adds a space in front of a piece, whose own space must therefore be removed.
     restores_space: bool,
 }
 
 impl Cuts {
-    /// Every place, for text that is not encoded.
     pub(super) const ANYWHERE: Self =
         Self { anywhere: true, after_line: false, at_space: false, restores_space: false };
 
-    /// Places for texts that are encoded by, or used to train, a tokenizer with the word boundaries of GPT-2.
+    /// Places for a tokenizer with the word boundaries of GPT-2.
     pub(super) const AT_WORDS: Self =
         Self { anywhere: false, after_line: true, at_space: true, restores_space: false };
 
-    /// Returns the places that are safe for `tokenizer`; none if its kind is not known.
     pub(super) fn of(tokenizer: &Inner) -> Self {
         let Some(normalized) = Normalized::by(tokenizer.get_normalizer()) else { return Self::default() };
         if !added_tokens_stay_apart(tokenizer, normalized) {
@@ -119,7 +103,7 @@ impl Cuts {
         }
     }
 
-    /// Returns the last safe place in `text`, after its start and up to `limit`, in bytes.
+    /// Returns the last safe place in `text` up to byte `limit`, but not its start.
     pub(super) fn last_place(self, text: &str, limit: usize) -> Option<usize> {
         let limit = limit.min(text.len().saturating_sub(1));
         if self.anywhere {
@@ -131,7 +115,7 @@ impl Cuts {
         (1..=limit).rev().find(|at| self.is_place(text, *at))
     }
 
-    /// Reports whether the text may be cut before byte `at`, which is neither its start nor its end.
+    /// Reports whether `text` can be cut before byte `at`, which must be neither its start nor its end.
     fn is_place(self, text: &str, at: usize) -> bool {
         let bytes = text.as_bytes();
         let (before, here) = (bytes[at - 1], bytes[at]);
@@ -147,8 +131,7 @@ impl Cuts {
         next.is_some_and(char::is_alphanumeric) && previous.is_some_and(|letter| !letter.is_whitespace())
     }
 
-    /// Returns the piece `text` in the form passed to the tokenizer. `starts`: whether it is the start of its
-    /// document.
+    /// Returns the piece `text` in the form passed to the tokenizer. `starts`: it starts a document.
     pub(super) fn as_encoded(self, text: &str, starts: bool) -> &str {
         match self.restores_space && !starts {
             true => text.strip_prefix(' ').unwrap_or(text),
@@ -157,23 +140,20 @@ impl Cuts {
     }
 }
 
-/// The effects of a normalizer on spaces.
 #[derive(Clone, Copy, Debug, Default)]
 struct Normalized {
-    /// True if it puts a space in front.
     prepends: bool,
-    /// True if it replaces spaces with [`SENTENCEPIECE_SPACE`].
     replaces: bool,
 }
 
 impl Normalized {
-    /// Returns the effects of a normalizer; `None` if it may change more than single characters and accents.
+    /// Returns the effects of `normalizer`; `None` if it may change more than single characters and accents.
     fn by(normalizer: Option<&NormalizerWrapper>) -> Option<Self> {
         let mut found = Self::default();
         if let Some(normalizer) = normalizer {
             found.add(normalizer)?;
         }
-        // A prefix can stand for a space only if it equals the replacement for spaces.
+        // A prefix stands for a space only if it equals the replacement for spaces.
         (found.replaces || !found.prepends).then_some(found)
     }
 
@@ -182,8 +162,7 @@ impl Normalized {
             NormalizerWrapper::Sequence(sequence) => {
                 sequence.as_ref().iter().try_for_each(|normalizer| self.add(normalizer))?;
             }
-            // Spaces, newlines, ASCII letters and digits have no decomposition, and do not compose with the
-            // character before them.
+            // These normalizers never change or compose spaces, newlines, ASCII letters and digits.
             NormalizerWrapper::NFC(_)
             | NormalizerWrapper::NFD(_)
             | NormalizerWrapper::NFKC(_)
@@ -210,16 +189,13 @@ impl Normalized {
     }
 }
 
-/// The places where a pre-tokenizer splits.
 #[derive(Clone, Copy, Debug)]
 struct Borders {
-    /// True if it always splits after a newline.
     after_line: bool,
-    /// True if it always splits before a space.
     at_space: bool,
     /// True if no other match of the pre-tokenizer depends on text on both sides of a place.
     unbroken: bool,
-    /// True if it may put a space in front of a piece that starts with another character.
+    /// True if it may put a space in front of a piece that does not start with one.
     prefixes: bool,
     /// The character that the model sees instead of a space.
     space: char,
@@ -235,9 +211,8 @@ impl Borders {
         borders
     }
 
-    /// Adds a stage, which sees the pieces produced by the stages before it.
     fn add(&mut self, stage: &PreTokenizerWrapper, is_first: bool) {
-        // On rewritten text, only the borders that already exist are known to remain.
+        // On rewritten text, only the existing borders are known to remain.
         let is_plain = self.space == ' ';
         match stage {
             PreTokenizerWrapper::ByteLevel(stage) => {
@@ -268,7 +243,7 @@ impl Borders {
                 if self.space != BYTE_LEVEL_SPACE && stage.get_replacement() == SENTENCEPIECE_SPACE =>
             {
                 let scheme = stage.get_prepend_scheme();
-                // The stage depends on the start of the text, where an earlier stage may have removed a space.
+                // This stage depends on the start of the text, where an earlier stage may have removed a space.
                 if scheme == PrependScheme::First && !is_first {
                     *self = Self { at_space: false, after_line: false, unbroken: false, ..*self };
                 }
@@ -287,7 +262,6 @@ impl Borders {
     }
 }
 
-/// Returns the stages of a pre-tokenizer in order.
 fn stages(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Vec<&PreTokenizerWrapper> {
     match pre_tokenizer {
         None => Vec::new(),
@@ -308,7 +282,7 @@ fn keeps_all(split: &Split) -> bool {
 
 fn is_in(patterns: &[&str], split: &Split) -> bool {
     let SplitPattern::Regex(pattern) = &split.pattern else { return false };
-    // Some files contain the characters themselves instead of their escapes.
+    // Some files contain the characters instead of their escapes.
     let pattern = pattern.replace('\r', r"\r").replace('\n', r"\n");
     patterns.contains(&pattern.as_str())
 }
@@ -317,8 +291,7 @@ fn is_sentencepiece_space(text: &str) -> bool {
     text.strip_prefix(SENTENCEPIECE_SPACE).is_some_and(str::is_empty)
 }
 
-/// Reports whether no added token that is searched for in text can span a place for a cut, strip white space
-/// across it, or depend on the text on its other side.
+/// Reports whether no added token can span a candidate place, strip white space across it, or depend on its other side.
 fn added_tokens_stay_apart(tokenizer: &Inner, normalized: Normalized) -> bool {
     let skips_special = tokenizer.get_encode_special_tokens();
     let added = tokenizer.get_added_tokens_decoder();
@@ -333,7 +306,6 @@ fn added_tokens_stay_apart(tokenizer: &Inner, normalized: Normalized) -> bool {
     })
 }
 
-/// Returns the spelling of an added token that is searched for in normalized text.
 fn normalized_spelling<'a>(tokenizer: &Inner, token: &'a AddedToken) -> Cow<'a, str> {
     let normalizer = tokenizer.get_normalizer().filter(|_| token.normalized);
     let mut text = NormalizedString::from(token.content.as_str());
@@ -343,12 +315,11 @@ fn normalized_spelling<'a>(tokenizer: &Inner, token: &'a AddedToken) -> Cow<'a, 
     }
 }
 
-/// Reports whether `text` contains a candidate place for a cut, with any character of `spaces` counted as a space.
+/// Reports whether `text` contains a candidate place; any character of `spaces` counts as a space.
 fn spans_place(text: &str, spaces: &[char]) -> bool {
     spans_space(text, spaces) || pairs(text).any(|(a, b)| a == '\n' && b.is_alphanumeric())
 }
 
-/// Reports whether `text` contains a candidate place at a space, with any character of `spaces` counted as a space.
 fn spans_space(text: &str, spaces: &[char]) -> bool {
     pairs(text).any(|(a, b)| a.is_ascii_alphanumeric() && spaces.contains(&b))
 }
@@ -357,14 +328,13 @@ fn pairs(text: &str) -> impl Iterator<Item = (char, char)> {
     text.chars().zip(text.chars().skip(1))
 }
 
-/// Reports whether the model is a BPE that never merges a space with the character before it. `space`: the
-/// character that stands for a space in the model's vocabulary.
+/// Reports whether the model is a BPE that never merges `space`, its spelling of a space, with the preceding character.
 fn no_merge_spans(tokenizer: &Inner, space: char) -> bool {
     let ModelWrapper::BPE(model) = tokenizer.get_model() else { return false };
     let BPE { continuing_subword_prefix, end_of_word_suffix, .. } = model;
     let has = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     let vocabulary = model.get_vocab();
-    // With `ignore_merges`, a piece may be in the vocabulary, although merges give the uncut text other tokens.
+    // With `ignore_merges`, a piece in the vocabulary is one token, although merges give the uncut text other tokens.
     !model.ignore_merges
         && !has(continuing_subword_prefix)
         && !has(end_of_word_suffix)

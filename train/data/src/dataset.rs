@@ -1,5 +1,3 @@
-//! Reading samples from a token file.
-
 use super::blocks::{BlockSums, Fault};
 use super::info::Split;
 use super::{DataError, DataInfo, Result, TokenWidth};
@@ -9,12 +7,10 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-/// A token file, cut into samples of one sequence length.
+/// A token file, cut into samples of one sequence length. Threads may share it.
 ///
-/// Opening it reads no tokens: each sample is read from its position in the file. Threads may share it. The
-/// file is not mapped into memory: if a mapped file were truncated, a signal would end the process, whereas
-/// reading returns an error. If the folder has block checksums, each block is compared with its checksum
-/// before the first sample from it is returned.
+/// Samples are read on demand, without a memory map, so a truncated file is an error and not a fatal signal. If the
+/// folder has block checksums, each block is compared with its checksum before its first sample is returned.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
@@ -31,8 +27,8 @@ impl TokenFile {
     ///
     /// # Errors
     ///
-    /// When `data.json`, the token file or the checksums of its blocks are missing or unusable, when the size
-    /// of the file is not what `data.json` states, and when it holds less than one sample.
+    /// If a file is missing or unusable, or the token file has another size than in `data.json` or less than one
+    /// sample.
     pub fn open(folder: impl AsRef<Path>, split: Split, seq_len: usize) -> Result<Self> {
         let folder = folder.as_ref();
         if seq_len == 0 {
@@ -47,7 +43,6 @@ impl TokenFile {
         let file = files::open(&path).map_err(DataError::io("open", &path))?;
         let actual = file.metadata().map_err(DataError::io("read the size of", &path))?.len();
         let tokens = info.split(split).tokens;
-        // A count so large that it overflows is also larger than any file.
         let expected = tokens.saturating_mul(info.dtype.bytes() as u64);
         if actual != expected {
             return Err(DataError::FileSize { path, tokens, expected, actual });
@@ -61,28 +56,27 @@ impl TokenFile {
         Ok(Self { path, split, info, file, blocks, seq_len, num_samples })
     }
 
-    /// Returns the number of samples: `(tokens - 1) / seq_len`, at least one.
+    /// Returns the number of samples: `(tokens - 1) / seq_len`.
     pub fn num_samples(&self) -> u64 {
         self.num_samples
     }
 
-    /// Returns the number of tokens in a sample's inputs, and also in its targets.
+    /// Returns the number of input tokens, or of target tokens, of a sample.
     pub fn seq_len(&self) -> usize {
         self.seq_len
     }
 
-    /// Returns the contents of the folder's `data.json`.
+    /// Returns the content of the folder's `data.json`.
     pub fn info(&self) -> &DataInfo {
         &self.info
     }
 
-    /// Appends the tokens `sample * seq_len ..= (sample + 1) * seq_len` to `inputs` (all but the last) and to
-    /// `targets` (all but the first).
+    /// Appends the tokens `sample * seq_len ..= (sample + 1) * seq_len` to `inputs` (without the last) and to `targets`
+    /// (without the first).
     ///
     /// # Errors
     ///
-    /// When there is no such sample, when it can no longer be read, when it differs from the prepared data,
-    /// and when a token is outside the vocabulary; `inputs` and `targets` are then unchanged.
+    /// If the sample does not exist, cannot be read, or is invalid. `inputs` and `targets` are then unchanged.
     pub fn read_sample(&self, sample: u64, inputs: &mut Vec<i32>, targets: &mut Vec<i32>) -> Result<()> {
         if sample >= self.num_samples {
             return Err(DataError::SampleOutOfRange {
@@ -91,7 +85,7 @@ impl TokenFile {
                 samples: self.num_samples,
             });
         }
-        // The sample exists, so its bytes were within the file when it was opened: nothing overflows.
+        // The sample was within the file when it was opened, so nothing overflows.
         let start = sample * self.seq_len as u64;
         let width = self.info.dtype.bytes();
         let mut bytes = vec![0; (self.seq_len + 1) * width];
@@ -112,7 +106,7 @@ impl TokenFile {
                 inputs.extend(bytes.as_chunks().0.iter().map(|&token| i32::from_le_bytes(token)));
             }
         }
-        // As unsigned numbers, negative ids are beyond every vocabulary.
+        // As unsigned numbers, negative ids are outside every vocabulary.
         let vocab_size = self.info.vocab_size;
         let outside = |&token: &i32| token as u32 as usize >= vocab_size;
         if let Some(offset) = inputs[length..].iter().position(outside) {
@@ -130,12 +124,11 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Compares a few of the file's blocks with their checksums. Checks nothing in a folder without block
-    /// checksums.
+    /// Compares a few of the file's blocks with their checksums, if the folder has any.
     ///
     /// # Errors
     ///
-    /// When a block differs from its checksum, and when the file or the checksums cannot be read.
+    /// If a block differs from its checksum, or the file or its checksums cannot be read.
     pub fn check(&self) -> Result<()> {
         match &self.blocks {
             Some(blocks) => blocks.confirm_some(&self.file).map_err(|fault| self.error_from(0, fault)),
@@ -143,7 +136,6 @@ impl TokenFile {
         }
     }
 
-    /// Returns the error for a sample whose bytes could not be confirmed.
     fn error_from(&self, sample: u64, fault: Fault) -> DataError {
         let width = self.info.dtype.bytes() as u64;
         match fault {
@@ -157,7 +149,6 @@ impl TokenFile {
         }
     }
 
-    /// Returns the error for an unreadable sample that the file contained when it was opened.
     fn unreadable(&self, sample: u64, error: io::Error) -> DataError {
         if error.kind() != io::ErrorKind::UnexpectedEof {
             return DataError::io("read", &self.path)(error);
@@ -180,7 +171,6 @@ pub(super) mod tests {
     use std::fs;
     use tempfile::TempDir;
 
-    /// Writes a folder as another program might, with the tokens `0, 1, 2, ...`.
     pub(crate) fn folder(dtype: TokenWidth, tokens: u64, vocab_size: usize) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         let bytes: Vec<u8> =
@@ -204,7 +194,6 @@ pub(super) mod tests {
         folder
     }
 
-    /// Returns the problems of a folder, one per line.
     fn problems(folder: &Path) -> String {
         let found = verify(folder, &mut |_, _| {}).unwrap();
         found.problems.iter().map(|problem| format!("{problem}\n")).collect()
@@ -261,7 +250,6 @@ pub(super) mod tests {
         assert!(matches!(error, DataError::TokenOutOfRange { id: u32::MAX, .. }));
     }
 
-    /// Remaining samples can still be read; for the others the error reports the truncation.
     #[test]
     fn truncating_an_open_file_is_an_error() {
         let folder = folder(TokenWidth::U16, 100, 300);

@@ -1,5 +1,3 @@
-//! Choosing which documents, or parts of documents, are held out for validation.
-
 use std::collections::HashSet;
 
 use super::Split;
@@ -8,26 +6,21 @@ use super::mix::mix_pair;
 /// Number of documents whose sizes are examined before any document is assigned to a split.
 pub(super) const SURVEYED: usize = 1000;
 
-/// Number of documents that is enough to hold out whole documents for any share.
+/// Minimum number of documents for holding out whole documents, whatever the validation share.
 const ENOUGH: f64 = 20.0;
 
-/// The documents, or parts of documents, that are held out for validation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Division {
     fraction: f64,
     seed: u64,
-    /// Number of surveyed documents at the start; each later document is assigned at random.
+    /// Number of surveyed documents; each later document is assigned at random.
     surveyed: u64,
-    /// Indices of the surveyed documents that are held out.
     held_out: HashSet<u64>,
-    /// For inputs with too few documents to hold out whole ones: where each document is divided, in bytes
-    /// from its start. The rest of the document is held out; `None` for a document used for training only.
+    /// Byte offset that divides each document, if there are too few to hold out whole ones. `None`: training only.
     divided: Option<Vec<Option<u64>>>,
 }
 
 impl Division {
-    /// Divides a text whose first documents have these `sizes` in bytes. `is_all`: whether these are all
-    /// documents.
     pub(super) fn new(sizes: &[u64], is_all: bool, fraction: f64, seed: u64) -> Self {
         let surveyed = sizes.len() as u64;
         let division = Self { fraction, seed, surveyed, ..Self::default() };
@@ -37,18 +30,16 @@ impl Division {
         Self { held_out: choose(sizes, fraction, seed), ..division }
     }
 
-    /// Returns the number of documents that are divided between the splits; 0 if documents stay whole.
     pub(super) fn divided(&self) -> usize {
         self.divided.iter().flatten().flatten().count()
     }
 
-    /// Returns the byte offset at which a document is divided.
     pub(super) fn section_of(&self, document: u64) -> Option<u64> {
         let document = usize::try_from(document).ok()?;
         *self.divided.as_ref()?.get(document)?
     }
 
-    /// Returns the split of a document, or of its start if the document is divided.
+    /// Returns the split of a document, or of its first section if it is divided.
     pub(super) fn split_of(&self, document: u64) -> Split {
         let is_held_out = match document < self.surveyed {
             true => self.held_out.contains(&document),
@@ -59,7 +50,7 @@ impl Division {
     }
 }
 
-/// Picks documents in random order while they fit into the share; always picks at least the smallest one.
+/// Picks documents in random order while they fit into the share, and at least the smallest document.
 fn choose(sizes: &[u64], fraction: f64, seed: u64) -> HashSet<u64> {
     let room = fraction * sizes.iter().sum::<u64>() as f64;
     let mut order: Vec<usize> = (0..sizes.len()).collect();
@@ -79,8 +70,7 @@ fn choose(sizes: &[u64], fraction: f64, seed: u64) -> HashSet<u64> {
     chosen
 }
 
-/// Holds out the given fraction at the end of every document, and at least one byte of the longest document, so that
-/// no split is empty.
+/// Holds out `fraction` of every document, at its end, and at least one byte of the longest document.
 fn divide(sizes: &[u64], fraction: f64) -> Vec<Option<u64>> {
     let part = |size: u64| (fraction * size as f64).round() as u64;
     let mut held_out: Vec<u64> = sizes.iter().map(|size| part(*size)).collect();
@@ -144,7 +134,6 @@ mod tests {
         let sections: Vec<_> = (0..3).map(|document| division.section_of(document)).collect();
         assert_eq!((sections, division.divided()), (vec![Some(900), Some(9), Some(1800)], 3));
         assert!(held_out(&division, 3).is_empty());
-        // Two of four documents are the requested half.
         assert_eq!(held_out(&Division::new(&[10; 4], true, 0.5, 0), 4).len(), 2);
     }
 }

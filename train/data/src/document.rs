@@ -1,5 +1,3 @@
-//! Documents of an input, one after the other.
-
 use std::io::Read;
 
 use super::error::Result;
@@ -8,8 +6,7 @@ use super::progress::Counted;
 /// The text of one document, as bytes that are valid UTF-8.
 pub(super) type DocumentText = Box<dyn Read + Send>;
 
-/// A source of documents in one format. A new format implements this trait and gets an arm in [`Format`] and in
-/// [`Source::open`].
+/// A source of documents in one format.
 pub(super) trait DocumentReader: Send {
     /// Returns the next document; `None` after the last one. Adds skipped lines to `bad_lines`.
     fn next_document(&mut self, bad_lines: &mut Counted) -> Result<Option<DocumentText>>;

@@ -1,5 +1,3 @@
-//! Encoding the text into the two token files.
-
 use super::blocks::{BLOCK_BYTES, BlockWriter};
 use super::corpus::{Corpus, Findings};
 use super::counts::{Spellings, Unknown};
@@ -13,36 +11,31 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// Bytes of text that are encoded together: enough to occupy many cores, and little enough that the
-/// tokenizer, which takes about 150 times as much memory, does not exhaust the memory.
+/// Bytes of text encoded together: enough to occupy many cores. The tokenizer takes about 150 times as much memory.
 const BATCH_BYTES: usize = if cfg!(test) { 128 << 10 } else { 2 << 20 };
 
-/// Turns documents into tokens.
 pub(super) struct Encoder<'a> {
     pub(super) tokenizer: &'a Tokenizer,
-    /// Tokens in front of every document.
+    /// Ids of the tokens in front of every document.
     pub(super) start: Vec<u32>,
-    /// The token after every document.
+    /// Id of the token after every document.
     pub(super) end: u32,
     pub(super) division: &'a Division,
 }
 
-/// The writers of both token files after all text was encoded, and findings about the text.
 pub(super) struct Encoded {
     pub(super) train: SplitWriter,
     pub(super) validation: SplitWriter,
     pub(super) documents: u64,
     pub(super) text_bytes: u64,
     pub(super) findings: Findings,
-    /// Number of unknown tokens, which stand for text that the tokenizer cannot express, or of characters
-    /// omitted because the tokenizer has no unknown token.
+    /// Number of unknown tokens, or of characters omitted because the tokenizer has no unknown token.
     pub(super) unknown: u64,
-    /// Spellings of special tokens in the text.
     pub(super) spellings: Spellings,
 }
 
 impl Encoder<'_> {
-    /// Writes the tokens of a text to both token files in `folder`, encoding on all cores.
+    /// Writes the tokens of `corpus` to both token files in `folder`, encoding on all cores.
     pub(super) fn encode(
         &self,
         corpus: &Corpus,
@@ -103,27 +96,21 @@ impl Encoder<'_> {
     }
 }
 
-/// Bytes of a token file that are written at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes token ids while counting and hashing them.
 pub(super) struct SplitWriter {
     path: PathBuf,
     file: BufWriter<File>,
     width: TokenWidth,
     hasher: Sha256,
-    /// Writes the checksums of the blocks of the file.
     blocks: BlockWriter,
     tokens: u64,
     text_bytes: u64,
-    /// Number of occurrences of each token.
     counts: Vec<u64>,
-    /// The bytes of the ids being written.
     bytes: Vec<u8>,
 }
 
 impl SplitWriter {
-    /// Creates the token file of `split` in `folder`, and its file of block checksums.
     pub(super) fn create(folder: &Path, split: Split, vocab_size: usize) -> Result<Self> {
         let path = folder.join(split.file_name());
         let file = File::create(&path).map_err(DataError::io("create", &path))?;
@@ -140,7 +127,7 @@ impl SplitWriter {
         })
     }
 
-    /// Appends ids, which are below the vocabulary size, that represent `text_bytes` bytes of text.
+    /// Appends `ids`, which represent `text_bytes` bytes of text. Each id must be below the vocabulary size.
     pub(super) fn write(&mut self, ids: &[u32], text_bytes: usize) -> Result<()> {
         self.bytes.clear();
         for &id in ids {
@@ -155,12 +142,12 @@ impl SplitWriter {
         self.file.write_all(&self.bytes).map_err(DataError::io("write", &self.path))
     }
 
-    /// Returns the number of tokens written so far.
     pub(super) fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Writes everything to disk; returns the entry for `data.json` and how often each token occurs.
+    /// Writes everything to disk. Returns the split's entry for `data.json`, and the number of occurrences of each
+    /// token.
     pub(super) fn finish(self) -> Result<(SplitInfo, Vec<u64>)> {
         self.file
             .into_inner()

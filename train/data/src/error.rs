@@ -1,25 +1,21 @@
-//! Errors of every stage from a text file to a batch.
-
 use std::io;
 use std::path::{Path, PathBuf};
 
 use kiln_sys::durable::parent_of;
 use kiln_sys::files;
 
-/// The result of work on data.
 pub(super) type Result<T, E = DataError> = std::result::Result<T, E>;
 
-/// A failure while preparing or reading data. Every message names the file, line or
-/// key at fault and what to do about it.
+/// A failure while preparing or reading data. Messages name the file, line or key at fault and a fix.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// A stop was requested before the data was complete.
+    /// The user requested a stop before the data was complete.
     #[error("stopped on request while data was prepared; run the command again to start over")]
     Stopped,
     /// No input was given.
     #[error("no input given; name at least one text file, folder or builtin:arithmetic")]
     NoInputs,
-    /// An input, or a tokenizer, does not exist.
+    /// An input or a tokenizer does not exist.
     #[error(
         "{} does not exist; check its spelling (relative paths start at the current folder)",
         path.display()
@@ -61,7 +57,7 @@ pub enum DataError {
     /// A folder could not be walked.
     #[error("cannot list the files of {}: {problem}; check that you may read the folder", path.display())]
     Walk { path: PathBuf, problem: String },
-    /// The inputs hold no text at all. `skipped`: files skipped because they are not UTF-8 text.
+    /// The inputs hold no text. `skipped`: files skipped because they are not UTF-8 text.
     #[error(
         "the inputs hold no text ({files} {} found, {skipped} of them not UTF-8); hidden and \
          ignored files and folders named `target` are not read",
@@ -71,13 +67,13 @@ pub enum DataError {
     /// All inputs are empty.
     #[error("no text came from {}; check that the program that writes it succeeds", joined(inputs))]
     EmptyInputs { inputs: Vec<PathBuf> },
-    /// There is too little text to have both a training and a validation split.
+    /// The text is too short for a training and a validation split.
     #[error(
         "the inputs hold only {bytes} bytes of text, too few to split into training and \
          validation; add more text"
     )]
     TooLittleText { bytes: u64 },
-    /// The validation share is out of range.
+    /// The validation fraction is out of range.
     #[error("the validation fraction is {fraction}; it must be above 0 and below 1, such as 0.05")]
     ValidationFraction { fraction: f64 },
     /// The requested vocabulary cannot hold every byte.
@@ -86,7 +82,7 @@ pub enum DataError {
          each of the 256 bytes and one for the end of text"
     )]
     VocabularyTooSmall { requested: usize, minimum: usize },
-    /// The vocabulary is larger than token ids can express. `requested`: the vocabulary size.
+    /// The requested vocabulary is too large for token ids.
     #[error("a vocabulary of {requested} tokens is too large; the most is {maximum}")]
     VocabularyTooLarge { requested: usize, maximum: usize },
     /// Training a tokenizer failed.
@@ -99,8 +95,7 @@ pub enum DataError {
         path.display()
     )]
     TokenizerFile { path: PathBuf, problem: String },
-    /// The tokenizer has no end-of-text token. `known`: the spellings that were searched for; `special`: the
-    /// tokenizer's special tokens.
+    /// The tokenizer has no end-of-text token. `known`: spellings searched for; `special`: its special tokens.
     #[error(
         "the end-of-text token is unknown: no special token of the tokenizer is one of {known}. Its special tokens are: \
          {}. Name one with data.end_of_text, `--end-of-text` of `kiln data prepare`, or eos_token_id in a config.json \
@@ -114,7 +109,7 @@ pub enum DataError {
         if special.is_empty() { "none" } else { special }
     )]
     UnknownToken { spelling: String, special: String },
-    /// Documents should start with a token that the tokenizer does not have.
+    /// Documents should start with a start-of-text token, which the tokenizer does not have.
     #[error(
         "data.bos = true, but the tokenizer has no token that starts a text: its post-processor adds none, and no \
          special token has such a name. Leave data.bos at \"auto\", or name bos_token_id in a config.json next to \
@@ -148,18 +143,16 @@ pub enum DataError {
         folder.display()
     )]
     NotPrepared { folder: PathBuf, file: &'static str },
-    /// `data.json` could not be understood. `problem`: the key or line at fault and why.
+    /// `data.json` is invalid. `problem`: the key or line at fault and why.
     #[error("{}: {problem}; correct the file or run `kiln data prepare` again", path.display())]
     Info { path: PathBuf, problem: String },
-    /// `data.json` has a different format version. `found`: version in the file; `supported`: version that this build
-    /// reads.
+    /// `data.json` has format version `found`, but this build reads version `supported`.
     #[error(
         "{}: `format_version` is {found}, and this build reads {supported}; run `kiln data prepare` again",
         path.display()
     )]
     Version { path: PathBuf, found: u64, supported: u64 },
-    /// The size of a token file is not what `data.json` states. `tokens`: tokens stated by `data.json`;
-    /// `expected`: bytes those tokens take; `actual`: bytes of the file.
+    /// A token file has `actual` bytes, but the `tokens` stated by `data.json` take `expected` bytes.
     #[error(
         "{} has {actual} bytes, but data.json states {tokens} tokens, which take {expected} \
          bytes; copy the file again or run `kiln data prepare` again",
@@ -185,8 +178,7 @@ pub enum DataError {
         path.display(), samples - 1
     )]
     SampleOutOfRange { path: PathBuf, sample: u64, samples: u64 },
-    /// A token file was truncated while it was open. `sample`: the requested sample; `expected`: bytes of the
-    /// file when it was opened; `actual`: bytes of the file now.
+    /// A token file was truncated from `expected` to `actual` bytes while it was open.
     #[error(
         "{} became shorter while it was in use: it had {expected} bytes and has {actual} now, so \
          sample {sample} cannot be read; another program writes to the file. Restore it, or run \
@@ -194,16 +186,14 @@ pub enum DataError {
         path.display()
     )]
     Truncated { path: PathBuf, sample: u64, expected: u64, actual: u64 },
-    /// A token id is outside the vocabulary. `position`: position of the token in the file, from 0; `id`: the
-    /// id found; `vocab_size`: the vocabulary stated by `data.json`.
+    /// The token at `position`, counted from 0, has an `id` outside the vocabulary stated by `data.json`.
     #[error(
         "{}: token {position} is {id}, outside the vocabulary of {vocab_size}; the file does not \
          belong to its data.json: run `kiln data prepare` again",
         path.display()
     )]
     TokenOutOfRange { path: PathBuf, position: u64, id: u32, vocab_size: usize },
-    /// Tokens do not match their checksum. `first`: the first token of the changed block; `last`: its last
-    /// token.
+    /// Tokens `first` to `last`, which form one block, do not match their checksum.
     #[error(
         "tokens {first} to {last} of {} do not match their checksum: one of the two has changed since \
          they were prepared. `kiln data verify {}` checks the whole folder; copy the folder again or run `kiln \
@@ -218,7 +208,7 @@ pub enum DataError {
         path.display()
     )]
     BlockSums { path: PathBuf, problem: String },
-    /// A folder differs from the data that were prepared.
+    /// A folder differs from the data that was prepared.
     #[error(
         "{} is damaged:{}\nCopy the folder again or run `kiln data prepare` again",
         folder.display(),
@@ -231,8 +221,7 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Reports whether arguments or configuration name something missing or impossible, rather than a file
-    /// being damaged.
+    /// Reports whether arguments or configuration are at fault, rather than a damaged file.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,

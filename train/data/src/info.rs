@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 /// The version of the folder format that this build reads and writes.
 pub const FORMAT_VERSION: u64 = 1;
 
-/// Name of the description file, inside the folder.
 pub(super) const INFO_FILE: &str = "data.json";
-/// Name of the tokenizer file, in the same folder.
 pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// One of the two parts of prepared data.
@@ -24,7 +22,7 @@ pub enum Split {
 }
 
 impl Split {
-    /// Returns the name of the split's token file, inside the folder.
+    /// Returns the name of the split's token file.
     pub fn file_name(self) -> &'static str {
         match self {
             Self::Train => "train.bin",
@@ -32,7 +30,6 @@ impl Split {
         }
     }
 
-    /// Returns the name of the file with the token file's block checksums, in the same folder.
     pub(super) fn block_sums_name(self) -> &'static str {
         match self {
             Self::Train => "train.crc",
@@ -62,11 +59,10 @@ pub struct DataInfo {
     /// Files skipped because they are not UTF-8 text.
     #[serde(default)]
     pub skipped_files: u64,
-    /// Number of unknown tokens, which stand for text that the tokenizer cannot express, or of characters
-    /// omitted because the tokenizer has no unknown token.
+    /// Number of unknown tokens, or of characters omitted because the tokenizer has no unknown token.
     #[serde(default)]
     pub unknown: u64,
-    /// The loss of predicting from token counts alone; a yardstick for the validation loss.
+    /// Loss of predicting from token counts alone, a baseline for the validation loss.
     #[serde(default)]
     pub unigram_entropy: Option<UnigramEntropy>,
 }
@@ -82,20 +78,18 @@ pub struct SplitInfo {
     /// SHA-256 of the token file, in hexadecimal.
     #[serde(default)]
     pub sha256: Option<String>,
-    /// Bytes of the token file covered by each checksum in `train.crc` or `val.crc`; `None` if there is no
-    /// such file.
+    /// Bytes of the token file covered by each checksum in `train.crc` or `val.crc`, if that file exists.
     #[serde(default)]
     pub block_bytes: Option<u64>,
 }
 
-/// Valid sizes of a block of a token file.
 const BLOCK_SIZES: std::ops::RangeInclusive<u64> = 1 << 12..=1 << 24;
 
 /// Entropy figures of single tokens, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UnigramEntropy {
-    /// Cross-entropy of the validation tokens under the token frequencies of the training split, with one
-    /// added to every count: the validation loss of a model that ignores context.
+    /// Validation loss of a model that ignores context: cross-entropy under the token frequencies of the training
+    /// split, with one added to every count.
     pub validation_under_train: f64,
     /// Entropy of the token frequencies of the validation split itself.
     pub validation: f64,
@@ -126,7 +120,6 @@ impl TokenWidth {
     }
 }
 
-/// The only key of `data.json` that is read before the format version is known.
 #[derive(Deserialize)]
 #[serde(expecting = "an object with the key `format_version`")]
 struct Version {
@@ -134,12 +127,11 @@ struct Version {
 }
 
 impl DataInfo {
-    /// Reads and checks the `data.json` of a folder.
+    /// Reads and validates the `data.json` of a folder.
     ///
     /// # Errors
     ///
-    /// When the folder or the file is missing, unreadable, of a different format version, changed since it was
-    /// prepared, or states something impossible.
+    /// If the file is missing, unreadable, invalid, of another format version, or changed since it was prepared.
     pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         if !folder.try_exists().map_err(DataError::io("open", folder))? {
@@ -148,7 +140,6 @@ impl DataInfo {
         Self::parse(folder.join(INFO_FILE), &read_small_file(folder, INFO_FILE)?)
     }
 
-    /// Reads `data.json` as [`Self::load`] does, but without comparing it with its checksum.
     pub(super) fn load_unproven(folder: &Path) -> Result<Self> {
         let path = folder.join(INFO_FILE);
         if !path.try_exists().map_err(DataError::io("open", &path))? {
@@ -158,7 +149,6 @@ impl DataInfo {
         Self::parse(path, &content)
     }
 
-    /// Parses the `content` of the file `path`.
     fn parse(path: PathBuf, content: &[u8]) -> Result<Self> {
         let bad = |problem| DataError::Info { path: path.clone(), problem };
         let version: Version = serde_json::from_slice(content).map_err(|error| bad(error.to_string()))?;
@@ -174,7 +164,6 @@ impl DataInfo {
         Ok(info)
     }
 
-    /// Writes the `data.json` of a folder and waits until it is on disk.
     pub(super) fn save(&self, folder: &Path) -> Result<()> {
         write_small_file(folder, INFO_FILE, self)
     }

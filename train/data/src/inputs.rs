@@ -1,5 +1,4 @@
-//! `inputs.json`: the inputs and options that a folder was prepared from, which a later start compares with its
-//! own.
+//! `inputs.json`: the inputs and options that a folder was prepared from, to detect later changes.
 
 use super::corpus::Corpus;
 use super::listing::{Format, Listed, list};
@@ -15,52 +14,41 @@ use std::fmt;
 use std::path::{Path, PathBuf, absolute};
 use std::sync::atomic::AtomicBool;
 
-/// Name of the record, inside the folder.
 pub(super) const INPUTS_FILE: &str = "inputs.json";
 
-/// Version of the rules by which text becomes tokens: how documents are divided between the splits, and how
-/// the tokenizer is used. Folders without a version have version 1, which cut documents into chunks.
+/// Version of the rules for dividing and tokenizing documents. Folders without a version have version 1.
 const RULES: u64 = 2;
 
-/// The inputs and options that a folder was prepared from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Inputs {
-    /// Version of the rules by which text becomes tokens.
     #[serde(default = "first_rules")]
     rules: u64,
     tokenizer: Tokenizer,
     validation_fraction: f64,
     seed: u64,
-    /// Maximum number of documents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     limit: Option<u64>,
-    /// True if documents start with a token; `None` if the post-processor decides.
+    /// True if documents start with a token. `None`: the tokenizer's post-processor decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bos: Option<bool>,
-    /// Spelling of the token that ends documents, if one was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     end_of_text: Option<String>,
-    /// True if special tokens in the text were recognised.
     #[serde(default)]
     special_tokens: bool,
-    /// True if unusable lines were skipped.
     #[serde(default)]
     skip_bad_lines: bool,
-    /// The files, in the order in which they were read.
     files: Vec<InputFile>,
 }
 
-/// The source of the tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Tokenizer {
-    /// Trained on the inputs. `vocab_size`: requested number of tokens.
+    /// Trained on the inputs, with a requested vocabulary of `vocab_size` tokens.
     Trained { vocab_size: usize },
-    /// Read from a `tokenizer.json`. `sha256`: SHA-256 of that file, in hexadecimal.
+    /// Read from a `tokenizer.json` whose SHA-256, in hexadecimal, is `sha256`.
     File { sha256: String },
 }
 
-/// One file, or one built-in text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct InputFile {
     path: String,
@@ -68,7 +56,6 @@ struct InputFile {
     /// Time of the last modification, in nanoseconds since 1970.
     #[serde(default)]
     modified: Option<u64>,
-    /// SHA-256 of the file's content, in hexadecimal.
     sha256: String,
 }
 
@@ -77,8 +64,7 @@ fn first_rules() -> u64 {
 }
 
 impl Tokenizer {
-    /// Describes the tokenizer `source`. `given`: the content of a tokenizer file, which may be a pipe and is
-    /// read only once.
+    /// Describes `source`. `given`: the content of the tokenizer file, which may be a pipe that can be read only once.
     fn new(source: &TokenizerSource, given: &[u8]) -> Self {
         match source {
             TokenizerSource::Train { vocab_size } => Self::Trained { vocab_size: *vocab_size },
@@ -101,8 +87,7 @@ impl fmt::Display for Tokenizer {
 }
 
 impl Inputs {
-    /// Records `options` and `corpus` before any work. Reads every file once, except that of the tokenizer,
-    /// whose content is `tokenizer`.
+    /// Records `options` and hashes every file of `corpus`. `tokenizer`: the content of the tokenizer file.
     pub(super) fn new(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self> {
         let file = |(listed, sha256): (&Listed, String)| InputFile {
             path: name(&listed.path),
@@ -124,13 +109,11 @@ impl Inputs {
         })
     }
 
-    /// Returns the groups of files with identical content, as text. Ignores empty files.
     pub(super) fn repeated(&self) -> Counted {
         let mut groups: HashMap<(&str, u64), Vec<&InputFile>> = HashMap::new();
         for file in self.files.iter().filter(|file| file.bytes > 0) {
             groups.entry((&file.sha256, file.bytes)).or_default().push(file);
         }
-        // Sorted by the first file of each group.
         let first = self.files.iter().filter_map(|file| {
             let group = groups.get(&(file.sha256.as_str(), file.bytes))?;
             (group.len() > 1 && std::ptr::eq(group[0], file)).then_some(group)
@@ -138,7 +121,6 @@ impl Inputs {
         first.map(|group| same(&group.iter().map(|file| file.path.as_str()).collect::<Vec<_>>())).collect()
     }
 
-    /// Reads the record of a folder; `None` if it has none.
     pub(super) fn load(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(INPUTS_FILE);
         if !path.try_exists().map_err(DataError::io("open", &path))? {
@@ -148,16 +130,13 @@ impl Inputs {
         inputs.map(Some).map_err(|error| DataError::Info { path, problem: error.to_string() })
     }
 
-    /// Writes the record and waits until it is on disk.
     pub(super) fn save(&self, folder: &Path) -> Result<()> {
         write_small_file(folder, INPUTS_FILE, self)
     }
 
-    /// Compares `options` with those that this folder was prepared from. Returns a line for each difference,
-    /// with the old and the new value. The seed and the folder are not compared.
-    ///
-    /// A file counts as the same if its size and modification time are the same. If only the time differs, the
-    /// file is read and its content is compared. A file that was moved or renamed is recognized by its content.
+    /// Returns a line for each difference between `options` and those that this folder was prepared from, except for
+    /// the seed and the folder. Compares the contents of files if their modification times differ. Finds moved files by
+    /// content.
     pub(super) fn differences(&self, options: &PrepareOptions) -> Result<Vec<String>> {
         let mut differences = Vec::new();
         let given = match &options.tokenizer {
@@ -236,8 +215,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// Returns, for each current file, the index of the recorded file at the same path, however the path is
-    /// spelt.
+    /// Returns, for each current file, the index of the recorded file with the same canonical path.
     fn pair_by_path(&self, listed: &[Listed]) -> Vec<Option<usize>> {
         // A file may have been named more than once.
         let mut left: HashMap<PathBuf, VecDeque<usize>> = HashMap::new();
@@ -247,7 +225,6 @@ impl Inputs {
         listed.iter().map(|now| left.get_mut(&place(&now.path))?.pop_front()).collect()
     }
 
-    /// Pairs the remaining files by content, so that a moved or renamed file is recognized.
     fn pair_by_content(&self, listed: &[Listed], pairs: &mut [Option<usize>]) -> Result<()> {
         let mut left: HashMap<u64, Vec<usize>> = HashMap::new();
         for index in self.unpaired(pairs) {
@@ -272,14 +249,12 @@ impl Inputs {
         Ok(())
     }
 
-    /// Returns the recorded files that are not in `pairs`.
     fn unpaired(&self, pairs: &[Option<usize>]) -> impl Iterator<Item = usize> + use<> {
         let paired: HashSet<usize> = pairs.iter().flatten().copied().collect();
         (0..self.files.len()).filter(move |index| !paired.contains(index))
     }
 }
 
-/// Formats a group of files with the same content.
 fn same(group: &[&str]) -> String {
     let (first, count) = (group[0], group.len());
     if group.iter().all(|path| *path == first) {
@@ -291,12 +266,10 @@ fn same(group: &[&str]) -> String {
     }
 }
 
-/// Returns the canonical form of a path, or the path itself if it does not exist.
 fn place(path: &Path) -> PathBuf {
     path.canonicalize().or_else(|_| absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Returns a path as recorded, without a leading `./`.
 fn name(path: &Path) -> String {
     path.strip_prefix("./").unwrap_or(path).display().to_string()
 }
@@ -342,7 +315,6 @@ mod tests {
             }
         }
 
-        /// Returns the differences, with paths relative to the folder of texts.
         fn differences(&self, options: &PrepareOptions) -> Vec<String> {
             let inputs = Inputs::load(&self.path("data")).unwrap().unwrap();
             let folder = format!("{}/", self.path("texts").display());
@@ -359,7 +331,6 @@ mod tests {
         assert!(folder.differences(&options).is_empty());
         let other = PrepareOptions { seed: 2, out: folder.path("other"), ..options.clone() };
         assert!(folder.differences(&other).is_empty());
-        // A new modification time, as after a copy, with the same content.
         let time = SystemTime::now() + Duration::from_secs(100);
         folder.set_modified("a.txt", time);
         assert!(folder.differences(&options).is_empty());
@@ -391,7 +362,6 @@ mod tests {
                 "data.bad_lines: error then, skip now",
             ]
         );
-        // As left by an older build.
         let record = folder.path("data").join(INPUTS_FILE);
         let newer = fs::read_to_string(&record).unwrap();
         fs::remove_file(folder.path("data").join("SHA256SUMS")).unwrap();
@@ -430,7 +400,6 @@ mod tests {
         assert_eq!(folder.differences(&options), [gone]);
     }
 
-    /// However the path is spelt, and wherever the text is stored.
     #[test]
     fn moved_text_is_the_same_text() {
         let folder = Folder::new();
@@ -449,7 +418,7 @@ mod tests {
             folder.differences(&of(&["moved/b.txt", "moved/a.txt"])),
             ["text: the same files in a different order"]
         );
-        // As JSON lines it would be different text.
+        // As a `.jsonl` file, the same bytes are different text.
         fs::rename(folder.path("moved/b.txt"), folder.path("moved/b.jsonl")).unwrap();
         let differences = folder.differences(&of(&["moved"]));
         assert_eq!(differences.len(), 2, "{differences:?}");

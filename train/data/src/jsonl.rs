@@ -8,14 +8,11 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor};
 use std::path::{Path, PathBuf};
 
-/// Reads one line at a time; blank lines are skipped.
 pub(super) struct JsonLines {
     path: PathBuf,
     reader: BufReader<File>,
-    /// Number of the line read last, from 1.
     line: u64,
     buffer: Vec<u8>,
-    /// True if unusable lines are skipped.
     skips: bool,
 }
 
@@ -25,7 +22,7 @@ struct Line {
 }
 
 impl JsonLines {
-    /// Creates a reader of `file`, which errors name `path`. `skips`: whether to skip unusable lines.
+    /// Creates a reader of `file`; errors name `path`. `skips`: skip unusable lines instead of failing.
     pub(super) fn new(file: File, path: &Path, skips: bool) -> Self {
         let reader = BufReader::with_capacity(1 << 16, file);
         Self { path: path.to_path_buf(), reader, line: 0, buffer: Vec::new(), skips }
@@ -61,20 +58,18 @@ impl DocumentReader for JsonLines {
     }
 }
 
-/// Parses a line; the error is the reason why the line is not a usable object.
 fn parse(line: &[u8]) -> Result<Line, String> {
-    // The parser would accept a list as the fields of an object.
+    // Serde would accept an array for the fields of a struct.
     if line.trim_ascii_start().starts_with(b"[") {
         return Err("a list, expected an object".to_owned());
     }
     serde_json::from_slice(line).map_err(|error| cause(line, &error))
 }
 
-/// Explains why a line cannot be used. For the most common mistakes, the parser's own message is only "expected
-/// value" or similar.
+/// Explains common mistakes, for which the parser's own message is only "expected value" or similar.
 fn cause(line: &[u8], error: &serde_json::Error) -> String {
     let at = error.column().saturating_sub(1);
-    // The parser may have stopped after the first letters of a word.
+    // The parser may have stopped inside a word.
     let is_word = |byte: &u8| byte.is_ascii_alphabetic() || *byte == b'-';
     let start =
         line[..at.min(line.len())].iter().rposition(|byte| !is_word(byte)).map_or(0, |before| before + 1);
@@ -95,7 +90,7 @@ fn cause(line: &[u8], error: &serde_json::Error) -> String {
     message
 }
 
-/// Returns the parser's message about one line, without its line number, which is always 1.
+/// Formats the parser's message about one line, without the line number, which is always 1.
 pub fn describe(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or(&message);
@@ -140,7 +135,6 @@ mod tests {
         assert!(wrong.contains("line 1: invalid type: integer `7`"), "{wrong}");
     }
 
-    /// Common non-JSON output of other programs.
     #[test]
     fn causes_are_readable() {
         let message = |content: &str| read_all(content).unwrap_err().to_string();

@@ -1,7 +1,6 @@
-//! Text in, training samples out.
+//! Turns text into training samples.
 //!
-//! [`prepare()`] turns text files into a folder of tokens, once; training and evaluation then read samples
-//! from that folder, however large it is.
+//! [`prepare()`] writes a folder of tokens from text files, once. Training and evaluation read samples from it.
 //!
 //! # The folder on disk
 //!
@@ -15,33 +14,19 @@
 //! | `inputs.json`    | the source of the data: options, and each file with size, modification time and SHA-256 |
 //! | `SHA256SUMS`     | SHA-256 of all of these files, as `sha256sum --check` reads it |
 //!
-//! A token file has no header. Ids are little-endian `u16`, or `u32` when the vocabulary is larger than 65,536.
-//! An end-of-text token closes every document, and each document belongs to one split as a whole. The exception
-//! is a corpus of very few documents: the end of each is held out, and its two parts are then two documents.
-//! Folders written by other programs can be read as well, as long as they have this form; the checksums and the
-//! unigram figures may be missing from `data.json`, and `inputs.json`, `SHA256SUMS` and the block checksums may
-//! be missing altogether.
+//! A token file has no header. Ids are little-endian `u16`, or `u32` when the vocabulary is larger than 65,536. An
+//! end-of-text token closes every document. Folders from other programs may lack the checksums, the unigram figures and
+//! `inputs.json`.
 //!
-//! While it is being prepared, the folder is hidden and lies next to its final place. A preparation that fails
-//! or is stopped removes the hidden folder; if the process is killed, the next [`prepare()`] of the same folder
-//! removes it and starts over.
-//!
-//! # Detecting changes
-//!
-//! [`verify()`] reads everything and reports what differs from its checksum. A run does not read everything
-//! before it starts: small files are compared with their checksums whenever they are read, [`TokenFile::check`]
-//! checks a few blocks, and [`TokenFile::read_sample`] checks each block when it first reads from it.
+//! A folder under construction is hidden and lies next to its final place. A failed or stopped preparation removes it.
 //!
 //! # Samples
 //!
-//! With a sequence length of `L`, sample `k` is the `L + 1` tokens `k * L ..= (k + 1) * L`: the first `L` are
-//! the inputs and the last `L`, shifted by one, the targets. Neighbouring samples share one token, so every
-//! token but the first of the file is a target exactly once per epoch, apart from a tail shorter than one
-//! sample. A file of `T` tokens has `(T - 1) / L` samples.
+//! With a sequence length of `L`, sample `k` is the `L + 1` tokens `k * L ..= (k + 1) * L`: the first `L` are the
+//! inputs and the last `L` are the targets. A file of `T` tokens has `(T - 1) / L` samples.
 //!
-//! [`SampleOrder`] defines which sample comes at each position of an endless run over the epochs, and
-//! [`BatchSource`] reads a range of positions. The position alone is the state of the data pipeline: a run
-//! resumes exactly, on any number of ranks, from `step * global_batch` (see [`slice_for`]).
+//! [`SampleOrder`] defines which sample comes at each position of a run, and [`BatchSource`] reads a range of
+//! positions. A run resumes exactly, on any number of ranks, from position `step * global_batch` (see [`slice_for`]).
 
 mod batch;
 mod blocks;

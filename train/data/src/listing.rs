@@ -1,4 +1,4 @@
-//! The files of all inputs, listed but not read.
+//! Lists the files of all inputs without reading them.
 
 use super::builtin::Builtin;
 use super::progress::Counted;
@@ -14,13 +14,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
 
-/// Bytes hashed at a time.
 const BLOCK: usize = 1 << 17;
 
-/// Path of the standard input, for the input `-`.
 const STANDARD_INPUT: &str = "/dev/stdin";
 
-/// The format of the documents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     Text,
@@ -30,7 +27,6 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// Returns the format of the file's extension, or text for any other extension.
     pub(super) fn from_path(path: &Path) -> Self {
         let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
         match extension.as_deref().and_then(|extension| extension.to_str()) {
@@ -41,17 +37,14 @@ impl Format {
     }
 }
 
-/// One file, or one built-in text.
 #[derive(Clone, Debug)]
 pub(super) struct Listed {
-    /// The path as given, or as found below a given folder.
     pub(super) path: PathBuf,
     pub(super) format: Format,
     /// True if the user named this file itself, rather than a folder that contains it.
     pub(super) is_named: bool,
-    /// The kind of stream, if the input can be read only once.
     pub(super) stream: Option<Stream>,
-    /// Size in bytes; 0 for a stream, whose size is unknown until it has been read.
+    /// Size in bytes; 0 for a stream until it has been read.
     pub(super) bytes: u64,
     /// Time of the last modification, in nanoseconds since 1970, if known.
     pub(super) modified: Option<u64>,
@@ -81,21 +74,13 @@ impl Listed {
     }
 }
 
-/// The listed inputs.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    /// The files, in order.
     pub(super) files: Vec<Listed>,
-    /// Entries of folders that are skipped.
     pub(super) skipped: Counted,
 }
 
-/// Lists the inputs, which are files, folders and `builtin:arithmetic`, in their order. `-` stands for the
-/// standard input.
-///
-/// # Errors
-///
-/// When there is no input, when one does not exist, and when a folder, or the size of a file, cannot be read.
+/// Lists the inputs in order: files, folders, `builtin:arithmetic`, and `-` for the standard input.
 pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing> {
     if inputs.is_empty() {
         return Err(DataError::NoInputs);
@@ -134,12 +119,12 @@ pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing> {
     Ok(Listing { files: listed, skipped })
 }
 
-/// Checks that an input, as named in [`PrepareOptions::inputs`](super::PrepareOptions::inputs), exists and
-/// may be read. A pipe is not opened, since its content can be read only once.
+/// Checks that an input, as in [`PrepareOptions::inputs`](super::PrepareOptions::inputs), exists and is readable. Does
+/// not open pipes.
 ///
 /// # Errors
 ///
-/// When it does not exist, or may not be read.
+/// If the input does not exist or cannot be read.
 pub fn check_input(input: &Path) -> Result<()> {
     let listing = list(&[input.to_path_buf()])?;
     let is_file = |listed: &&Listed| listed.stream.is_none() && !matches!(listed.format, Format::Builtin(_));
@@ -149,7 +134,6 @@ pub fn check_input(input: &Path) -> Result<()> {
     }
 }
 
-/// Returns the SHA-256 of everything that `reader` yields, in hexadecimal.
 pub(super) fn sha256_of(mut reader: impl Read) -> io::Result<String> {
     let mut hasher = Sha256::new();
     let mut block = vec![0; BLOCK];
@@ -163,10 +147,8 @@ pub(super) fn sha256_of(mut reader: impl Read) -> io::Result<String> {
     }
 }
 
-/// Lists every file below `folder`, in sorted order. Omits hidden files, files excluded by `.gitignore`,
-/// folders named `target` and folders of prepared data. Follows links that stay in the folder. Also returns the
-/// entries that are skipped: links out of the folder, broken links, and entries that are neither a file nor a
-/// folder.
+/// Lists the files below `folder` in sorted order, without hidden files, files excluded by `.gitignore`, folders named
+/// `target` and folders of prepared data. Also returns links out of the folder, broken links and special files.
 fn walk(folder: &Path) -> Result<(Vec<PathBuf>, Counted)> {
     let is_in_repository = is_in_repository(folder);
     let links_out: Arc<Mutex<Vec<(PathBuf, PathBuf)>>> = Arc::default();
@@ -184,9 +166,9 @@ fn walk(folder: &Path) -> Result<(Vec<PathBuf>, Counted)> {
         .standard_filters(false)
         .hidden(true)
         .git_ignore(true)
-        // As in git, files above the root of the repository do not count, such as one in the home folder.
+        // As in git, `.gitignore` files above the root of the repository do not count.
         .parents(is_in_repository)
-        // In a folder that was copied out of its repository, a `.gitignore` still applies.
+        // A `.gitignore` still applies in a folder that was copied out of its repository.
         .require_git(is_in_repository)
         .follow_links(true)
         .sort_by_file_name(|first, second| first.cmp(second))
@@ -219,7 +201,6 @@ fn walk(folder: &Path) -> Result<(Vec<PathBuf>, Counted)> {
     Ok((files, skipped))
 }
 
-/// Returns the target of a link below `root`, if it is outside `root`.
 fn link_out(root: &Path, entry: &DirEntry) -> Option<PathBuf> {
     if entry.depth() == 0 || !entry.path_is_symlink() {
         return None;
@@ -245,8 +226,7 @@ fn is_wanted(entry: &DirEntry) -> bool {
     entry.file_name() != "target" && !is_prepared
 }
 
-/// Reports whether the error is about a symbolic link that forms a loop: a link to itself, or to a folder that
-/// contains the link, whose files are listed anyway.
+/// Reports whether the error is about a link to itself or to a folder that contains it.
 fn is_circle(error: &ignore::Error) -> bool {
     match error {
         ignore::Error::WithDepth { err, .. } => is_circle(err),
@@ -256,7 +236,6 @@ fn is_circle(error: &ignore::Error) -> bool {
     }
 }
 
-/// Returns the broken symbolic link that the error is about.
 fn dangling_link(error: &ignore::Error) -> Option<&Path> {
     match error {
         ignore::Error::WithDepth { err, .. } => dangling_link(err),
@@ -267,7 +246,6 @@ fn dangling_link(error: &ignore::Error) -> Option<&Path> {
     }
 }
 
-/// Reports whether `path` is a link that cannot be followed because of `errno`.
 fn fails_with(path: &Path, errno: Errno) -> bool {
     let follow = || fs::metadata(path);
     path.is_symlink() && follow().is_err_and(|error| error.raw_os_error() == Some(errno as i32))
@@ -307,7 +285,6 @@ mod tests {
         assert_eq!(names(root), ["a.txt", "b.txt", "sub/c.txt", "target.txt"]);
     }
 
-    /// As in git, a file in the home folder does not exclude the repositories in it.
     #[test]
     fn gitignore_above_a_repository_is_ignored() {
         let home = tempfile::tempdir().unwrap();
@@ -350,7 +327,7 @@ mod tests {
         symlink("there", root.join("back")).unwrap();
         symlink("back", root.join("there")).unwrap();
         assert_eq!(names(root), ["deep/a.txt"]);
-        // Such folders contain nothing that would be missed.
+        // Circular links hide no files, so they are not counted as skipped.
         assert_eq!(walk(root).unwrap().1.count, 0);
     }
 

@@ -1,12 +1,9 @@
-//! A small, fixed source of pseudo-random numbers.
-//!
-//! Splits, sample orders and the built-in text must be the same on every machine and in every future version,
-//! so they use these few lines rather than a library whose streams may change.
+//! A small pseudo-random generator with fixed output; a library's output might change between versions.
 
-/// The odd constant of splitmix64: 2^64 divided by the golden ratio.
+/// The increment of splitmix64: 2^64 divided by the golden ratio, as an odd number.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The finalizer of splitmix64: a bijection of `u64` in which every input bit affects every output bit.
+/// The finalizer of splitmix64, a bijection of `u64`.
 pub(super) fn mix(value: u64) -> u64 {
     let mut mixed = value.wrapping_add(GOLDEN);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -14,12 +11,11 @@ pub(super) fn mix(value: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Hashes two numbers into one; the order matters.
+/// Hashes two numbers into one; their order matters.
 pub(super) fn mix_pair(first: u64, second: u64) -> u64 {
     mix(mix(first) ^ second)
 }
 
-/// The splitmix64 generator.
 pub(super) struct SplitMix(u64);
 
 impl SplitMix {
@@ -33,13 +29,12 @@ impl SplitMix {
         value
     }
 
-    /// Returns a number in `0..bound`. The bias of the plain reduction is below `bound / 2^64`.
+    /// Returns a number in `0..bound`, with a bias below `bound / 2^64`.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         debug_assert!(bound > 0, "a range needs at least one number");
         self.next_u64() % bound
     }
 
-    /// Returns one of the items of a list that is not empty.
     pub(super) fn choose<'a>(&mut self, items: &[&'a str]) -> &'a str {
         items[self.below(items.len() as u64) as usize]
     }
@@ -51,7 +46,7 @@ mod tests {
 
     #[test]
     fn reproduces_the_published_stream() {
-        // The first outputs of the reference implementation for seed 1234567.
+        // From the reference implementation, for seed 1234567.
         let mut random = SplitMix::new(1_234_567);
         assert_eq!(random.next_u64(), 6_457_827_717_110_365_317);
         assert_eq!(random.next_u64(), 3_203_168_211_198_807_973);

@@ -1,34 +1,30 @@
-//! Options of preparing data.
-
 use std::path::PathBuf;
 
-/// The inputs, the output and the options of [`prepare()`](super::prepare()).
+/// Inputs, output and options of [`prepare()`](super::prepare()).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrepareOptions {
     /// Files, folders and `builtin:arithmetic`, read in this order. `-` is the standard input.
     pub inputs: Vec<PathBuf>,
     /// The folder to create; it may exist if it is empty.
     pub out: PathBuf,
-    /// The source of the tokenizer.
+    /// Source of the tokenizer.
     pub tokenizer: TokenizerSource,
-    /// Share of the text to validate on, above 0 and below 1.
+    /// Share of the text held out for validation, above 0 and below 1.
     pub validation_fraction: f64,
-    /// Seed that decides which text is held out.
+    /// Seed for choosing the text that is held out.
     pub seed: u64,
-    /// Maximum number of documents, counted from the start; `None` takes all. A document is a text file, a
-    /// line of a `.jsonl` file or a row of a `.parquet` file; those without text do not count.
+    /// Maximum number of non-empty documents; `None` takes all. A document is a text file, a line of a `.jsonl` file or
+    /// a row of a `.parquet` file.
     pub limit: Option<u64>,
-    /// True if every document starts with a start-of-text token. `None`: true if the tokenizer's post-processor
-    /// puts tokens in front of a text.
+    /// True if every document starts with a start-of-text token. `None`: the tokenizer's post-processor decides.
     pub bos: Option<bool>,
-    /// Spelling of the token that ends a document. `None`: the token named in `config.json`,
-    /// `generation_config.json` or `tokenizer_config.json` next to the tokenizer, or else a special token with
-    /// a usual name.
+    /// Spelling of the token that ends a document. `None`: the token named by a file next to the tokenizer, such as
+    /// `config.json`, or else a special token with a usual name.
     pub end_of_text: Option<String>,
-    /// True if the spelling of a special token in the text is encoded as that token. Meant for chat texts: in
-    /// other text, anyone could end a document or pretend to be another speaker.
+    /// True if special tokens that are spelled out in the text become special tokens. Only for trusted text, such as
+    /// chats: otherwise the text can end documents.
     pub special_tokens: bool,
-    /// True if unusable lines of `.jsonl` files are counted and skipped; otherwise the first one is an error.
+    /// True if unusable lines of `.jsonl` files are skipped; otherwise the first one is an error.
     pub skip_bad_lines: bool,
 }
 
@@ -56,8 +52,7 @@ impl PrepareOptions {
 /// The source of a tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenizerSource {
-    /// Trained on the inputs, using only the first gibibyte of larger ones. `vocab_size`: maximum number of
-    /// tokens.
+    /// Trained on the first gibibyte of the inputs, with at most `vocab_size` tokens.
     Train { vocab_size: usize },
     /// Read from a `tokenizer.json`.
     File(PathBuf),

@@ -1,17 +1,12 @@
-//! The order in which samples are visited.
-
 use super::mix::{mix, mix_pair};
 use super::{DataError, Result};
 
-/// Rounds of the Feistel network. Four give a permutation whose values look random; the others are for
-/// domains of a few samples, where the halves have only a bit or two.
+/// Rounds of the Feistel network. Four suffice for large domains; a few samples need more.
 const ROUNDS: u64 = 8;
 
-/// Maps each position of an endless run over the epochs to a sample, in constant memory, however many samples
-/// there are.
+/// Maps each position of an endless run to a sample, in constant memory.
 ///
-/// Every epoch visits each sample once. With shuffling, each epoch has its own order, which depends only on
-/// the seed and the epoch's number.
+/// Every epoch visits each sample once. If shuffled, an epoch's order depends only on the seed and the epoch's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleOrder {
     num_samples: u64,
@@ -24,7 +19,7 @@ impl SampleOrder {
     ///
     /// # Errors
     ///
-    /// When there are no samples.
+    /// If there are no samples.
     pub fn new(num_samples: u64, shuffle: bool, seed: u64) -> Result<Self> {
         if num_samples == 0 {
             return Err(DataError::NoSamples);
@@ -46,9 +41,8 @@ impl SampleOrder {
         }
         let key = mix_pair(self.seed, epoch);
         let half_bits = half_bits(self.num_samples);
-        // Cycle walking: the network permutes a domain of up to four times the number of samples. Applied
-        // repeatedly from a sample, it reaches a sample again, at the latest the first one, and different
-        // samples reach different samples.
+        // Cycle walking: the network permutes a domain of up to four times `num_samples` values. Repeating it until the
+        // value is a sample again gives a permutation of the samples.
         let mut sample = feistel(position, half_bits, key);
         while sample >= self.num_samples {
             sample = feistel(sample, half_bits, key);
@@ -57,14 +51,12 @@ impl SampleOrder {
     }
 }
 
-/// Returns half the bits of the smallest power of four that is at least 4 and at least `count`.
 fn half_bits(count: u64) -> u32 {
     let bits = u64::BITS - (count - 1).leading_zeros();
     bits.div_ceil(2).max(1)
 }
 
-/// Permutes the numbers below `4^half_bits`. Each round can be undone, whatever the round function is, so the
-/// network is a bijection.
+/// Permutes the numbers below `4^half_bits` with a Feistel network.
 fn feistel(value: u64, half_bits: u32, key: u64) -> u64 {
     let mask = (1 << half_bits) - 1;
     let (mut left, mut right) = (value >> half_bits, value & mask);
@@ -122,7 +114,6 @@ mod tests {
 
     #[test]
     fn samples_are_spread_evenly() {
-        // A table of positions against samples, in ten parts each, over many epochs.
         const SAMPLES: u64 = 1000;
         const EPOCHS: u64 = 200;
         let mut table = [[0_u64; 10]; 10];
@@ -136,7 +127,6 @@ mod tests {
         }
         // Expected: 2000 per field, with a standard deviation of about 40.
         assert!(table.iter().flatten().all(|count| (1800..2200).contains(count)), "{table:?}");
-        // Expected: one pair per epoch in which a sample follows its predecessor.
         assert!((140..260).contains(&neighbours), "{neighbours}");
     }
 
@@ -153,7 +143,7 @@ mod tests {
 
     #[test]
     fn the_order_is_fixed_for_all_time() {
-        // A checkpoint of an older build must continue with the same samples.
+        // Checkpoints of older builds must continue with the same samples.
         assert_eq!(epoch(8, 1, 0), [7, 4, 0, 2, 5, 1, 6, 3]);
     }
 }

@@ -1,5 +1,3 @@
-//! A folder that appears complete or not at all.
-
 use super::info::INFO_FILE;
 use super::{DataError, Result};
 use kiln_sys::StagingFolder;
@@ -7,17 +5,15 @@ use kiln_sys::durable::{self, parent_of};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A folder under construction: a hidden sibling of the final one. It takes the final name when
-/// [`Self::commit`] is called; otherwise it is removed. Several processes may prepare the same folder: the
-/// first to finish gets the name, and the others fail with [`DataError::AlreadyPrepared`].
+/// A hidden folder, renamed by [`Self::commit`] and removed when dropped. If several processes prepare the same folder,
+/// the first wins and the others fail with [`DataError::AlreadyPrepared`].
 pub(super) struct OutputFolder {
     target: PathBuf,
     staging: StagingFolder,
 }
 
 impl OutputFolder {
-    /// Checks that `target` is free, and creates the hidden folder. Removes hidden folders that killed
-    /// processes have left for the same `target`.
+    /// Creates the hidden folder, and removes those that killed processes left for the same `target`.
     pub(super) fn create(target: &Path) -> Result<Self> {
         check_free(target)?;
         // A link remains a link; the folder that it points to is replaced.
@@ -35,19 +31,17 @@ impl OutputFolder {
         Ok(Self { target, staging })
     }
 
-    /// Returns the folder to write the files to.
     pub(super) fn path(&self) -> &Path {
         self.staging.path()
     }
 
-    /// Gives the folder its final name. Its files must already be on disk.
+    /// Renames the folder to its final name. Its files must already be on disk.
     pub(super) fn commit(self) -> Result<()> {
         sync_folder(self.path())?;
-        // Checked again, because hours may have passed.
         check_free(&self.target)?;
-        // Replaces an empty folder, if there is one.
+        // `rename` replaces an empty folder, if there is one.
         if let Err(error) = fs::rename(self.path(), &self.target) {
-            // Another process created the folder a moment ago.
+            // Another process may have just created the folder.
             check_free(&self.target)?;
             return Err(DataError::io("create", &self.target)(error));
         }
@@ -81,7 +75,6 @@ fn check_free(target: &Path) -> Result<()> {
     }
 }
 
-/// Makes the names inside a folder durable.
 fn sync_folder(path: &Path) -> Result<()> {
     durable::sync_folder(path).map_err(DataError::io("write", path))
 }

@@ -11,24 +11,20 @@ use std::fs::File;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-/// Rows decoded at a time: enough to spread the cost, few enough to limit the memory.
+/// Rows decoded at a time: amortizes the decoding overhead while limiting the memory.
 const ROWS: usize = 64;
 
-/// Reads the column from one row group after the other.
 pub(super) struct ParquetFile {
     path: PathBuf,
     file: SerializedFileReader<File>,
-    /// Index of the column `text`.
     column: usize,
-    /// The row group to open next.
     next_group: usize,
     current: Option<ColumnReaderImpl<ByteArrayType>>,
-    /// Decoded values that are yet to be returned.
+    /// Decoded values not yet returned.
     values: std::vec::IntoIter<ByteArray>,
 }
 
 impl ParquetFile {
-    /// Creates a reader of `file`, which errors name `path`.
     pub(super) fn new(file: File, path: &Path) -> Result<Self> {
         let file = SerializedFileReader::new(file).map_err(failed(path))?;
         let schema = file.metadata().file_metadata().schema_descr_ptr();
@@ -76,7 +72,7 @@ impl DocumentReader for ParquetFile {
     fn next_document(&mut self, _: &mut Counted) -> Result<Option<DocumentText>> {
         loop {
             if let Some(value) = self.values.next() {
-                // Checked here because the column may hold bytes rather than strings.
+                // The column may hold bytes that are not UTF-8.
                 let text = value.as_utf8().map_err(failed(&self.path))?.to_owned();
                 return Ok(Some(Box::new(Cursor::new(text))));
             }
@@ -87,7 +83,7 @@ impl DocumentReader for ParquetFile {
                 return Ok(None);
             };
             let mut values = Vec::with_capacity(ROWS);
-            // The levels show which values are missing; missing values are not returned at all.
+            // Definition levels are 0 for nulls; `values` contains no entry for them.
             let mut levels = Vec::with_capacity(ROWS);
             let (rows, ..) = reader
                 .read_records(ROWS, Some(&mut levels), None, &mut values)
@@ -116,7 +112,6 @@ mod tests {
     use std::io::Read;
     use std::sync::Arc;
 
-    /// Writes row groups of optional texts, alongside a column of numbers.
     fn write(path: &Path, column: &str, groups: &[&[Option<&str>]]) {
         let schema = format!("message m {{ required int64 id; optional binary {column} (UTF8); }}");
         let schema = Arc::new(parse_message_type(&schema).unwrap());

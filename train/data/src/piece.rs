@@ -1,64 +1,52 @@
-//! Cutting a stream of text into chunks.
-
 use std::io::{self, Read};
 
 use super::Split;
 use super::cut::Cuts;
 
-/// Maximum size of a chunk in bytes where cuts permit.
+/// Preferred maximum size of a chunk in bytes; a chunk is larger where no cut is possible.
 pub(super) const CHUNK_BYTES: usize = 8 * 1024;
 
-/// Number of bytes after a possible cut that are examined to decide on it.
+/// Number of bytes after a candidate place that are examined to decide on a cut.
 const LOOKAHEAD: usize = 4;
 
-/// A chunk of one document. The chunks of a document, put together, are its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TextChunk {
-    /// Position of the document among those that hold any text, from 0.
+    /// Index of the document among the non-empty documents.
     pub(super) document: u64,
-    /// The split that the chunk belongs to.
     pub(super) split: Split,
     /// The text; never empty.
     pub(super) text: String,
-    /// True if this is the first chunk of its document in its split.
+    /// True for the first chunk of its document in its split.
     pub(super) starts: bool,
-    /// True if this is the last chunk of its document in its split.
+    /// True for the last chunk of its document in its split.
     pub(super) ends: bool,
 }
 
-/// Text of a document, and whether a section or the document ends with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TextPiece {
     pub(super) text: String,
-    /// True if the text ends the first section of a document that is divided in two.
     pub(super) ends_section: bool,
-    /// True if the text ends the document.
     pub(super) ends_document: bool,
 }
 
-/// Cuts one document. A chunk ends where the tokenizer allows it, however long it becomes; a document that is
-/// divided between the splits is also cut at the division, at the end of a line if there is one.
+/// Cuts one document. A document divided between the splits is also cut there, at the end of a line if possible.
 pub(super) struct Cutter {
     reader: Box<dyn Read + Send>,
     limit: usize,
     cuts: Cuts,
     /// Bytes up to the end of the first section, if there are two.
     section: Option<u64>,
-    /// Bytes that have been read and do not belong to a chunk yet.
     pending: Vec<u8>,
-    /// True if the reader has reached its end.
     drained: bool,
 }
 
 impl Cutter {
-    /// Cuts the text of `reader` where `cuts` allows, into chunks of `limit` bytes if possible. `section`:
-    /// where the document is divided, in bytes from its start.
+    /// Cuts the text of `reader` into chunks of `limit` bytes if possible. `section`: bytes before the division.
     pub(super) fn new(reader: Box<dyn Read + Send>, limit: usize, cuts: Cuts, section: Option<u64>) -> Self {
         // A chunk must have room for the longest character.
         Self { reader, limit: limit.max(4), cuts, section, pending: Vec::new(), drained: false }
     }
 
-    /// Returns the next piece; `None` once there is no more text.
     pub(super) fn next(&mut self) -> io::Result<Option<TextPiece>> {
         let mut limit = self.limit;
         loop {
@@ -83,7 +71,6 @@ impl Cutter {
         }
     }
 
-    /// Takes the first `at` of the pending bytes.
     fn take(&mut self, at: usize, ends_section: bool) -> io::Result<TextPiece> {
         let rest = self.pending.split_off(at);
         let text = String::from_utf8(std::mem::replace(&mut self.pending, rest)).map_err(invalid)?;
@@ -94,8 +81,7 @@ impl Cutter {
         Ok(TextPiece { text, ends_section: ends_section || ends_document, ends_document })
     }
 
-    /// Reads until more than `wanted` bytes are pending or the reader is drained, so that each chunk is
-    /// returned with the knowledge whether it is the last one.
+    /// Reads until more than `wanted` bytes are pending or the reader ends.
     fn fill(&mut self, wanted: usize) -> io::Result<()> {
         while !self.drained && self.pending.len() <= wanted {
             let missing = (wanted + 1 - self.pending.len()) as u64;
@@ -106,7 +92,6 @@ impl Cutter {
     }
 }
 
-/// Returns the characters of `bytes`, without an incomplete one at the end.
 fn complete(bytes: &[u8]) -> io::Result<&str> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text),
@@ -121,8 +106,7 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// Returns the end of the last line in the first `end` bytes of `text`; without one, of the last word, or
-/// else of the last character. Never 0.
+/// Returns the end of the last line, word or character in the first `end` bytes of `text`. Never 0.
 fn end_of_line(text: &str, end: usize) -> usize {
     let head = &text.as_bytes()[..end];
     let newline = head.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);

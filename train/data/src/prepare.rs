@@ -1,5 +1,3 @@
-//! Turning text into a folder of tokens.
-
 use super::corpus::{Corpus, Findings};
 use super::counts::unigram_entropy;
 use super::cut::Cuts;
@@ -18,40 +16,35 @@ use kiln_sys::words::number_of;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// Maximum number of bytes of text that a tokenizer is trained on. More text changes the merges little, and
-/// the counts of the trainer stay within their range.
+/// Maximum number of bytes of text to train a tokenizer on, so that the trainer's counts do not overflow.
 const TOKENIZER_TRAINING_BYTES: u64 = 1 << 30;
 
-/// Bytes of text between two progress reports while a tokenizer is trained.
 const REPORT_BYTES: u64 = 2 << 20;
 
-/// Writes a folder of tokens from text; [the module](super) describes its form.
+/// Writes a folder of tokens from text; [the module](super) describes the folder.
 ///
-/// A seeded hash assigns every document to one of the splits; with fewer than twenty documents, the end of
-/// each is held out. A document is tokenized as a whole. The same inputs and options give the same files. The
-/// folder appears complete or not at all.
+/// A seeded hash assigns every document to a split. With fewer than twenty documents, the end of each is held out. The
+/// same inputs and options give the same files. The folder appears complete or not at all.
 ///
 /// # Errors
 ///
-/// Before any work when an option is out of range, an input is missing or `out` is in use; later when an
-/// input cannot be read, holds too little text, or `out` cannot be written.
+/// If an option is out of range, an input is missing, unreadable or too small, or `out` is in use or cannot be written.
 pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<DataInfo> {
     prepare_until_stopped(&AtomicBool::new(false), options, progress)
 }
 
-/// Runs [`prepare()`], but ends with [`DataError::Stopped`], and without a folder, soon after `stop` becomes
-/// true. Only the merge phase of training a tokenizer cannot be interrupted.
+/// Runs [`prepare()`] until `stop` becomes true. The merge phase of tokenizer training cannot be interrupted.
 ///
 /// # Errors
 ///
-/// As for [`prepare()`], and if it was stopped.
+/// Those of [`prepare()`], and [`DataError::Stopped`] after a stop; no folder is left then.
 pub fn prepare_until_stopped(
     stop: &AtomicBool,
     options: &PrepareOptions,
     progress: OnProgress<'_>,
 ) -> Result<DataInfo> {
     let fraction = options.validation_fraction;
-    // Written so that NaN is rejected as well.
+    // Also rejects NaN.
     if !(fraction > 0.0 && fraction < 1.0) {
         return Err(DataError::ValidationFraction { fraction });
     }
@@ -65,7 +58,6 @@ pub fn prepare_until_stopped(
     Ok(info)
 }
 
-/// Writes all files of the folder.
 fn fill(
     folder: &Path,
     Listing { files: listed, skipped }: Listing,
@@ -97,7 +89,7 @@ fn fill(
         let empty: Counted = empty.iter().map(|path| path.display().to_string()).collect();
         progress(Progress::Remark(Remark::warning(format!("no text came from {empty}"))));
     }
-    // Recorded before the files are read for tokens: a file that changes later differs from its record.
+    // Hash the files before tokenizing them: a file that changes later then differs from its record.
     let (given, names) = match &options.tokenizer {
         TokenizerSource::File(path) if Stream::from_path(path).is_some() => {
             (read_named_tokenizer(path, stop)?, TokenNames::default())
@@ -128,7 +120,7 @@ fn fill(
     };
     let path = folder.join(TOKENIZER_FILE);
     tokenizer.save(&path)?;
-    // Loaded from the file, as the readers of the folder do.
+    // Loads the saved file, as readers of the folder do.
     let tokenizer = Tokenizer::load(path)?
         .reading_special_tokens(options.special_tokens)
         .ending_as_named(options.end_of_text.as_deref(), &names)?;
@@ -169,7 +161,6 @@ fn fill(
     Ok(info)
 }
 
-/// Returns the remarks to the user about the text, after the whole text has been read.
 fn remarks(encoded: &Encoded, files: usize, division: &Division, options: &PrepareOptions) -> Vec<Remark> {
     let mut remarks = Vec::new();
     let Findings { not_text, bad_lines, json } = &encoded.findings;
@@ -189,7 +180,6 @@ fn remarks(encoded: &Encoded, files: usize, division: &Division, options: &Prepa
         )));
     }
     if bad_lines.count > 0 {
-        // One line is enough to recognise the cause.
         let one = Counted { first: bad_lines.first[..1].to_vec(), ..*bad_lines };
         let (lines, was) = (number_of(one.count, "line"), one.choose("was", "were"));
         remarks.push(Remark::warning(format!("{lines} cannot be used and {was} skipped: {one}")));
@@ -228,7 +218,6 @@ fn remarks(encoded: &Encoded, files: usize, division: &Division, options: &Prepa
     remarks
 }
 
-/// Computes the checksums of all files in an otherwise complete folder.
 fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
     let [train, validation] = [Split::Train, Split::Validation];
     let files = [
@@ -240,17 +229,16 @@ fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
         validation.file_name(),
         validation.block_sums_name(),
     ];
-    // The checksums of the large files are already known.
     let known = [train, validation].map(|split| (split.file_name(), info.split(split).sha256.as_ref()));
     Sums::compute(folder, &files, &known)
 }
 
-/// Compares `options` with those that the prepared folder `options.out` was made from. Returns a line for
-/// each difference, or `None` if the folder does not record its inputs. A different seed does not count.
+/// Compares `options` with those that the prepared folder `options.out` was made from, except for the seed. Returns a
+/// line for each difference, or `None` if the folder does not record its inputs.
 ///
 /// # Errors
 ///
-/// When the record or an input cannot be read.
+/// If the record or an input cannot be read.
 pub fn differences(options: &PrepareOptions) -> Result<Option<Vec<String>>> {
     let inputs = Inputs::load(&options.out)?;
     inputs.map(|inputs| inputs.differences(options)).transpose()

@@ -1,5 +1,3 @@
-//! Progress of preparing data, and remarks for the user.
-
 use super::{DataError, Result, Stream};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,29 +5,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The current activity of [`prepare()`](super::prepare()), and its remarks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Inputs that are not regular files, such as pipes, are being read to their ends. Reported once, at the
-    /// start, if there are any. `streams`: their kinds.
+    /// Inputs that are not regular files are being read to their ends. Reported once. `streams`: their kinds.
     ReadingStreams { streams: Vec<Stream> },
-    /// A tokenizer is being trained: the words of the text are counted. Reported at the start, and every two
-    /// megabytes. `input_bytes`: size of all input files, or of the part that is read for training;
-    /// `text_bytes`: text read so far.
+    /// The words of the text are being counted for a tokenizer. `input_bytes`: size of all input files, up to the
+    /// training limit; `text_bytes`: bytes of text read so far.
     TrainingTokenizer { input_bytes: u64, text_bytes: u64 },
-    /// All words have been counted, and pairs of tokens are being merged. Not reported for less than two
-    /// megabytes.
+    /// All words have been counted, and pairs of tokens are being merged.
     MergingTokens,
-    /// Text is being encoded. Reported every two megabytes, or after a larger document that the tokenizer
-    /// must encode whole. `input_bytes`: size of all input files; `text_bytes`: text encoded so far, which is
-    /// less than the file size for `.jsonl` files and may be more for `.parquet` files; `documents`:
-    /// documents finished so far; `tokens`: tokens written so far.
+    /// Text is being encoded. `input_bytes`: size of all input files; `text_bytes`: bytes of text encoded so far;
+    /// `documents`: documents finished so far; `tokens`: tokens written so far.
     Encoding { input_bytes: u64, text_bytes: u64, documents: u64, tokens: u64 },
-    /// A remark for the user who prepares the data. Reported when noticed.
+    /// A remark for the user.
     Remark(Remark),
 }
 
 /// A callback that receives [`Progress`].
 pub type OnProgress<'a> = &'a mut (dyn FnMut(Progress) + Send);
 
-/// Fails once `stop` is true.
 pub(super) fn check(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) { Err(DataError::Stopped) } else { Ok(()) }
 }
@@ -50,7 +42,7 @@ impl Remark {
         Self { message, is_warning: true }
     }
 
-    /// Reports whether the remark is a warning: text that the user wants may be missing, or the user must act.
+    /// Reports whether the remark is a warning: text may be missing, or the user must act.
     pub fn is_warning(&self) -> bool {
         self.is_warning
     }
@@ -62,10 +54,10 @@ impl fmt::Display for Remark {
     }
 }
 
-/// Maximum number of items named in a message; the others are only counted.
+/// Maximum number of items that a message lists; the others are only counted.
 pub(super) const NAMED: usize = 5;
 
-/// Files, lines or other items for a remark: how many, and the first few of them.
+/// Items of a remark: their number, and the first few of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counted {
     pub(super) count: u64,
@@ -86,7 +78,6 @@ impl Counted {
         self.count += others.count;
     }
 
-    /// Returns `one` for one item, and `many` for any other number.
     pub(super) fn choose(&self, one: &'static str, many: &'static str) -> &'static str {
         if self.count == 1 { one } else { many }
     }
@@ -100,7 +91,6 @@ impl FromIterator<String> for Counted {
     }
 }
 
-/// Lists the first items, and how many more there are.
 impl fmt::Display for Counted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.first.join(", "))?;

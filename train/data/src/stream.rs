@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::{DataError, Result};
 
-/// Longest time until a stop is noticed while no process writes to the stream.
+/// Longest time between two checks of `stop` while no process writes to the stream.
 const STOP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A kind of input that can be read only once.
@@ -31,7 +31,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Returns the kind of a file that is neither a regular file nor a folder.
+    /// Returns the stream kind; `None` for regular files and folders.
     pub(super) fn from_metadata(metadata: &Metadata) -> Option<Self> {
         let kind = metadata.file_type();
         match () {
@@ -42,7 +42,6 @@ impl Stream {
         }
     }
 
-    /// Returns the kind of the stream at `path`, if it is one.
     pub(super) fn from_path(path: &Path) -> Option<Self> {
         Self::from_metadata(&fs::metadata(path).ok()?)
     }
@@ -58,12 +57,8 @@ impl fmt::Display for Stream {
     }
 }
 
-/// Copies the stream at `path` into `copy`, up to its end, and returns the number of bytes, at most `most`.
-/// Waits for a FIFO that has no writer yet.
-///
-/// # Errors
-///
-/// If the stream cannot be read or is longer than `most`, `copy` cannot be written, or `stop` becomes true.
+/// Copies the stream at `path` into `copy` and returns its size in bytes. Waits for a writer of a FIFO. Fails if the
+/// stream is longer than `most` bytes, or `stop` becomes true.
 pub(super) fn copy_to_end(path: &Path, copy: &mut impl Write, most: u64, stop: &AtomicBool) -> Result<u64> {
     // Without O_NONBLOCK, opening a FIFO and reading it would wait for a writer and could not be stopped.
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
@@ -91,7 +86,7 @@ pub(super) fn copy_to_end(path: &Path, copy: &mut impl Write, most: u64, stop: &
     }
 }
 
-/// Waits until `stream` has bytes or has ended; the outer error means that `stop` became true.
+/// Waits until `stream` has bytes or has ended. The outer error means that `stop` became true.
 fn wait_until_readable(stream: &File, stop: &AtomicBool) -> Result<io::Result<()>> {
     let interval = Timespec { tv_sec: 0, tv_nsec: i64::from(STOP_INTERVAL.subsec_nanos()) };
     loop {

@@ -11,18 +11,11 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-/// Name of the file, inside the folder.
 pub(super) const SUMS_FILE: &str = "SHA256SUMS";
 
-/// Maximum size of the file in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads a small file of a folder, and compares it with its SHA-256 if the folder has one.
-///
-/// # Errors
-///
-/// When the file is missing, is not a regular file or cannot be read, and when it has changed since it was
-/// prepared.
+/// Reads a small file of a folder. Fails if its SHA-256 differs from the one in `SHA256SUMS`.
 pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u8>> {
     let path = folder.join(name);
     let content = match files::read(&path, MAX_WHOLE) {
@@ -49,7 +42,6 @@ pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u
     Err(DataError::Damaged { folder: folder.to_owned(), problems: vec![problem] })
 }
 
-/// Writes a small file of a folder as readable JSON, and waits until it is on disk.
 pub(super) fn write_small_file(
     folder: &Path,
     name: &'static str,
@@ -91,10 +83,9 @@ impl Sums {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             content => content.map_err(DataError::io("read", &path))?,
         };
-        // A name that is not UTF-8 is not one of ours, and an invalid line is reported below.
         let text = String::from_utf8_lossy(&content);
         let parse = |(index, line): (usize, &str)| {
-            // A star marks a file that was read as binary, which makes no difference.
+            // `sha256sum` marks files read in binary mode with a star.
             let (sum, name) = line.split_once(' ').ok_or(index)?;
             let name = name.strip_prefix([' ', '*']).ok_or(index)?;
             let is_sum = sum.len() == 64 && sum.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -104,12 +95,10 @@ impl Sums {
         Ok(Some(sums.map(Self).map_err(|index| format!("line {} is not a SHA-256", index + 1))))
     }
 
-    /// Returns the checksum of the file `name`.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Writes the file and waits until it is on disk.
     pub(super) fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(SUMS_FILE);
         let text: String = self.0.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();

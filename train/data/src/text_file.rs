@@ -1,4 +1,4 @@
-//! Plain text files: one file is one document. Files that are not UTF-8 text are recognised, and so is JSON.
+//! Reads plain text files: one file is one document. Detects JSON and files that are not UTF-8 text.
 
 use super::document::{DocumentReader, DocumentText};
 use super::progress::Counted;
@@ -9,27 +9,22 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
 use std::path::Path;
 
-/// The single document of a text file. The whole file is checked before any of it is returned, so that a file
-/// is either used or skipped, never half used.
+/// The single document of a text file. The whole file is validated before any text is returned.
 pub(super) struct TextFile {
     document: Option<DocumentText>,
     json: Option<Json>,
 }
 
-/// A kind of JSON file that is read as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Json {
-    /// JSON with the field that documents have in `.jsonl` files.
+    /// JSON that contains the field name `"text"`, as documents in `.jsonl` files do.
     Documents,
-    /// Any other JSON.
     Other,
 }
 
-/// Number of bytes at the start of a file examined to detect JSON.
 const JSON_HEAD: u64 = 1 << 16;
 
 impl Json {
-    /// Returns the kind of JSON that `head`, the start of a file, consists of, if any.
     fn detect(head: &[u8]) -> Option<Self> {
         let head = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(head).trim_ascii_start();
         if !head.starts_with(b"{") && !head.starts_with(b"[") {
@@ -44,8 +39,7 @@ impl Json {
 }
 
 impl TextFile {
-    /// Creates a reader of `file`, which errors name `path`. The inner error is the reason why the file is not UTF-8
-    /// text.
+    /// Opens `file`; errors name `path`. The inner error is the reason why the file is not UTF-8 text.
     pub(super) fn new(file: File, path: &Path) -> Result<Result<Self, NotText>> {
         Self::read(file).map_err(DataError::io("read", path))
     }
@@ -63,7 +57,6 @@ impl TextFile {
         Ok(Ok(Self { document: Some(Box::new(BufReader::new(file))), json: Json::detect(&head) }))
     }
 
-    /// Returns the kind of JSON that the file consists of, if any.
     pub(super) fn json(&self) -> Option<Json> {
         self.json
     }
@@ -75,13 +68,11 @@ impl DocumentReader for TextFile {
     }
 }
 
-/// The mark that some programs put in front of UTF-8 text. It is not part of the text.
+/// The UTF-8 byte order mark, which is not part of the text.
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// Number of bytes examined to identify a file that is not UTF-8 text.
 const HEAD: usize = 512;
 
-/// Signatures of compressed files.
 const COMPRESSED: [(&[u8], &str); 5] = [
     (b"\x1F\x8B", "gzip"),
     (b"\x28\xB5\x2F\xFD", "zstd"),
@@ -90,18 +81,15 @@ const COMPRESSED: [(&[u8], &str); 5] = [
     (b"PK\x03\x04", "zip"),
 ];
 
-/// The reason why a file is not UTF-8 text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotText {
     /// UTF-16 text.
     Utf16,
-    /// A compressed file. `format`: the compression format.
+    /// Compressed data. `format`: the compression format.
     Compressed { format: &'static str },
-    /// A zero byte: valid UTF-8, but found in executables and images, not in text. `position`: in bytes from
-    /// the start.
+    /// A zero byte at `position`, in bytes from the start: valid UTF-8, but typical of executables and images.
     ZeroByte { position: u64 },
-    /// A byte that is invalid UTF-8 at its position. `position`: in bytes from the start; `is_latin`: whether
-    /// it would be a letter in Latin-1, surrounded by ASCII.
+    /// Invalid UTF-8 at byte `position`. `is_latin`: the byte is a Latin-1 letter followed by ASCII.
     InvalidByte { position: u64, is_latin: bool },
 }
 
@@ -120,7 +108,6 @@ impl fmt::Display for NotText {
 }
 
 impl NotText {
-    /// Refines the reason using `head`, the start of the file.
     fn refine(self, head: &[u8]) -> Self {
         let compressed = COMPRESSED.iter().find(|(start, _)| head.starts_with(start));
         match compressed {
@@ -131,8 +118,7 @@ impl NotText {
     }
 }
 
-/// Reports whether the file begins like UTF-16: with its byte order mark, or with ASCII in which every other
-/// byte is 0.
+/// Reports whether `head` starts with a UTF-16 byte order mark, or has a zero in every other byte, as ASCII text does.
 fn is_utf16(head: &[u8]) -> bool {
     let pairs = head.as_chunks::<2>().0;
     let of_ascii = |high: usize| {
@@ -142,10 +128,9 @@ fn is_utf16(head: &[u8]) -> bool {
     head.starts_with(b"\xFF\xFE") || head.starts_with(b"\xFE\xFF") || of_ascii(0) || of_ascii(1)
 }
 
-/// Reads to the end and reports the first byte that is not UTF-8 text.
 fn find_defect(mut reader: impl Read) -> io::Result<Option<NotText>> {
     let mut buffer = vec![0; 64 * 1024];
-    // Bytes at the start of the buffer: a character cut by the end of the last read.
+    // Number of bytes of an incomplete character, carried over from the last read to the start of `buffer`.
     let mut kept = 0;
     let mut position = 0;
     loop {
@@ -177,7 +162,6 @@ fn find_defect(mut reader: impl Read) -> io::Result<Option<NotText>> {
     }
 }
 
-/// Reports whether the bytes begin with a single Latin-1 letter.
 fn is_latin(bytes: &[u8]) -> bool {
     matches!(bytes[0], 0xC0..=0xFE) && bytes.get(1).is_some_and(u8::is_ascii)
 }
@@ -186,7 +170,6 @@ fn is_latin(bytes: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Yields one byte at a time, so that every character is cut.
     struct Slow<'a>(&'a [u8]);
 
     impl Read for Slow<'_> {
@@ -235,7 +218,6 @@ mod tests {
         assert_eq!(reason(b"K\xE4lte").as_deref(), Some(latin));
         let zero = "there is a zero byte at position 6";
         assert_eq!(reason(b"\x7FELF\x02\x01\0\0\0\0\0\0\0\0\0\0\x03\0\0\0").as_deref(), Some(zero));
-        // Text that begins like a compressed file is still text.
         assert_eq!(reason(b"BZh is a name"), None);
         assert_eq!(reason("\u{FEFF}text".as_bytes()), None);
     }

@@ -1,5 +1,3 @@
-//! Converting text to token ids and back.
-
 use super::cut::Cuts;
 use super::info::TOKENIZER_FILE;
 use super::stream::{self, Stream};
@@ -16,44 +14,36 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Encoding, ModelWrapper, PostProcessor as _, Tokenizer as Inner};
 
-/// The smallest vocabulary that can be trained: all bytes and the end of text.
+/// Smallest vocabulary that can be trained: all bytes and the end of text.
 pub const VOCABULARY_MINIMUM: usize = 257;
 
-/// The largest vocabulary, because ids are passed to the model as `i32`.
+/// Largest vocabulary: the model takes ids as `i32`.
 const VOCABULARY_MAXIMUM: usize = i32::MAX as usize;
-/// Minimum frequency of a merge: one that occurs only once saves nothing.
+/// Minimum frequency of a merge: a merge that occurs only once saves nothing.
 const MERGE_FREQUENCY: u64 = 2;
-/// Spellings of the special token that ends a text; the first is used by tokenizers that Kiln trains.
+/// Usual spellings of the end-of-text token. Tokenizers trained by Kiln use the first.
 const END_OF_TEXT: [&str; 5] =
     ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<\u{FF5C}end\u{2581}of\u{2581}sentence\u{FF5C}>"];
-/// Spellings of the special token that starts a text.
 const START_OF_TEXT: [&str; 4] =
     ["<s>", "<|begin_of_text|>", "<bos>", "<\u{FF5C}begin\u{2581}of\u{2581}sentence\u{FF5C}>"];
 
-/// A tokenizer, trained here or loaded from a `tokenizer.json`.
+/// A tokenizer, trained by Kiln or loaded from a `tokenizer.json`.
 ///
-/// By default the spelling of a special token inside a text is encoded as ordinary text, so no document can
-/// end itself; [`Tokenizer::reading_special_tokens`] changes that. Encoding is deterministic: the `dropout`
-/// of a BPE, which is meant for training, is off.
+/// By default, special tokens that are spelled out in a text are encoded as ordinary text;
+/// [`Tokenizer::reading_special_tokens`] changes that. Encoding is deterministic: BPE `dropout` is off.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     inner: Inner,
     vocab_size: usize,
-    /// The dropout set in the file.
+    /// Dropout set in the tokenizer's file; only [`Self::save`] uses it.
     dropout: Option<f32>,
-    /// Id of the end-of-text token; if `None`, special tokens with usual names are searched for it.
     end_of_text: Option<u32>,
-    /// Tokens that the post-processor puts in front of a text.
     start_of_text: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// Trains a byte-level byte-pair encoding with the word boundaries of GPT-2. Every byte is a token, so
-    /// any text can be encoded, and `<|endoftext|>` has id 0.
-    ///
-    /// The vocabulary stays smaller than `vocab_size` if the texts have too few pairs to merge. The texts are
-    /// read once, as a stream, and should be short: each is held several times over while its words are
-    /// counted.
+    /// Trains a byte-level BPE with the word boundaries of GPT-2. It can encode any text, and `<|endoftext|>` has id 0.
+    /// Keep each text short: the trainer holds several copies of it in memory.
     ///
     /// # Errors
     ///
@@ -65,7 +55,6 @@ impl Tokenizer {
         Self::train_ending_with(texts, vocab_size, END_OF_TEXT[0])
     }
 
-    /// Trains a tokenizer as [`Self::train`] does, with the end of text spelled `end_of_text`.
     pub(super) fn train_ending_with<I>(texts: I, vocab_size: usize, end_of_text: &str) -> Result<Self>
     where
         I: Iterator<Item = Result<String>> + Send,
@@ -86,7 +75,7 @@ impl Tokenizer {
             .special_tokens(vec![AddedToken::from(end_of_text, true)])
             .build();
 
-        // The library takes plain texts: the stream ends at an error, which is stored.
+        // The trainer takes plain texts, so the stream ends at an error.
         let mut failure = None;
         let texts = texts
             .map_while(|text| match text {
@@ -104,11 +93,11 @@ impl Tokenizer {
         }
     }
 
-    /// Reads a `tokenizer.json`. Truncation and padding set in the file are ignored.
+    /// Reads a `tokenizer.json`. Ignores its truncation and padding.
     ///
     /// # Errors
     ///
-    /// When the file is missing, cannot be read or is not a tokenizer.
+    /// If the file is missing, cannot be read or is not a tokenizer.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::from_file(read_file(path)?, path)
@@ -123,12 +112,10 @@ impl Tokenizer {
         Self::new(inner).map_err(unusable)
     }
 
-    /// Returns the tokenizer as JSON, independent of the formatting of the tokenizer's file.
     fn content(&self) -> Option<serde_json::Value> {
         serde_json::from_str(&self.inner.to_string(false).ok()?).ok()
     }
 
-    /// Fails unless a vocabulary of `vocab_size` can be trained.
     pub(super) fn check_size(vocab_size: usize) -> Result<()> {
         if vocab_size < VOCABULARY_MINIMUM {
             return Err(DataError::VocabularyTooSmall { requested: vocab_size, minimum: VOCABULARY_MINIMUM });
@@ -146,7 +133,7 @@ impl Tokenizer {
             _ => None,
         };
         set_dropout(&mut inner, None);
-        // Ids may have gaps: the size follows from the largest id, not from the count.
+        // Ids may have gaps, so the largest id determines the size.
         let largest = inner.get_vocab(true).into_values().max();
         let vocab_size = largest.ok_or("its vocabulary is empty")? as usize + 1;
         if vocab_size > VOCABULARY_MAXIMUM {
@@ -156,25 +143,20 @@ impl Tokenizer {
         Ok(Self { inner, vocab_size, dropout, end_of_text: None, start_of_text })
     }
 
-    /// Sets whether the spelling of a special token is encoded as that token: for prompts and for chat texts,
-    /// whose authors may write special tokens.
+    /// Sets whether special tokens that are spelled out in a text are encoded as special tokens, as in prompts.
     pub fn reading_special_tokens(mut self, read: bool) -> Self {
         self.inner.set_encode_special_tokens(!read);
         self
     }
 
-    /// Sets `id` as the end of text; `None` keeps the current one.
+    /// Sets `id` as the end-of-text token; `None` keeps the current one.
     pub fn ending_with(mut self, id: Option<u32>) -> Self {
         self.end_of_text = id.or(self.end_of_text);
         self
     }
 
-    /// Sets the end-of-text token: the token that the user named (`spelling`), or else the token named by the
-    /// files next to the tokenizer.
-    ///
-    /// # Errors
-    ///
-    /// When the vocabulary does not have the token that the user named.
+    /// Sets the end-of-text token: `spelling`, named by the user, or else the token in `names`. Fails if the vocabulary
+    /// does not contain `spelling`.
     pub(super) fn ending_as_named(self, spelling: Option<&str>, names: &TokenNames) -> Result<Self> {
         if let Some(spelling) = spelling {
             let id = self.inner.token_to_id(spelling);
@@ -188,13 +170,8 @@ impl Tokenizer {
         Ok(self.ending_with(id))
     }
 
-    /// Returns the tokens in front of every document: those of the post-processor if `bos` is `None`, none if
-    /// it is false.
-    ///
-    /// # Errors
-    ///
-    /// When `bos` is true, and neither the post-processor nor `names` nor the special tokens provide a start-of-text
-    /// token.
+    /// Returns the tokens in front of every document. `bos`: `None` uses the post-processor's tokens; `false` means no
+    /// tokens; `true` fails without a start-of-text token.
     pub(super) fn start_of_document(&self, bos: Option<bool>, names: &TokenNames) -> Result<Vec<u32>> {
         let own = &self.start_of_text;
         match bos {
@@ -215,13 +192,11 @@ impl Tokenizer {
         }
     }
 
-    /// Returns the first of `spellings` that is a special token.
     fn special_token(&self, spellings: &[&str]) -> Option<u32> {
         let is_special = |spelling: &&&str| self.inner.get_added_vocabulary().is_special_token(spelling);
         self.inner.token_to_id(spellings.iter().find(is_special)?)
     }
 
-    /// Returns the spellings of all special tokens, in the order of their ids.
     pub(super) fn special_tokens(&self) -> Vec<String> {
         let mut tokens: Vec<_> = self.inner.get_added_tokens_decoder().into_iter().collect();
         tokens.retain(|(_, token)| token.special);
@@ -229,13 +204,10 @@ impl Tokenizer {
         tokens.into_iter().map(|(_, token)| token.content).collect()
     }
 
-    /// Returns the kinds of places where a text may be cut so that its pieces, encoded separately, give the
-    /// same tokens as the whole.
     pub(super) fn cuts(&self) -> Cuts {
         Cuts::of(&self.inner)
     }
 
-    /// Returns the tokenizer of the `tokenizers` crate.
     pub(super) fn inner(&self) -> &Inner {
         &self.inner
     }
@@ -244,7 +216,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let mut stored = self.inner.clone();
@@ -259,11 +231,11 @@ impl Tokenizer {
             .map_err(DataError::io("write", path))
     }
 
-    /// Returns the token ids of a text, without any added tokens.
+    /// Returns the token ids of a text, without added tokens.
     ///
     /// # Errors
     ///
-    /// When the tokenizer cannot express the text; a tokenizer trained by Kiln always can.
+    /// If the tokenizer cannot express the text, which cannot happen for tokenizers trained by Kiln.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = self.inner.encode_fast(text, false).map_err(encode_failed)?;
         Ok(encoding.get_ids().to_vec())
@@ -273,33 +245,30 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// As for [`Self::encode`].
+    /// Those of [`Self::encode`].
     pub fn encode_batch(&self, texts: Vec<&str>) -> Result<Vec<Vec<u32>>> {
         let encodings = self.inner.encode_batch_fast(texts, false).map_err(encode_failed)?;
         Ok(encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
     }
 
-    /// Returns the number of tokens in front of a prompt, and all token ids including the prompt's. As in
-    /// transformers, the tokens that the post-processor puts in front of a text come first, unless the prompt itself
-    /// starts with them. Tokens that the post-processor puts after a text are omitted, since a prompt is continued.
+    /// Returns the number of tokens in front of a prompt, and all token ids including the prompt's. The
+    /// post-processor's start tokens come first, unless the prompt starts with them, as in transformers.
     ///
     /// # Errors
     ///
-    /// As for [`Self::encode`].
+    /// Those of [`Self::encode`].
     pub fn encode_prompt(&self, prompt: &str) -> Result<(usize, Vec<u32>)> {
         let ids = self.encode(prompt)?;
         let front = self.in_front_of(&ids);
         Ok((front.len(), [front, &ids].concat()))
     }
 
-    /// Returns the token ids of a prompt and of the answer that follows it. Both are encoded as one text,
-    /// which is cut where the answer begins: a token that spans the border belongs to the answer, as does
-    /// white space at the end of the prompt (as in lm-evaluation-harness). The tokens in front of a prompt
-    /// are those of [`Self::encode_prompt`].
+    /// Returns the token ids of a prompt and of its answer, which are encoded as one text. A token that spans the
+    /// border belongs to the answer, as does white space at the end of the prompt (as in lm-evaluation-harness).
     ///
     /// # Errors
     ///
-    /// As for [`Self::encode`].
+    /// Those of [`Self::encode`].
     pub fn encode_pair(&self, prompt: &str, answer: &str) -> Result<(Vec<u32>, Vec<u32>)> {
         if answer.is_empty() {
             return Ok((self.encode_prompt(prompt)?.1, Vec::new()));
@@ -312,17 +281,16 @@ impl Tokenizer {
         Ok(([self.in_front_of(ids), prompt].concat(), answer.to_vec()))
     }
 
-    /// Returns the tokens to put in front of a text.
     fn in_front_of(&self, ids: &[u32]) -> &[u32] {
         if ids.starts_with(&self.start_of_text) { &[] } else { &self.start_of_text }
     }
 
-    /// Returns the text of token ids, special tokens included. Bytes that do not form a character, as at a
-    /// cut, become U+FFFD; ids without a token are omitted.
+    /// Returns the text of token ids, including special tokens. Bytes that do not form a character become U+FFFD. Ids
+    /// without a token are omitted.
     ///
     /// # Errors
     ///
-    /// When the decoder of a loaded tokenizer fails.
+    /// If the decoder of a loaded tokenizer fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.inner.decode(ids, false).map_err(|error| DataError::Decode { problem: error.to_string() })
     }
@@ -332,17 +300,16 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    /// Returns the number of ids: one more than the largest id.
+    /// Returns the size of the vocabulary: one more than the largest id.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// Returns the id of the token that ends a document: the one set by [`Self::ending_with`], or else the
-    /// first of the usual names that is a special token.
+    /// Returns the id of the end-of-text token: from [`Self::ending_with`], or a special token with a usual name.
     ///
     /// # Errors
     ///
-    /// When none was set, and no special token has such a name.
+    /// If there is no such token.
     pub fn end_of_text(&self) -> Result<u32> {
         let id = self.end_of_text.or_else(|| self.special_token(&END_OF_TEXT));
         id.ok_or_else(|| DataError::NoEndOfText {
@@ -351,14 +318,12 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the id of the special token that starts a text: the first that the post-processor puts in
-    /// front, or else the first of the usual names.
+    /// Returns the id of the start-of-text token: the post-processor's first, or a special token with a usual name.
     pub fn start_of_text(&self) -> Option<u32> {
         self.start_of_text.first().copied().or_else(|| self.special_token(&START_OF_TEXT))
     }
 }
 
-/// Sets the dropout of a BPE.
 fn set_dropout(inner: &mut Inner, dropout: Option<f32>) {
     if let ModelWrapper::BPE(model) = inner.get_model()
         && model.dropout != dropout
@@ -369,9 +334,7 @@ fn set_dropout(inner: &mut Inner, dropout: Option<f32>) {
     }
 }
 
-/// Returns the tokens that the post-processor puts in front of a text.
 fn tokens_in_front(inner: &Inner) -> Vec<u32> {
-    /// Larger than any real id.
     const TEXT: u32 = u32::MAX;
     let Some(processor) = inner.get_post_processor() else { return Vec::new() };
     let word = vec!["x".to_owned()];
@@ -390,7 +353,6 @@ fn tokens_in_front(inner: &Inner) -> Vec<u32> {
     processed.get_ids().iter().copied().take_while(|id| *id != TEXT).collect()
 }
 
-/// Reads the content of a `tokenizer.json`.
 fn read_file(path: &Path) -> Result<Vec<u8>> {
     if !path.try_exists().map_err(DataError::io("open", path))? {
         return Err(DataError::Missing { path: path.to_path_buf() });
@@ -398,7 +360,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     files::read(path, MAX_WHOLE).map_err(DataError::io("read", path))
 }
 
-/// Reads a tokenizer that the user named. Waits for a pipe until `stop` becomes true.
+/// Reads a tokenizer file that the user named. A pipe is read until `stop` becomes true.
 pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec<u8>> {
     if Stream::from_path(path).is_none() {
         return read_file(path);
@@ -412,20 +374,19 @@ pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec
 ///
 /// # Errors
 ///
-/// When the tokenizer is missing, cannot be read, or has changed since the data were prepared.
+/// If the tokenizer is missing, cannot be read, or has changed since the data was prepared.
 pub fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>> {
     read_small_file(folder, TOKENIZER_FILE)
 }
 
-/// Reports whether two files, given by their contents, are known to hold different tokenizers. Compares
-/// tokenizers by content, so formatting does not matter; returns false if either file is not a tokenizer.
+/// Reports whether two tokenizers differ, apart from formatting. Returns false if either file is not a tokenizer.
 pub fn tokenizers_differ(a: &[u8], b: &[u8]) -> bool {
     if a == b {
         return false;
     }
     let content = |file: &[u8]| {
         let load = |file: Vec<u8>| Tokenizer::from_file(file, Path::new("")).ok()?.content();
-        // Serialized twice, to normalise defaults that only other programs' files spell out.
+        // Serialized twice, to normalize defaults that only files from other programs state.
         load(load(file.to_vec())?.to_string().into_bytes())
     };
     match (content(a), content(b)) {
@@ -438,31 +399,23 @@ fn encode_failed(error: tokenizers::Error) -> DataError {
     DataError::Encode { problem: error.to_string() }
 }
 
-/// A token as named in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Named {
-    /// The token's id.
     Id(u32),
-    /// The token's spelling.
     Spelling(String),
 }
 
-/// The tokens named by the files next to a tokenizer, in order of precedence.
+/// Start-of-text and end-of-text tokens named by the files next to a tokenizer, in order of precedence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct TokenNames {
     start: Vec<Named>,
     end: Vec<Named>,
 }
 
-/// Files that name tokens by their ids, and one that names them by their spellings.
 const FILES: [&str; 3] = ["config.json", "generation_config.json", "tokenizer_config.json"];
 
 impl TokenNames {
-    /// Reads the files in the folder of `tokenizer`.
-    ///
-    /// # Errors
-    ///
-    /// When one of them cannot be read, or is not JSON.
+    /// Reads the files in the folder of `tokenizer`. Fails if a file cannot be read or is not JSON.
     pub(super) fn next_to(tokenizer: &Path) -> Result<Self> {
         let folder = tokenizer.parent().unwrap_or(Path::new(""));
         let mut names = Self::default();
@@ -483,7 +436,7 @@ impl TokenNames {
     }
 }
 
-/// Parses a token named by its id, by the first of a list of ids, or by its spelling, which may be in an object.
+/// Parses a token given as an id, a list of ids (the first counts), a spelling, or an object with a spelling.
 fn named(value: &Value) -> Option<Named> {
     match value {
         Value::Number(id) => Some(Named::Id(u32::try_from(id.as_u64()?).ok()?)),
@@ -561,7 +514,6 @@ mod tests {
         let (one, other) = (file(400), file(401));
         assert!(tokenizers_differ(&one, &other));
         assert!(!tokenizers_differ(&one, &one));
-        // As written by another program: on one line, and with padding, which is not used here.
         let mut again: serde_json::Value = serde_json::from_slice(&one).unwrap();
         again["padding"] = serde_json::json!({
             "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": null,
@@ -584,7 +536,6 @@ mod tests {
         let texts = [Ok(TEXT.to_owned()), Err(DataError::NoInputs)];
         let error = Tokenizer::train(texts.into_iter(), 300).unwrap_err();
         assert!(matches!(error, DataError::NoInputs));
-        // There is too little text for the requested size.
         assert_eq!(Tokenizer::train(std::iter::empty(), 300).unwrap().vocab_size(), 257);
     }
 

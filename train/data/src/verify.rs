@@ -1,5 +1,3 @@
-//! Comparing a folder of prepared data with every checksum that it has.
-
 use super::blocks::BlockSums;
 use super::info::{INFO_FILE, TOKENIZER_FILE};
 use super::inputs::INPUTS_FILE;
@@ -14,12 +12,10 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-/// Bytes read at a time in files without block checksums.
 const CHUNK: u64 = 1 << 20;
 
 const MISSING: &str = "it is missing";
 
-/// Maximum number of damaged places that are listed for a file.
 const NAMED: usize = 5;
 
 /// The result of checking every byte of a folder.
@@ -29,18 +25,18 @@ pub struct Verified {
     pub files: usize,
     /// Total size of these files in bytes.
     pub bytes: u64,
-    /// Files without a checksum, because an earlier version or another program prepared the folder.
+    /// Files without a checksum. Earlier versions and other programs do not write all checksums.
     pub unproven: Vec<&'static str>,
-    /// Problems found, each with the path of its file.
+    /// Problems found, each starting with the path of its file.
     pub problems: Vec<String>,
 }
 
-/// Reads every file of a folder of prepared data, and compares it with its checksums. `progress` receives the
-/// number of bytes read and the total.
+/// Compares every file of a folder of prepared data with its checksums. `progress` receives the bytes read and the
+/// total.
 ///
 /// # Errors
 ///
-/// When there is no such folder, when its `data.json` cannot be used, and when a file cannot be read.
+/// If the folder does not exist, its `data.json` is invalid, or a file cannot be read.
 pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verified> {
     if !folder.try_exists().map_err(DataError::io("open", folder))? {
         return Err(DataError::Missing { path: folder.to_owned() });
@@ -68,13 +64,11 @@ pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verif
     Ok(check.found)
 }
 
-/// The state of checking one folder.
 struct Check<'a> {
     folder: &'a Path,
     info: &'a DataInfo,
     sums: Option<Sums>,
     progress: &'a mut dyn FnMut(u64),
-    /// Bytes of token files read so far.
     read: u64,
     found: Verified,
 }
@@ -92,14 +86,13 @@ impl Check<'_> {
         match Sums::load(self.folder)? {
             Some(Ok(sums)) => self.sums = Some(sums),
             Some(Err(problem)) => self.add(SUMS_FILE, problem),
-            // Every program that writes block checksums writes this file as well.
+            // Every program that writes block checksums also writes `SHA256SUMS`.
             None if self.info.train.block_bytes.is_some() => self.add(SUMS_FILE, MISSING),
             None => {}
         }
         Ok(())
     }
 
-    /// Opens a file and counts it; `None` if it is missing.
     fn open(&mut self, name: &'static str) -> Result<Option<(File, u64)>> {
         let path = self.path(name);
         let file = match files::open(&path) {
@@ -117,7 +110,7 @@ impl Check<'_> {
         Ok(Some((file, bytes)))
     }
 
-    /// Compares the SHA-256 of a file with the stated one, if any; returns whether they agree.
+    /// Compares the SHA-256 of a file with the stated one. Returns whether they agree, or `None` if none is stated.
     fn compare(
         &mut self,
         name: &'static str,
@@ -150,7 +143,7 @@ impl Check<'_> {
     }
 
     fn check_small_file(&mut self, name: &'static str) -> Result<Option<bool>> {
-        // Folders written by other programs need not have this file.
+        // Folders from other programs may lack this file.
         let is_there = self.path(name).exists();
         if !is_there && name == INPUTS_FILE && self.sums.is_none() {
             return Ok(None);
@@ -161,10 +154,9 @@ impl Check<'_> {
         Ok(self.compare(name, bytes, &actual, None))
     }
 
-    /// Checks that the tokenizer is usable, whether or not it has a checksum.
+    /// Checks that the tokenizer is usable, even without a checksum.
     fn check_tokenizer(&mut self) {
         let path = self.path(TOKENIZER_FILE);
-        // A file with a known problem needs no second one.
         let prefix = format!("{}: ", path.display());
         if self.found.problems.iter().any(|problem| problem.starts_with(&prefix)) {
             return;
@@ -189,7 +181,7 @@ impl Check<'_> {
             self.add(name, format_args!("it has {bytes} bytes, not {expected}"));
             return Ok(());
         }
-        // Without block checksums, the whole file still has a checksum.
+        // Without block checksums, the whole file may still have a checksum.
         let blocks = match stated.block_bytes {
             Some(block) if self.path(split.block_sums_name()).is_file() => {
                 match BlockSums::open(self.path(split.block_sums_name()), block, bytes) {
@@ -218,17 +210,16 @@ impl Check<'_> {
         let Some(blocks) = blocks.filter(|_| !scan.changed.is_empty()) else { return Ok(()) };
         // If the token file is intact, its block checksums are damaged.
         if agrees == Some(true) && sums_agree != Some(true) {
-            // If the checksum file has its own checksum, the damage has already been reported.
+            // If the file of block checksums has a checksum, its damage has already been reported.
             if sums_agree.is_none() {
                 let problem = format!("{} checksums do not match {name}", scan.changed.len());
                 self.add(split.block_sums_name(), problem);
             }
             return Ok(());
         }
-        // The damaged places replace the report that the whole file differs.
+        // The damaged places replace the report about the whole file.
         self.found.problems.truncate(before);
         let width = self.info.dtype.bytes() as u64;
-        // Neighbouring blocks are joined; a run of blocks is never empty.
         let runs: Vec<&[u64]> = scan.changed.chunk_by(|block, next| block + 1 == *next).collect();
         let tokens = |run: &&[u64]| {
             let end = ((run[run.len() - 1] + 1) * blocks.block_bytes()).min(bytes);
@@ -249,7 +240,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Reads a token file once, and collects everything that is checked.
+    /// Computes the SHA-256, the changed blocks and the ids outside the vocabulary in one pass over a token file.
     fn scan(&mut self, file: &File, name: &str, bytes: u64, blocks: Option<&BlockSums>) -> Result<Scan> {
         let path = self.path(name);
         let chunk = blocks.map_or(CHUNK, BlockSums::block_bytes);
@@ -285,20 +276,16 @@ impl Check<'_> {
     }
 }
 
-/// The result of one pass over a token file.
 #[derive(Default)]
 struct Scan {
     sha256: String,
-    /// Blocks that differ from their checksums.
     changed: Vec<u64>,
-    /// The first token outside the vocabulary: its position and its id.
     outside: Option<(u64, u32)>,
-    /// Number of tokens outside the vocabulary.
     outsiders: u64,
 }
 
 impl Scan {
-    /// Looks for ids outside the vocabulary; `first` is the position of the first of `ids` in the file.
+    /// Records ids outside the vocabulary. `first`: position in the file of the first of `ids`.
     fn check_ids(&mut self, ids: impl Iterator<Item = u32>, first: u64, vocab_size: usize) {
         for (position, id) in (first..).zip(ids) {
             if id as usize >= vocab_size {

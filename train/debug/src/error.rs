@@ -68,7 +68,7 @@ pub enum DiffError {
         .path.display()
     )]
     Unknown { path: PathBuf },
-    /// The two sides have nothing in common. `what`: a description of each side.
+    /// The two sides have nothing in common.
     #[error("{what}: they have nothing in common to compare")]
     Nothing { what: String },
     /// The two sides are of the same kind, but have no part in common.

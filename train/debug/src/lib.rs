@@ -1,10 +1,7 @@
 //! Debugging of runs: breakpoints, hashes, traces, replay, and the first difference of two runs.
 //!
-//! [`DebugTools`] joins these to a run through the trainer's [`Tools`]. Each process of a run answers requests at its
-//! socket (`server.rs`, `report.rs`), which costs nothing without clients. Requests, replies and the client are in
-//! `kiln_observe::ask`: a new kind of request is a variant of `Request` there and an arm of `serve` in `server.rs`.
-//! `prompt/` has breakpoints and the commands of the prompt, which `kiln attach` shows. `hash/` writes the hashes for
-//! `kiln diff` (`diff/`), and `shapes.rs` logs shapes.
+//! [`DebugTools`] adds these tools to a run. Each process of a run answers requests at its socket, which costs nothing
+//! without clients; `kiln_observe::ask` defines the requests.
 
 pub mod diff;
 pub mod error;
@@ -61,7 +58,6 @@ impl Tools for DebugTools {
     }
 }
 
-/// The tools of one process of a run.
 struct Attached {
     options: DebugOptions,
     prompts: Arc<Prompts>,
@@ -69,7 +65,6 @@ struct Attached {
 }
 
 impl AttachedTools for Attached {
-    /// Returns the observers of a rank's steps, in the order in which they are called.
     fn observers(&self, rank: ObservedRank) -> Vec<Box<dyn Observer>> {
         let options = &self.options;
         let mut observers: Vec<Box<dyn Observer>> = Vec::new();

@@ -12,22 +12,19 @@ use kiln_train::error::Result;
 use kiln_train::metrics::{StepMetrics, print_line};
 use kiln_train::run::Observer;
 
-/// Records a rank's allocations in one step. After the step, rank 0 writes the profiles of all ranks.
+/// Records a rank's allocations in one step; rank 0 then writes the profiles of all ranks.
 pub struct MemoryProfiler {
     step: u64,
     folder: PathBuf,
     rank: usize,
     under_way: Option<Profiler>,
-    /// The recorded profile, until the ranks' profiles have been collected.
     profile: Option<Profile>,
-    /// A description of the memory peak, once known; on rank 0 only.
     words: Option<String>,
-    /// Set once the profiled step has begun, or once a warning reported that the run does not include that step.
+    /// Set once the profiled step begins, or once a warning reports that the run has no such step.
     is_told: bool,
 }
 
 impl MemoryProfiler {
-    /// Creates the profiler of `rank` for the run in `out`.
     pub fn new(step: u64, out: &Path, rank: usize) -> Self {
         MemoryProfiler {
             step,
@@ -40,7 +37,6 @@ impl MemoryProfiler {
         }
     }
 
-    /// Converts a profile to the clock of the step.
     fn recorded(&self, of: memory::Profile, timeline: Option<StepTimeline>) -> Recorded {
         let memory::Profile { holders, held, changes, held_at_end, missing } = of;
         let holder =
@@ -95,7 +91,6 @@ impl Observer for MemoryProfiler {
         // Stops before the step is logged, which allocates memory too.
         let Some(profiler) = self.under_way.take().filter(|_| step == self.step) else { return };
         let profile = profiler.end();
-        // Ends the rank's previous activity here.
         engine.set_activity("memory profile");
         let timeline = engine.world().view().timeline(Some(step));
         self.profile = Some(Profile::of(self.recorded(profile, timeline)));

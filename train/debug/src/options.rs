@@ -1,16 +1,12 @@
-//! Debugging options that are set when a run starts.
-
 use kiln_shard::memory;
 
 use super::hash::HashOptions;
 use super::prompt::{Breakpoint, Others};
 use super::trace::TraceOptions;
 
-/// The error for a memory profile on a GPU.
 const ON_GPU: &str = "--memory-profile: GPU memory cannot be profiled; see `kiln plan` for a prediction, and \
                       `nsys profile --cuda-memory-usage=true` for a measurement";
 
-/// The error for a memory profile of a program without the counting allocator.
 const UNCOUNTED: &str =
     "--memory-profile: this program does not count its memory; add `kiln::allocator!();` to its main file";
 

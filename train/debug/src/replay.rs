@@ -18,8 +18,7 @@ use kiln_train::process::stop_on_signals;
 use kiln_train::registry::Registry;
 use kiln_train::run::{Resume, RunFolder, RunOptions, Trainer, metrics_of_run, train_with};
 
-/// Relative tolerance of loss and norm compared with the recorded ones when the number of ranks differs: sums
-/// are rounded in another order.
+/// Relative tolerance of loss and norm if the number of ranks differs, since the order of sums then differs.
 const TOLERANCE: f64 = 1e-4;
 
 /// Arguments of `kiln replay`.
@@ -53,7 +52,6 @@ pub struct ReplayArgs {
     out: Option<PathBuf>,
 }
 
-/// Loss and gradient norm of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Numbers {
     loss: f64,
@@ -129,7 +127,6 @@ impl ReplayArgs {
         self.breakpoints.iter().map(of).collect()
     }
 
-    /// Prints how the step compares with the recorded one, and returns the exit code.
     fn compare(&self, now: Numbers, before: Option<Numbers>, same_ranks: bool) -> u8 {
         let step = self.step;
         let Some(before) = before else {
@@ -160,7 +157,6 @@ impl ReplayArgs {
     }
 }
 
-/// Removes from `config` everything that a replay does not need: evaluations, checkpoints, samples.
 fn alone(mut config: Config) -> Config {
     config.eval.every = 0;
     config.checkpoint.every = 0;
@@ -188,8 +184,7 @@ fn take(config: Config, options: &RunOptions, step: u64) -> Result<Option<Number
     Ok(numbers.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Returns the logged numbers of `step` of the run in `out`; NaN for a non-finite number, which is logged as
-/// `null`.
+/// Returns the logged numbers of `step`; NaN for a non-finite number, which is logged as `null`.
 fn recorded(out: &Path, step: u64) -> Option<Numbers> {
     let mut lines = LineReader::open(&metrics_of_run(out)).ok()?;
     let number = |line: &Value, key: &str| {

@@ -1,5 +1,3 @@
-//! A process's report on its ranks.
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,23 +15,19 @@ const RECORDS: usize = 256;
 /// Longest time that ranks of other processes may take to answer.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// Facts that are the same for all ranks of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
     pub(crate) world_size: usize,
-    /// Number of optimizer steps of the run.
     pub(crate) steps: u64,
     /// Longest time a rank may wait for the others in one collective.
     pub(crate) deadline: Duration,
     /// Set if the ranks compute on GPUs, whose memory is counted elsewhere.
     pub(crate) on_gpu: bool,
-    /// The prompts of this process.
     pub(crate) prompts: Arc<Prompts>,
 }
 
 impl About {
-    /// Reports the activity of `ranks` of this process; with `stacks`, the stacks of its threads, and with
-    /// `all`, the reports of other processes.
+    /// Reports the activity of `ranks`; with `stacks`, the stacks of threads; with `all`, reports of other processes.
     pub(crate) fn status(&self, ranks: &[usize], stacks: bool, all: bool) -> ProcessStatus {
         let mut here = position::all();
         here.retain(|whereabouts| ranks.contains(&whereabouts.rank));
@@ -50,7 +44,6 @@ impl About {
         }
     }
 
-    /// Returns the timeline of the last completed step of each of `ranks`.
     pub(crate) fn timelines(&self, ranks: &[usize]) -> Vec<StepTimeline> {
         let here = position::all().into_iter().filter(|whereabouts| ranks.contains(&whereabouts.rank));
         here.filter_map(|whereabouts| whereabouts.view.timeline(None)).collect()

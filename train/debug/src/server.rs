@@ -1,5 +1,4 @@
-//! The socket of a process of a run. Each client has its own thread, so a slow, silent or vanished client
-//! does not delay the others.
+//! The socket of a process of a run. Each client has its own thread, so slow clients do not delay others.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::Shutdown;
@@ -16,14 +15,12 @@ use kiln_observe::ask::{
 };
 use kiln_sys::ProcessId;
 
-/// Largest number of clients served at the same time.
 const MOST_CLIENTS: usize = 8;
 
 /// Longest time a client may take to send a request or to receive a part of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Serves the socket of this process until dropped. If the socket cannot be created, the process continues
-/// without.
+/// Serves the socket of this process until dropped. If it cannot be created, the process continues without.
 pub(crate) struct Server {
     out: PathBuf,
     kept: Option<Kept>,
@@ -42,12 +39,10 @@ struct Shared {
     about: About,
     stopping: AtomicBool,
     clients: AtomicUsize,
-    /// Set once a request from another user was refused.
     refused: AtomicBool,
 }
 
 impl Server {
-    /// Serves `ranks` of the run in `out`, which are in this process.
     pub(crate) fn start(out: &Path, ranks: Vec<usize>, about: About) -> Self {
         let prompts = about.prompts.clone();
         let kept = Kept::start(out, ranks, about).inspect(|_| prompts.open()).map_err(|error| {
@@ -85,7 +80,6 @@ impl Drop for Server {
         shared.stopping.store(true, Ordering::Relaxed);
         // Wakes the thread that accepts. Clients that are still being served are not waited for.
         let _ = rustix::net::shutdown(&shared.listener, rustix::net::Shutdown::Both);
-        // A panic of that thread was already printed.
         let _ = thread.join();
     }
 }
@@ -105,7 +99,6 @@ impl Shared {
         }
     }
 
-    /// Starts a thread for a client unless there are too many.
     fn admit(self: &Arc<Self>, stream: UnixStream) {
         match stranger(&stream) {
             Ok(None) => {}
@@ -128,7 +121,6 @@ impl Shared {
         }
         let shared = self.clone();
         let serve = move || {
-            // Errors mean that the client has disconnected.
             let _ = shared.serve(&stream);
             let _ = stream.shutdown(Shutdown::Both);
             shared.clients.fetch_sub(1, Ordering::Relaxed);
@@ -138,7 +130,6 @@ impl Shared {
         }
     }
 
-    /// Answers requests one after the other.
     fn serve(&self, stream: &UnixStream) -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -187,8 +178,7 @@ impl Shared {
             thread::Builder::new().name("kiln-prompt".to_owned()).spawn_scoped(scope, tell)?;
             let mut line = String::new();
             while reader.by_ref().take(MOST_REQUEST as u64).read_line(&mut line).unwrap_or(0) > 0 {
-                // A client that sends anything else would wait for an answer forever, so the conversation
-                // ends.
+                // A client that sends anything else would wait for an answer forever.
                 let Ok(Typed { typed }) = serde_json::from_str(&line) else { break };
                 prompts.line(id, &typed);
                 line.clear();
@@ -233,7 +223,6 @@ mod tests {
         let silent: Vec<_> = (1..MOST_CLIENTS).map(|_| folder.connect(owner).unwrap()).collect();
         let status = "{\"status\":{\"stacks\":false,\"all\":false}}\n";
         assert!(ask(&folder, owner, status).starts_with("{\"status\":{\"world_size\":2,\"steps\":5,"));
-        // The thread of the last client may not have ended yet.
         let one_more = folder.connect(owner).unwrap();
         let refused = wait_for("a refusal", || {
             let said = ask(&folder, owner, status);
@@ -266,7 +255,6 @@ mod tests {
         let about = About { world_size: 2, steps: 9, deadline: Duration::MAX, on_gpu: false, prompts };
         let server = Server::start(out.path(), vec![0], about);
         let folder = Folder::open(out.path()).unwrap();
-        // A listener of this process that never accepts.
         let owner = Owner { process: ProcessId::this(), ranks: vec![1] };
         let listener = folder.listen(&owner).unwrap();
         let answers = ask_all(out.path(), true).unwrap();
@@ -280,7 +268,6 @@ mod tests {
         let silent = "the request timed out";
         assert!(matches!(&second.answer, Answer::Silent(why) if why == silent), "{second:?}");
         assert!(second.threads.as_ref().unwrap().len() > 1);
-        // A socket that refuses connections.
         drop(listener);
         let answers = ask_all(out.path(), false).unwrap();
         assert!(matches!(&answers.processes[1].answer, Answer::Silent(why) if why != silent), "{answers:?}");

@@ -1,13 +1,10 @@
-//! Logging of the shapes of the tensors at the edges of every layer.
-
 use kiln_model::ops::Seen;
 use kiln_shard::Engine;
 
 use kiln_train::error::Result;
 use kiln_train::run::{Moment, Observer};
 
-/// Logs the input and output shapes of every layer at the level `debug`, in the first step after a start:
-/// later steps have the same shapes.
+/// Logs the shapes at the edges of every layer at level `debug`, in the first step: later shapes are the same.
 #[derive(Debug, Default)]
 pub(super) struct ShapeLog {
     first: Option<u64>,

@@ -1,5 +1,3 @@
-//! Exchange of bytes between ranks.
-
 use std::time::Duration;
 
 use kiln_collectives::{Buffer, DType, Label, Phase};

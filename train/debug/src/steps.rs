@@ -1,12 +1,6 @@
-//! Ranges of steps on the command line.
-
 use std::ops::RangeInclusive;
 
-/// Parses a range of steps such as `steps=1-20` or `steps=5`.
-///
-/// # Errors
-///
-/// A description of the problem.
+/// Parses a range of steps such as `steps=1-20` or `steps=5`; the error describes the problem.
 pub(super) fn parse(part: &str) -> Result<RangeInclusive<u64>, String> {
     let steps = part.trim().strip_prefix("steps=").ok_or("expected steps=FIRST-LAST")?;
     let (first, last) = steps.split_once('-').unwrap_or((steps, steps));
@@ -21,7 +15,6 @@ pub(super) fn parse(part: &str) -> Result<RangeInclusive<u64>, String> {
     }
 }
 
-/// Formats the range as part of a file name: `10-12`, or `5` for a single step.
 pub(super) fn name(steps: &RangeInclusive<u64>) -> String {
     match steps.start() == steps.end() {
         true => steps.start().to_string(),

@@ -95,8 +95,7 @@ pub enum InspectError {
         .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>()
     )]
     Damaged { folder: String, problems: Vec<String> },
-    /// No usable file was found. `folder`: the folder that was searched; `skipped`: the files found there, and
-    /// what is wrong with each.
+    /// No usable file in `folder`; `skipped` lists the files found there, and their problems.
     #[error(
         "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",
         .folder.display(),

@@ -1,5 +1,4 @@
-//! Training runs, which can be inspected with `kiln status`, `attach` and `watch`: [`kiln_train::run`] with the tools of
-//! this program.
+//! Training runs with the tools of this program: [`kiln_train::run`], for `kiln status`, `attach` and `watch`.
 
 use std::sync::Arc;
 
@@ -12,7 +11,6 @@ pub use kiln_train::run::*;
 pub use crate::commands::tools::RunTools;
 use crate::version::version;
 
-/// Returns `options` with the tools of this program, unless `options` already has tools.
 fn with_tools(options: &RunOptions) -> RunOptions {
     version();
     // Checked before the options are cloned: a second handle of the flag means that the caller stops its runs itself.

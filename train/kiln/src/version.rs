@@ -2,7 +2,6 @@
 
 use kiln_train::version;
 
-/// Optional parts of this program, and whether it was built with each.
 const FEATURES: [(&str, bool); 5] = [
     ("cuda", cfg!(feature = "cuda")),
     ("wgpu", cfg!(feature = "wgpu")),
@@ -18,7 +17,6 @@ pub(crate) fn version() -> &'static str {
 }
 
 fn describe() -> String {
-    // Set by the build script.
     let commit = match env!("KILN_COMMIT") {
         "" => "unknown",
         commit => commit,

@@ -2,8 +2,7 @@
 
 use toml::{Table, Value};
 
-/// Returns every value of `table` with its dotted key. A list of tables yields keys for each table, with its
-/// index; other lists are single values.
+/// Returns every value of `table` with its dotted key. Only tables in arrays get an index in their key.
 pub(crate) fn flatten(table: Table) -> Vec<(String, Value)> {
     let mut flat = Vec::new();
     add("", Value::Table(table), &mut flat);

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use kiln_sys::durable::{parent_of, write_new_beside};
 
-/// Writes a new file and creates missing folders. Uses `path` or, if that exists, the first free name among
-/// `<name>-2`, `<name>-3` and so on. Returns the path of the file.
+/// Writes a new file, and creates missing folders. If `path` exists, appends `-2`, `-3` and so on to the name.
+/// Returns the path of the file.
 pub(crate) fn write_new(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
     fs::create_dir_all(parent_of(path))?;
     for index in 1.. {
         let path = numbered(path, index);
-        // Checked first, so that long content is not written in vain.
+        // Checked first, to avoid writing long content for nothing.
         if path.symlink_metadata().is_ok() {
             continue;
         }
@@ -24,7 +24,6 @@ pub(crate) fn write_new(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
     Err(ErrorKind::AlreadyExists.into())
 }
 
-/// Returns `path` itself for index 1, and `path` with the index before its extension otherwise.
 fn numbered(path: &Path, index: u64) -> PathBuf {
     if index == 1 {
         return path.to_owned();

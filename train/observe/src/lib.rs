@@ -1,5 +1,4 @@
-//! Observes runs of Kiln from outside: live runs by asking their processes, and all runs by reading their
-//! folders.
+//! Observes runs from outside: live runs by asking their processes, and all runs by reading their folders.
 //!
 //! - [`ask`]: the socket of each process of a run, requests and replies, and the client;
 //! - [`status`]: the combined answers of all processes;
@@ -12,8 +11,7 @@
 //! - [`page`]: runs in a browser, and for Prometheus;
 //! - [`report`]: the page as a file, with all data in it; [`plot`]: curves as SVG.
 //!
-//! The crate is built without burn. It reads run folders and never writes into them, except where a run
-//! itself passes it a file to write.
+//! The crate is built without burn. It never writes into a run folder unless the run passes it a file to write.
 
 pub mod ask;
 mod config;

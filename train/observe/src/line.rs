@@ -8,31 +8,27 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// The value of a key in a line.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
-    /// A number, exactly as written: no digit is lost.
+    /// A number, exactly as written in the file.
     Number(String),
     /// A number that is NaN or infinite, or a missing text.
     Null,
-    /// A text.
     Text(String),
-    /// Anything else, as JSON.
     Other(String),
 }
 
-/// A line of metrics, or any other object with a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Line {
     pub(crate) step: u64,
-    /// Seconds since 1970; `None` for lines of older builds.
+    /// Seconds since 1970; `None` in files of older builds.
     pub(crate) time: Option<f64>,
     /// Keys and values, except `step` and `time`, in the order of the line.
     pub(crate) values: Vec<(String, Value)>,
 }
 
 impl Line {
-    /// Parses a line. `None` if it is invalid, such as half a line.
+    /// Parses a line. Returns `None` if the line is incomplete or invalid.
     pub(crate) fn read(line: &[u8]) -> Option<Line> {
         let Pairs(pairs) = serde_json::from_slice(line).ok()?;
         let (mut step, mut line) = (None, Line::default());
@@ -47,7 +43,7 @@ impl Line {
         Some(line)
     }
 
-    /// Returns the numeric values. NaN and infinite values, written as `null`, are returned as NaN.
+    /// Returns the numeric values. A `null` in the file is returned as NaN.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = (&str, f64)> {
         self.values.iter().filter_map(|(key, value)| match value {
             Value::Number(number) => Some((key.as_str(), number.parse().ok()?)),
@@ -57,13 +53,11 @@ impl Line {
     }
 }
 
-/// Returns true if the key has text values.
 pub(crate) fn is_text(key: &str) -> bool {
     key == "parameter"
 }
 
 impl Value {
-    /// Parses the JSON `text` of a value.
     fn new(text: &str) -> Value {
         match text.as_bytes() {
             b"null" => Value::Null,
@@ -76,7 +70,6 @@ impl Value {
     }
 }
 
-/// The keys of an object and the JSON of their values, in order.
 struct Pairs<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de> Deserialize<'de> for Pairs<'de> {
@@ -101,8 +94,8 @@ impl<'de> Deserialize<'de> for Pairs<'de> {
     }
 }
 
-/// Returns the complete lines of a metrics file. A step lower than the one before replaces the earlier lines
-/// of that step and later ones, as when a run resumes from an earlier checkpoint.
+/// Returns the complete lines of a metrics file. A run that resumes from an earlier checkpoint repeats steps:
+/// the later line of a step replaces the earlier one and all lines after it.
 pub(crate) fn lines_of<R: Read>(mut file: LineReader<R>) -> io::Result<Vec<Line>> {
     let mut lines: Vec<Line> = Vec::new();
     while let Some(line) = file.next_line()? {

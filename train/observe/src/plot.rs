@@ -1,6 +1,4 @@
-//! Curves as SVG files for papers, slides and LaTeX, drawn with the crate `kuva`, which no other module uses.
-//!
-//! Text of a plot may come from untrusted files: it is escaped where it is drawn.
+//! Draws curves as SVG files with the crate `kuva`, and escapes all text, which may come from untrusted files.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,26 +12,22 @@ use kuva::render::plots::Plot;
 use kuva::render::render::render_multiple;
 use kuva::render::theme::Theme;
 
-/// Colours of curves, by Okabe and Ito (<https://jfly.uni-koeln.de/color/>), which remain distinguishable
-/// with any kind of colour blindness. Their yellow is omitted because it is too light for lines.
+/// Colours by Okabe and Ito (<https://jfly.uni-koeln.de/color/>), which colour-blind readers can distinguish.
+/// Their yellow is omitted because it is too light for lines.
 const COLOURS: [u32; 7] = [0x0072b2, 0xd55e00, 0x009e73, 0xcc79a7, 0xe69f00, 0x56b4e9, 0x555555];
 const GROUND: u32 = 0xffffff;
 const TEXT: &str = "#24292f";
 const GRID: &str = "#dfe3e8";
 
-/// Share of the curve's colour in a faint curve; the rest is [`GROUND`].
 const FAINT: f64 = 0.32;
 
-/// SVG dash patterns; the first is a solid line.
 const DASHES: [Option<&str>; 4] = [None, Some("7 3"), Some("2 3"), Some("8 3 2 3")];
 
-/// Axes have no marks for values as far from zero as this, so such values leave a gap.
+/// `kuva` draws no axis marks for values beyond this limit, so such values leave a gap.
 const FARTHEST: f64 = 1e30;
 
-/// Maximum characters of a curve's name in the legend.
 const NAME: usize = 40;
 
-/// Space below the baseline of the lowest text, in pixels.
 const BELOW_TEXT: f64 = 10.0;
 
 /// The spacing of an axis.
@@ -42,21 +36,20 @@ pub enum Scale {
     /// Equal distances are equal differences.
     #[default]
     Linear,
-    /// Equal distances are equal ratios; marks at 1, 2 and 5 times powers of ten. Values of zero or less are
-    /// not drawn.
+    /// Equal distances are equal ratios, with marks at powers of ten. Values of zero or less are not drawn.
     Log,
-    /// As [`Scale::Log`], with marks at powers of two.
+    /// Like [`Scale::Log`], with marks at powers of two.
     PowersOfTwo,
 }
 
 /// An axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Axis {
-    /// The axis's quantity, with the unit.
+    /// Name of the quantity, with its unit.
     pub label: String,
-    /// Its spacing.
+    /// Spacing of the axis.
     pub scale: Scale,
-    /// True if a linear axis starts at zero, so that lengths can be compared.
+    /// True if a linear axis starts at zero.
     pub has_zero: bool,
 }
 
@@ -80,31 +73,30 @@ impl Axis {
 /// A curve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curve {
-    /// Its name, for the legend.
+    /// Name in the legend.
     pub name: String,
-    /// The number that determines its colour and dashes: the same in all plots of a run.
+    /// Number that determines the colour and the dashes.
     pub series: usize,
-    /// Its points, from left to right. Points that are not finite leave a gap.
+    /// Points from left to right. Points that are not finite leave a gap.
     pub points: Vec<(f64, f64)>,
-    /// True if it is drawn thin, pale, solid and without an entry in the legend, such as the values that
-    /// another curve averages.
+    /// True if the curve is drawn thin, pale and solid, without a legend entry.
     pub is_faint: bool,
-    /// True if every point is marked.
+    /// True if every point has a mark.
     pub has_marks: bool,
 }
 
 /// Several curves with common axes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curves {
-    /// Its title.
+    /// Title of the plot.
     pub title: String,
-    /// A description for people who cannot see the plot, in a sentence or two.
+    /// Description for people who cannot see the plot.
     pub description: String,
-    /// The axis from left to right.
+    /// Horizontal axis.
     pub x: Axis,
-    /// The axis from bottom to top.
+    /// Vertical axis.
     pub y: Axis,
-    /// The curves. Later ones are drawn on top.
+    /// Curves, in the order in which they are drawn.
     pub curves: Vec<Curve>,
 }
 
@@ -121,7 +113,6 @@ impl Curves {
         for curve in &self.curves {
             self.add(curve, has_legend, &mut plots);
         }
-        // An empty plot needs some data as well.
         if plots.is_empty() {
             plots.push(LinePlot::new().with_data([(0.0, 0.0), (1.0, 1.0)]).with_color("none").into());
         }
@@ -179,7 +170,6 @@ impl Curves {
         }
     }
 
-    /// Returns the drawable points of a curve, split at each gap.
     fn stretches(&self, curve: &Curve) -> Vec<Vec<(f64, f64)>> {
         let place = |scale: Scale, value: f64| match scale {
             Scale::Linear => Some(value).filter(|value| value.abs() < FARTHEST),
@@ -198,7 +188,6 @@ impl Curves {
     }
 }
 
-/// Formats a mark of a logarithmic axis, which has one significant digit.
 fn power_of_ten(value: f64) -> String {
     let rounded: f64 = format!("{value:.1e}").parse().unwrap_or(value);
     if (1e-4..1e6).contains(&rounded) { format!("{rounded}") } else { format!("{rounded:e}") }
@@ -211,7 +200,6 @@ pub struct Drawing {
     description: String,
     width: f64,
     height: f64,
-    /// The SVG elements without the outer one.
     inner: String,
 }
 
@@ -229,7 +217,7 @@ impl Drawing {
         };
         let mut scene = render_multiple(plots, layout.with_theme(theme));
         let mut inner = SvgBackend::new().render_scene(&scene);
-        // The scene has no room for a legend of many rows, and would cut it off.
+        // `kuva` cuts off legends with many rows, so the drawing is made taller.
         let height = lowest_text(&inner) + BELOW_TEXT;
         if height > scene.height {
             scene.height = height;
@@ -244,8 +232,7 @@ impl Drawing {
         }
     }
 
-    /// Returns the drawing as a file whose elements are named after `id`: `kuva` numbers clips across the
-    /// whole process.
+    /// Returns the SVG file. Its ids start with `id`, because `kuva` numbers clips across the whole process.
     pub fn file(&self, id: &str) -> String {
         let Drawing { title, description, width, height, inner } = self;
         format!(
@@ -260,7 +247,6 @@ impl Drawing {
     }
 }
 
-/// Returns the largest `y` of the texts in a drawing.
 fn lowest_text(svg: &str) -> f64 {
     let tags = svg.split("<text").skip(1).filter_map(|text| text.split_once('>'));
     let value = |tag: &str| tag.split(" y=\"").nth(1)?.split('"').next()?.parse().ok();
@@ -271,7 +257,6 @@ fn lowest_text(svg: &str) -> f64 {
 pub fn under_each_other(title: &str, description: &str, drawings: &[Drawing]) -> Drawing {
     let (mut inner, mut height) = (String::new(), 0.0);
     for drawing in drawings {
-        // Writing into a String cannot fail.
         let _ = writeln!(inner, "<g transform=\"translate(0 {height:.0})\">{}</g>", drawing.inner);
         height += drawing.height;
     }
@@ -279,7 +264,7 @@ pub fn under_each_other(title: &str, description: &str, drawings: &[Drawing]) ->
     Drawing { title: title.to_owned(), description: description.to_owned(), width, height, inner }
 }
 
-/// Renumbers the clips of a drawing from 0, with the prefix `id`.
+/// Renumbers the clips of a drawing from 0, and prefixes them with `id`.
 fn renamed(inner: &str, id: &str) -> String {
     const CLIP: &str = "kuva-clip-";
     let mut known: Vec<&str> = Vec::new();
@@ -296,7 +281,7 @@ fn renamed(inner: &str, id: &str) -> String {
     text
 }
 
-/// Escapes text for XML and HTML, and removes control characters that XML does not allow.
+/// Escapes text for XML and HTML, and replaces control characters.
 fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -312,11 +297,11 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// Shortens a name for a plot: no control characters, and at most `most` characters.
+/// Shortens a name to at most `most` characters, and replaces control characters.
 fn label(text: &str, most: usize) -> String {
     let is_whole = text.chars().nth(most).is_none();
     let shown = text.chars().take(if is_whole { most } else { most.saturating_sub(1) });
-    // A dollar sign begins a formula in kuva.
+    // A dollar sign starts a formula in `kuva`.
     let shown = shown.map(|c| match c {
         c if c.is_control() => ' ',
         '$' => '\u{ff04}',
@@ -329,7 +314,6 @@ fn colour(series: usize) -> u32 {
     COLOURS[series % COLOURS.len()]
 }
 
-/// Returns the dash pattern of a series. Series of the same colour have different patterns.
 fn dash(series: usize) -> Option<&'static str> {
     DASHES[(series % COLOURS.len() + series / COLOURS.len()) % DASHES.len()]
 }
@@ -338,7 +322,6 @@ fn hex(colour: u32) -> String {
     format!("#{colour:06x}")
 }
 
-/// Returns `colour` faded into `ground`.
 fn mixed(colour: u32, ground: u32) -> u32 {
     let part = |shift: u32| {
         let (colour, ground) = (f64::from(colour >> shift & 0xff), f64::from(ground >> shift & 0xff));
@@ -397,7 +380,7 @@ mod tests {
         );
         assert!(drawn.contains("aria-labelledby=\"loss-title loss-desc\"") && drawn.contains("a &lt;b&gt;"));
         assert!(!drawn.contains("kuva-clip") && !drawn.contains("<script"), "{drawn}");
-        // The same values make the same file, whatever else this process has drawn.
+        // The same values give the same file, even if this process has drawn other curves.
         assert_eq!(drawn, one.draw(720.0, 340.0).file("loss"));
     }
 

@@ -1,5 +1,4 @@
-//! Reports: a folder with the page of [`crate::page`] as one self-contained file, and its curves as SVG
-//! files.
+//! Reports: a folder with the page of [`crate::page`] as one self-contained file, and curves as SVG files.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -44,15 +43,14 @@ pub enum ReportError {
 /// The files of a report.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The page, which is self-contained.
     page: String,
-    /// Curves as SVG, with their file names.
+    /// File names and SVG texts.
     curves: Vec<(String, String)>,
 }
 
 impl Report {
-    /// Creates a report of the current state of the runs that `paths` name, run folders or folders of run
-    /// folders. `program` is the version that makes it. The same runs make the same report.
+    /// Creates a report of the runs in `paths`, which are run folders or folders of run folders.
+    /// `program` is the version of the program that writes the report.
     ///
     /// # Errors
     ///
@@ -81,8 +79,8 @@ impl Report {
         Ok(Report { page: page_of_strategies(measured, program)?, curves: Vec::new() })
     }
 
-    /// Writes `report.html` and the curves into the folder `place`, which `flag` has named, and which must be
-    /// new or empty. The folder appears complete or not at all.
+    /// Writes `report.html` and the curves into the folder `place`, which the user named with `flag`.
+    /// The folder appears complete or not at all.
     ///
     /// # Errors
     ///
@@ -110,8 +108,7 @@ impl Report {
     }
 }
 
-/// Fails unless a report can be written to `place`, which `flag` has named: it must not exist, or be an empty
-/// folder.
+/// Checks that `place`, which the user named with `flag`, does not exist or is an empty folder.
 ///
 /// # Errors
 ///
@@ -126,8 +123,7 @@ pub fn check_place(place: &Path, flag: &'static str) -> Result<(), ReportError> 
     }
 }
 
-/// A metric with a separate file in a report: the name of the file without its extension, the key, the title, the unit,
-/// the axis, and true if the moving average is drawn over the values.
+/// A curve's file name without extension, metric, title, unit, axis, and true if its moving average is drawn.
 type FileOfMetric = (&'static str, &'static str, &'static str, &'static str, fn(&str) -> Axis, bool);
 
 const CURVES: [FileOfMetric; 6] = [
@@ -139,13 +135,10 @@ const CURVES: [FileOfMetric; 6] = [
     ("throughput", "tokens_per_s", "Throughput", "tokens/s", Axis::from_zero, true),
 ];
 
-/// Number of points of a curve: more than its pixels can show.
 const POINTS: usize = 500;
 
-/// Fraction (1/n) of the points of a noisy curve that its average covers.
 const AVERAGED: usize = 20;
 
-/// Returns the curve of every run that has the metric `key`. Noisy values are pale, below their moving averages.
 fn curves_of(runs: &Snapshot, key: &str, title: &str, y: Axis, is_noisy: bool) -> Curves {
     let (mut pale, mut strong, mut names, mut series) = (Vec::new(), Vec::new(), Vec::new(), 0);
     runs.each(|name, run| {
@@ -161,7 +154,6 @@ fn curves_of(runs: &Snapshot, key: &str, title: &str, y: Axis, is_noisy: bool) -
             }
             names.push(name.to_owned());
         }
-        // A run looks the same in every file.
         series += 1;
     });
     pale.append(&mut strong);
@@ -169,8 +161,6 @@ fn curves_of(runs: &Snapshot, key: &str, title: &str, y: Axis, is_noisy: bool) -
     Curves { title: title.to_owned(), description, x: Axis::linear("optimizer step"), y, curves: pale }
 }
 
-/// Returns about [`POINTS`] of the values over their steps, evenly spaced, including the first and the
-/// last.
 fn thinned(series: &Series) -> Vec<(f64, f64)> {
     let count = series.values().len();
     let stride = count.div_ceil(POINTS).max(1);

@@ -1,9 +1,6 @@
-//! Queries and sets this process's signal actions.
-
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-/// Returns the current action for `signal`; `None` if there is no such signal.
 pub(super) fn action_of(signal: c_int) -> Option<libc::sigaction> {
     // SAFETY: all fields of the plain C structure may be zero.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -12,7 +9,7 @@ pub(super) fn action_of(signal: c_int) -> Option<libc::sigaction> {
     (status == 0).then_some(action)
 }
 
-/// Installs `handler` for `signal`. Returns true on success.
+/// Installs `handler` for `signal`. Returns whether that succeeded.
 ///
 /// # Safety
 ///
@@ -30,8 +27,7 @@ pub(super) unsafe fn handle(
     unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) == 0 }
 }
 
-/// Returns the address of the instruction that a signal interrupted, from the `context` passed to the
-/// signal's handler; 0 if unknown.
+/// Returns the address of the instruction that a signal interrupted, from the handler's `context`; 0 if unknown.
 pub(super) fn interrupted_at(context: *mut c_void) -> usize {
     // SAFETY: the system gives a handler with SA_SIGINFO a structure of this type.
     let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_ref() }) else { return 0 };

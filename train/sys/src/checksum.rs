@@ -1,14 +1,11 @@
-//! Checksums that can be combined from the checksums of parts.
-
 use bytemuck::{Pod, Zeroable};
 use crc_fast::{CrcAlgorithm, Digest, checksum, checksum_combine};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
-/// A CRC-64/NVME checksum. Every flipped bit, and every damage within 64 bits, changes it. The checksum of a
-/// file follows from the checksums of its parts, so ranks that each read a part can check the whole file
-/// together.
+/// A CRC-64/NVME checksum. Any damage within 64 bits changes it. Checksums of a file's parts combine into the checksum
+/// of the file, so ranks can each read a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Checksum(u64);
@@ -17,23 +14,23 @@ impl Checksum {
     /// Name of the algorithm in manifests.
     pub const NAME: &'static str = "crc64nvme";
 
-    /// Returns the checksum of no bytes.
+    /// Checksum of zero bytes.
     pub fn empty() -> Self {
         Checksum::of(&[])
     }
 
-    /// Returns the checksum of `bytes`.
+    /// Checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Checksum(checksum(ALGORITHM, bytes))
     }
 
-    /// Returns the checksum of the bytes of `self` followed by the `length` bytes of `next`. Takes most of a
-    /// millisecond; for consecutive bytes, use [`RunningChecksum`].
+    /// Returns the checksum of `self`'s bytes followed by `next`'s `length` bytes. Takes almost a millisecond; for
+    /// consecutive bytes, use [`RunningChecksum`].
     pub fn then(self, next: Checksum, length: u64) -> Self {
         Checksum(checksum_combine(ALGORITHM, self.0, next.0, length))
     }
 
-    /// Returns the checksum as a number, for [`Checksum::from_bits`].
+    /// Returns the checksum as a number.
     pub fn to_bits(self) -> u64 {
         self.0
     }
@@ -48,7 +45,6 @@ impl Checksum {
 pub struct RunningChecksum(Digest);
 
 impl Default for RunningChecksum {
-    /// Starts with the checksum of no bytes.
     fn default() -> Self {
         RunningChecksum(Digest::new(ALGORITHM))
     }
@@ -92,7 +88,7 @@ impl<'de> Deserialize<'de> for Checksum {
 mod tests {
     use super::{Checksum, RunningChecksum};
 
-    /// From the catalogue of parametrised CRC algorithms.
+    /// Expected values: the catalogue of parametrised CRC algorithms.
     #[test]
     fn it_is_the_crc_that_it_is_called() {
         assert_eq!(Checksum::of(b"123456789").to_string(), "ae8b14860a799888");

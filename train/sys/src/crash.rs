@@ -1,14 +1,9 @@
-//! Reports fatal signals caused by the process itself, such as SIGSEGV: the rank, the step, and what the rank
-//! was doing. The process then ends by the same signal, as it would without the report. This module also
-//! writes the message of a process that, on request, ends without saving.
+//! Reports fatal signals such as SIGSEGV, panics and memory exhaustion: a line on standard error and to the launcher,
+//! and a report in the run folder, in `crash/rank_<r>` (see [`report`]). The process then ends by the same signal.
 //!
-//! For signals, panics and memory exhaustion, a longer report is written to the run folder, in
-//! `crash/rank_<r>`. See [`report`].
-//!
-//! The handler runs on the alternate stack that Rust gives to its threads, takes no lock that it would have
-//! to wait for, and allocates nothing. The same holds for a panic that follows a failed allocation: a
-//! backtrace with names would allocate while the standard library holds a lock, and a second failed
-//! allocation would wait for that lock.
+//! The handler runs on the alternate signal stack, never waits for a lock without a limit, and does not allocate. A
+//! panic after a failed allocation is handled likewise: a backtrace with names would allocate while the standard
+//! library holds a lock, and a second failed allocation would wait for that lock.
 
 mod report;
 
@@ -47,39 +42,33 @@ const SIGNALS: [(c_int, &str); 5] = [
     (libc::SIGABRT, "SIGABRT"),
 ];
 
-/// The previous action of each signal. Kept because Rust's own handler reports stack overflows.
+/// Previous actions of the signals. Rust's own handler reports stack overflows.
 static BEFORE: [OnceLock<libc::sigaction>; SIGNALS.len()] = [const { OnceLock::new() }; SIGNALS.len()];
 
-/// True once a report that ends the process has begun. Only the first signal or failed allocation is
-/// reported, because it is the cause.
+/// Only the first signal or failed allocation is reported, because it is the cause.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// How long the report waits for earlier lines to be written.
 const EARLIER_LINES: Duration = Duration::from_millis(500);
 
-/// How long the report waits for another report to finish, and ([`HELP`]) for the helper to add names and the
-/// flight recorder.
+/// Time limits for another report to finish, and for the helper to add names and the flight recorder.
 const TURN: Duration = Duration::from_millis(100);
 const HELP: Duration = Duration::from_secs(5);
 
-/// The line to report, starting with the letter of the message to the launcher, and a table of the memory
-/// that each owner holds. Not on the stack, which may be small.
+/// The line to report, starting with the letter of the launcher's message, and a table of memory by owner. Static,
+/// because the signal stack may be small.
 static TEXTS: Mutex<(Text<4096>, Text<4096>)> = Mutex::new((Text::new(), Text::new()));
 
-/// The exit code of a process that has run out of memory.
 const EXHAUSTED: c_int = 1;
 
 /// Size of the last failed allocation in bytes, and its time in seconds since 1970; 0 before the first.
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 static REFUSED_AT: AtomicU64 = AtomicU64::new(0);
 
-/// Number of seconds after a failed allocation during which a panic is attributed to it. A caller may handle
-/// the failure, so later panics have a different cause.
+/// Number of seconds in which a panic is attributed to a failed allocation. Callers may handle such a failure.
 const FOLLOWS: u64 = 10;
 
-/// Records that the system has refused an allocation of `bytes`. The global allocator calls this before its
-/// caller learns of the failure. If the thread is reporting a crash, ends the process, because the thread may
-/// hold a lock for which continuing would wait. Allocates nothing and waits for no lock.
+/// Records a failed allocation of `bytes`; the global allocator calls it. If the thread is reporting a crash, ends the
+/// process, because the report could wait for a lock that its own thread holds. Does not allocate or block.
 pub fn allocation_failed(bytes: usize) {
     REFUSED.store(bytes, Ordering::Relaxed);
     REFUSED_AT.store(now(), Ordering::Relaxed);
@@ -88,7 +77,6 @@ pub fn allocation_failed(bytes: usize) {
     }
 }
 
-/// Returns the size of an allocation that failed in the last [`FOLLOWS`] seconds, if one did.
 fn failed_lately() -> Option<usize> {
     let at = REFUSED_AT.load(Ordering::Relaxed);
     (at > 0 && now().saturating_sub(at) <= FOLLOWS).then(|| REFUSED.load(Ordering::Relaxed))
@@ -98,18 +86,15 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_secs().max(1))
 }
 
-/// Writes a report to the run folder and ends this process, after a request for `bytes` has failed. Allocates
-/// nothing, and waits at most [`TURN`] for locks.
+/// Reports a failed allocation of `bytes` and ends the process. Does not allocate; waits at most [`TURN`] for a lock.
 fn end_without_memory(bytes: usize, what: fmt::Arguments<'_>) -> ! {
     match BEGUN.swap(true, Ordering::Relaxed) {
-        // Another thread writes the report and ends the process.
         true => thread::sleep(HELP),
         false => drop(print_and_keep(&format_args!("{what}, {}", Refused(bytes)), Some(bytes))),
     }
     low_level::exit(EXHAUSTED)
 }
 
-/// Formats the note on a failed allocation of this many bytes.
 struct Refused(usize);
 
 impl fmt::Display for Refused {
@@ -118,14 +103,12 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Reports `what` happened in the calling thread: on standard error, to the launcher, and in the run folder.
-/// If an allocation of `refused` bytes has failed, adds a table of the memory that each owner holds. Returns
-/// the report in the run folder, if there is one. Called once per process.
+/// Reports `what` on standard error, to the launcher, and in the run folder. Adds a table of memory by owner if an
+/// allocation of `refused` bytes has failed. Returns the report in the run folder, if any. Called once per process.
 fn print_and_keep(what: &dyn fmt::Display, refused: Option<usize>) -> Option<MutexGuard<'static, Report>> {
     let rank = (facts().rank_of_thread)();
     let mut texts = TEXTS.try_lock().ok()?;
     let (line, holders) = &mut *texts;
-    // The only possible error of writing to a text is lack of room.
     if let Some(bytes) = refused {
         let _ = (facts().write_holders)(holders, bytes);
         holders.end_line();
@@ -149,11 +132,10 @@ fn print_and_keep(what: &dyn fmt::Display, refused: Option<usize>) -> Option<Mut
     report
 }
 
-/// Sends a line to the launcher and to standard error. On standard error, the folder of the crash report is
-/// added.
+/// Sends a line to the launcher and to standard error, where the folder of the crash report is added.
 fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
-    // To the launcher first, because it always reads. The line has no folder yet: the launcher compares the
-    // failures of a job's lives, whose folders differ.
+    // The launcher comes first, because it always reads. Its line omits the folder, because the launcher compares the
+    // failures of restarts.
     if let Some(pipe) = launcher::pipe() {
         let _ = rustix::io::write(pipe, line.ended_by(0));
     }
@@ -161,7 +143,6 @@ fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
         line.push(b"; crash report: ");
         line.push(folder);
     }
-    // After the lines that another thread is writing, if possible.
     for _ in 0..EARLIER_LINES.as_millis() {
         if !output::has_waiting_errors() {
             break;
@@ -171,31 +152,27 @@ fn send(line: &mut Text<4096>, folder: Option<&[u8]>) {
     print(&line.ended_by(b'\n')[1..]);
 }
 
-/// Writes to standard error if that is possible without waiting, because its reader may have stopped.
 fn print(bytes: &[u8]) {
     let stderr = io::stderr();
     let mut polled = [PollFd::from_borrowed_fd(stderr.as_fd(), PollFlags::OUT)];
     if poll(&mut polled, Some(&Timespec::default())) == Ok(1) && polled[0].revents().contains(PollFlags::OUT)
     {
-        // If it cannot be written, nothing can be done.
         let _ = rustix::io::write(&stderr, bytes);
     }
 }
 
-/// Installs handlers that report the signals by which a fault in this process ends it.
 pub(super) fn report_signals() {
     for ((signal, _), before) in SIGNALS.iter().zip(&BEFORE) {
         let Some(action) = action_of(*signal) else { continue };
         if action.sa_sigaction != libc::SIG_IGN && before.set(action).is_ok() {
-            // SAFETY: `on_signal` is safe in a handler, see there.
+            // SAFETY: `on_signal` is async-signal-safe; its comment says why.
             unsafe { handle(*signal, on_signal, libc::SA_ONSTACK) };
         }
     }
 }
 
-/// Handles a fatal signal. It may interrupt any code, so it writes to preallocated memory and calls only
-/// `mkdir`, `open`, `write`, `close`, `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. It unwinds the
-/// stack only after everything else has been written.
+/// Handles a fatal signal. Writes only to preallocated memory, and calls only `mkdir`, `open`, `write`, `close`,
+/// `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. Unwinds the stack last, because that may fail.
 extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if !BEGUN.swap(true, Ordering::Relaxed) {
         // SAFETY: the system gives a handler with SA_SIGINFO valid structures.
@@ -211,7 +188,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         let index = SIGNALS.iter().position(|(known, _)| *known == signal);
         index.and_then(|index| BEFORE[index].get())
     };
-    // The previous handler may abort, and the signal stack may be too small for handling SIGABRT as well.
+    // The previous handler may abort, and the signal stack may be too small for a nested SIGABRT handler.
     if let (true, Some(action)) = (signal != libc::SIGABRT, before(libc::SIGABRT)) {
         // SAFETY: the action was in place before `on_signal`.
         unsafe { libc::sigaction(libc::SIGABRT, action, ptr::null_mut()) };
@@ -219,21 +196,18 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     if let Some(before) = before(signal) {
         pass_on(before, signal, info, context);
     }
-    // SAFETY: sets the default action and sends the signal again, which is delivered when this returns
-    // and ends the process, with its exit status and its core dump.
+    // SAFETY: restores the default action and sends the signal again, which ends the process when this handler returns.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);
     }
 }
 
-/// Calls the handler that was installed before this one.
 fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if [libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction) {
         return;
     }
-    // SAFETY: the code that registered the handler provided a function of this signature, according to its
-    // flags.
+    // SAFETY: the code that registered the handler provided a function of the signature that the flags declare.
     unsafe {
         if before.sa_flags & libc::SA_SIGINFO != 0 {
             type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
@@ -245,25 +219,22 @@ fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, 
     }
 }
 
-/// Ends this process because `signal` has asked it to stop for the second time, and reports which steps are
-/// not saved. May be called at any moment, even in a signal handler.
+/// Ends this process because a second `signal` has asked it to stop, and reports the unsaved steps. Async-signal-safe.
 pub(super) fn end_at_once(signal: c_int) -> ! {
     if !BEGUN.swap(true, Ordering::Relaxed)
         && let Ok(mut texts) = TEXTS.try_lock()
     {
         let line = &mut texts.0;
         let name = low_level::signal_name(signal).unwrap_or("a signal");
-        // The only possible error is lack of room.
         let letter = char::from(Message::Failure as u8);
         let _ = write!(line, "{letter}kiln: ended at once by a second {name}")
             .and_then(|()| position::write_unsaved_to(line));
         send(line, None);
     }
-    // Shells report a process that a signal ended by this exit code.
+    // Shells report a process that a signal ended with this exit code.
     low_level::exit(128 + signal)
 }
 
-/// Acquires the lock, or gives up after about `limit`.
 fn within<T>(limit: Duration, lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     let attempt = |_| match lock.try_lock() {
         Ok(guard) => Some(guard),
@@ -276,11 +247,9 @@ fn within<T>(limit: Duration, lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     (0..limit.as_millis()).find_map(attempt)
 }
 
-/// A signal and its cause, for a report.
 struct What<'a> {
     signal: c_int,
     info: Option<&'a libc::siginfo_t>,
-    /// Size of a failed allocation that may be the cause, in bytes.
     refused: Option<usize>,
 }
 
@@ -292,8 +261,7 @@ impl fmt::Display for What<'_> {
             return write!(f, ", {}", Refused(bytes));
         }
         let Some(info) = info else { return Ok(()) };
-        // SAFETY: codes above zero are those of the processor's faults, which have an address; codes of zero
-        // and below mean that a process has sent the signal.
+        // SAFETY: faults of the processor have positive codes and an address; processes send signals with other codes.
         unsafe {
             if info.si_code > 0 && signal != libc::SIGABRT {
                 write!(f, " (address {:p})", info.si_addr())?;
@@ -305,7 +273,6 @@ impl fmt::Display for What<'_> {
     }
 }
 
-/// Makes a panic in any thread write a report to the folder of its rank's run, as [`keep`] does.
 pub(super) fn keep_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -335,12 +302,12 @@ pub(super) fn keep_panics() {
     });
 }
 
-/// Writes a report to the run folder of the calling thread's rank, if there is one, because `what` keeps the
-/// thread from continuing. Calls `tell`, which informs the user, once the folder exists.
+/// Writes a report to the run folder of the calling thread's rank, if there is one: `what` stops the thread. Calls
+/// `tell`, which informs the user, once the folder exists.
 pub fn keep(what: &str, tell: impl FnOnce(Option<&Path>)) {
     static ONE: Mutex<()> = Mutex::new(());
     let _reporting = Reporting::begin();
-    // The lock may be held by this same thread, if its own report fails.
+    // This thread may hold the lock, if its own report fails.
     let Some(_one) = within(2 * HELP, &ONE) else { return tell(None) };
     let (first, more) = what.split_once('\n').unwrap_or((what, ""));
     let folder = {
@@ -350,7 +317,6 @@ pub fn keep(what: &str, tell: impl FnOnce(Option<&Path>)) {
     };
     tell(folder.as_deref());
     if let Some(folder) = folder {
-        // If it cannot be written, nothing can be done.
         let _ = report::append(&folder, &format!("\nbacktrace:\n{}", Backtrace::force_capture()));
         report::ask_helper(HELP);
     }

@@ -1,4 +1,4 @@
-//! Ways to crash on purpose, for fire drills and tests.
+//! Crashes on purpose, for fire drills and tests.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -7,17 +7,15 @@ use std::ptr;
 /// Sends SIGSEGV to the calling thread.
 #[inline(never)]
 pub fn raise_segv() {
-    // SAFETY: without a handler this ends the process; with the crash handler as well.
+    // SAFETY: this ends the process, with or without the crash handler.
     unsafe { libc::raise(libc::SIGSEGV) };
 }
 
-/// Reads a mapped page beyond the end of its file, which causes a SIGBUS. Does nothing if the system cannot
-/// create such a file.
+/// Reads a page beyond the end of its file, which raises SIGBUS. Does nothing if the system cannot map such a file.
 #[inline(never)]
 pub fn read_beyond_a_file() {
     const BYTES: usize = 4096;
-    // SAFETY: the name ends with a zero. The file is mapped at an unused address; the page is meant to be
-    // unreadable.
+    // SAFETY: the name ends with a zero. The file gets an unused address, and the page is meant to be unreadable.
     unsafe {
         let file = libc::memfd_create(c"kiln-drill".as_ptr(), libc::MFD_CLOEXEC);
         if file < 0 {

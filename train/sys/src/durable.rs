@@ -1,5 +1,4 @@
-//! Files and folders that are on disk completely or not at all: they are written next to their final place,
-//! synced and renamed.
+//! Writes files and folders atomically: next to their final place, then synced and renamed.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -8,15 +7,14 @@ use std::path::{Path, PathBuf};
 
 use crate::{ProcessId, files};
 
-/// Writes a new file and waits until it is on disk. An interruption may leave part of the file, so use this
-/// in a folder that is not at its final place yet.
+/// Writes and syncs a new file. An interruption may leave a partial file, so use it only within a staging folder.
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(content)?;
     file.sync_all()
 }
 
-/// Syncs a folder: waits until its entries are on disk, which makes a rename in it durable.
+/// Syncs a folder, which makes a rename in it durable.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
@@ -29,11 +27,10 @@ pub fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Separator, in the name of a temporary file or folder, between the final name and the writing process's id.
+/// Separates the final name from the writer's process id in the names of temporary files and folders.
 const BESIDE: &str = ".kiln-";
 
-/// Replaces a file atomically: a reader sees the old content or the new, never a mixture. Writes the new
-/// content to a new file first, so that no other file is changed.
+/// Replaces a file atomically: readers see the old or the new content. Changes no other file.
 pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     let (beside, mut file) = create_beside(path)?;
     let written =
@@ -44,17 +41,15 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Number of bytes at the start of a file that identify its kind.
 const START: u64 = 512;
 
-/// Writes a file that a user has named. Replaces an earlier file of the same kind atomically, even through a
-/// link, and writes into a pipe or a device. `is_of_kind` recognises files of the kind by their first 512
-/// bytes, and `kind` names that kind in messages; an empty file is of every kind.
+/// Writes a file that a user has named. Replaces an earlier file of the same kind atomically, even through a link, and
+/// writes into a pipe or device. `is_of_kind` recognises a file by its first 512 bytes, and `kind` names the kind in
+/// messages. An empty file has every kind.
 ///
 /// # Errors
 ///
-/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if `path` is a file of a different kind, which is not
-/// changed; or errors of the file system.
+/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if `path` has a different kind, or errors of the file system.
 pub fn write_named(
     path: &Path,
     content: &[u8],
@@ -83,8 +78,8 @@ pub fn write_named(
     write_atomic(&path, content)
 }
 
-/// Writes a new file as [`write_atomic`] does. If a file exists at `path` when the content has been written,
-/// keeps that file and returns [`AlreadyExists`](io::ErrorKind::AlreadyExists).
+/// Like [`write_atomic`], but if `path` exists, keeps that file and returns
+/// [`AlreadyExists`](io::ErrorKind::AlreadyExists).
 pub fn write_new_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     let (beside, mut file) = create_beside(path)?;
     let written =
@@ -93,13 +88,12 @@ pub fn write_new_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Returns whether `name` is the name of a temporary file that [`write_atomic`] writes for the file `of`.
+/// Returns whether `name` is a temporary file of [`write_atomic`] for the file `of`.
 pub fn is_beside(name: &OsStr, of: &str) -> bool {
     let name = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_prefix(of));
     name.is_some_and(|rest| rest.starts_with(BESIDE))
 }
 
-/// Creates a hidden file next to `path` under an unused name.
 fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut index = 0;
@@ -113,20 +107,20 @@ fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     }
 }
 
-/// A new hidden folder whose content should appear all at once at a final place next to it. Dropping the
-/// value removes the folder, unless [`StagingFolder::gone`] was called. Creating one removes folders that
-/// killed processes have left for the same place.
+/// A new hidden folder, to be renamed to a final place next to it. Dropping it removes the folder, unless
+/// [`StagingFolder::gone`] was called.
 #[derive(Debug)]
 pub struct StagingFolder {
     path: PathBuf,
-    /// Locked while a process works in the folder, if the file system can lock folders.
+    /// Held while a process works in the folder, if the file system can lock folders.
     _lock: File,
-    /// True if the folder has been moved or removed, so that another process may use its name.
+    /// True if the folder was moved or removed, so that another process may use its name.
     is_gone: bool,
 }
 
 impl StagingFolder {
-    /// Creates a folder for `place`, whose parent must exist. The folder's name is unique across machines.
+    /// Creates a folder for `place`, whose parent must exist, under a name unique across machines. Removes folders that
+    /// killed processes of this machine have left for `place`.
     pub fn create(place: &Path) -> io::Result<Self> {
         let name = place.file_name().unwrap_or_default().to_string_lossy();
         let prefix = format!(".{name}{BESIDE}{}-", ProcessId::this().kernel());
@@ -152,12 +146,12 @@ impl StagingFolder {
         }
     }
 
-    /// Returns the path of the folder.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Records that the folder has been moved to its final place, or removed.
+    /// Records that the folder was moved to its final place, or removed.
     pub fn gone(mut self) {
         self.is_gone = true;
     }
@@ -166,15 +160,14 @@ impl StagingFolder {
 impl Drop for StagingFolder {
     fn drop(&mut self) {
         if !self.is_gone {
-            // An error is already being returned; a second one about cleaning up would hide it.
+            // An error here would hide the original error.
             let _ = fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// Removes unlocked folders in `parent` whose names consist of `prefix`, which identifies this kernel, and two
-/// numbers. Folders of other machines are kept, because their locks may be invisible here, and so are folders
-/// that cannot be locked.
+/// Removes unlocked folders named `prefix` and two numbers. `prefix` identifies this kernel: locks of other machines
+/// may be invisible here.
 fn sweep(parent: &Path, prefix: &str) {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
@@ -212,7 +205,6 @@ mod tests {
             assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), name);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
-        // A failed write leaves nothing behind.
         fs::create_dir(folder.path().join("taken")).unwrap();
         assert!(write_atomic(&folder.path().join("taken"), b"x").is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
@@ -243,7 +235,6 @@ mod tests {
             assert!(error.to_string().contains("is not a table"), "{error}");
         }
         assert_eq!(fs::read(path("other")).unwrap(), b"{\"step\":1}");
-        // A device is written into, and remains a device.
         symlink("/dev/full", path("device")).unwrap();
         assert_eq!(write("device").unwrap_err().kind(), ErrorKind::StorageFull);
         assert!(!fs::metadata("/dev/full").unwrap().is_file() && path("device").is_symlink());

@@ -1,5 +1,4 @@
-//! Files that may come from untrusted sources: opened without blocking, read within limits, and confined to
-//! the folder that they belong to.
+//! Opens and reads files from untrusted sources: without blocking, within limits, and confined to their folder.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -9,11 +8,11 @@ use std::path::{Component, Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-/// Maximum size in bytes of a file that is read as a whole, such as a configuration or a tokenizer.
+/// Maximum size in bytes of a file that is read as a whole.
 pub const MAX_WHOLE: u64 = 1 << 30;
 
-/// Opens a file for reading. Anything but a regular file is an error of the kind [`ErrorKind::InvalidInput`],
-/// because opening a FIFO may block forever, and a device may provide bytes endlessly.
+/// Opens a regular file for reading. Any other kind of file fails with [`ErrorKind::InvalidInput`]: a FIFO could block
+/// forever, and a device could be endless.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
@@ -21,8 +20,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Opens a file with `options`, with the same checks as [`open`].
 pub fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let refused = || io::Error::new(ErrorKind::InvalidInput, "it is not a regular file");
-    // Checked by name first, because opening a device may have effects, and opening a FIFO without a reader
-    // returns a different error.
+    // Checked by name first: opening a device may have effects, and opening a FIFO may fail with a different error.
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return Err(refused());
     }
@@ -31,16 +29,15 @@ pub fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(refused()) }
 }
 
-/// Reads a whole regular file of at most `most` bytes; a longer one is an error of the kind
-/// [`ErrorKind::FileTooLarge`].
+/// Reads a regular file of at most `most` bytes. A longer file fails with [`ErrorKind::FileTooLarge`].
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // Grows with the actual content, whatever length the file system reports.
+    // The reported length may be wrong, so the buffer grows with the content.
     open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(too_long(most)) } else { Ok(bytes) }
 }
 
-/// Returns the error for a file longer than `most` bytes.
+/// The error for a file longer than `most` bytes.
 pub fn too_long(most: u64) -> io::Error {
     let problem = format!("it is longer than the {most} bytes that such a file may have");
     io::Error::new(ErrorKind::FileTooLarge, problem)
@@ -68,8 +65,7 @@ pub fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// Returns advice for an error that is unrelated to the path, because the process or the machine has reached
-/// a limit; `None` for other errors.
+/// Returns advice for an error caused by a limit of the process or machine; `None` for other errors.
 pub fn limit_of(error: &io::Error) -> Option<&'static str> {
     match Errno::from_raw(error.raw_os_error()?) {
         Errno::EMFILE => Some("allow a process more open files (`ulimit -n`)"),
@@ -80,8 +76,7 @@ pub fn limit_of(error: &io::Error) -> Option<&'static str> {
     }
 }
 
-/// Returns the broken link because of which `path` does not exist, and the target of the link. The link is
-/// `path` itself or a folder that contains it.
+/// Returns the broken link that makes `path` invalid, either `path` itself or a parent folder, and the link's target.
 pub fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
     // Without a trailing slash, which would follow the link.
     let bare: PathBuf = path.components().collect();
@@ -89,9 +84,8 @@ pub fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((link.to_owned(), fs::read_link(link).ok()?))
 }
 
-/// Returns the target if links lead from `name` in `folder` to a place outside the folder; `None` if they do
-/// not, or if nothing exists there. Files that the Hugging Face cache keeps for a snapshot count as inside
-/// it.
+/// Returns the target if links lead from `name` in `folder` out of the folder, and `None` otherwise or if nothing
+/// exists there. A snapshot in the Hugging Face cache includes its blobs.
 pub fn way_out(folder: &Path, name: impl AsRef<Path>) -> Option<PathBuf> {
     let folder = folder.canonicalize().ok()?;
     let path = folder.join(name);
@@ -103,8 +97,7 @@ pub fn way_out(folder: &Path, name: impl AsRef<Path>) -> Option<PathBuf> {
     Some(target)
 }
 
-/// Returns `<repository>/blobs` for the folder `<repository>/snapshots/<commit>` of the Hugging Face cache,
-/// where the name of `<repository>` is like `models--owner--name` or `datasets--owner--name`.
+/// Returns `<repository>/blobs` for a Hugging Face cache folder `<repository>/snapshots/<commit>`.
 fn blobs_of(folder: &Path) -> Option<PathBuf> {
     let snapshots = folder.parent()?;
     let repository = snapshots.parent()?;
@@ -114,8 +107,7 @@ fn blobs_of(folder: &Path) -> Option<PathBuf> {
     is_cache.then(|| repository.join("blobs"))
 }
 
-/// Returns whether `name` is the name of a direct entry of a folder, so that it cannot refer to anything
-/// outside.
+/// Returns whether `name` can only name a direct entry of a folder.
 pub fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     let first = parts.next();
@@ -164,11 +156,9 @@ mod tests {
         ] {
             assert!(of(errno).contains(word), "{errno}: {}", of(errno));
         }
-        // More space or permissions do not help if the path is a folder.
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(advice(&open(folder.path()).unwrap_err()), "check the path");
         assert_eq!(advice(&too_long(4)), "check the path");
-        // Errors of unknown cause get all the advice.
         assert_eq!(of(Errno::ETXTBSY), advice(&io::Error::other("")));
     }
 
@@ -188,7 +178,6 @@ mod tests {
         {
             symlink(to, snapshot.join(link)).unwrap();
         }
-        // The folder may be a link itself.
         symlink(&snapshot, root.join("model")).unwrap();
         for folder in [&snapshot, &root.join("model")] {
             for name in ["a", "blob", "inside", "gone", "none"] {
@@ -200,7 +189,6 @@ mod tests {
         fs::rename(&repository, &data).unwrap();
         assert_eq!(way_out(&data.join("snapshots/abc"), "blob"), None);
         fs::rename(&data, &repository).unwrap();
-        // Elsewhere, the siblings of a folder do not belong to it.
         fs::rename(&repository, root.join("other")).unwrap();
         let other = root.join("other/snapshots/abc");
         assert_eq!(way_out(&other, "blob"), Some(root.join("other/blobs/1")));

@@ -1,4 +1,4 @@
-//! The header of a safetensors file: written before the first value, and read without the values.
+//! Reads and writes headers of safetensors files, without the values.
 
 use std::fs::File;
 use std::io;
@@ -8,14 +8,14 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::Metadata;
 use serde_json::json;
 
-/// Maximum size of a header in bytes: its text may be as long as the library `safetensors` allows.
+/// Maximum size of a header in bytes, as in the library `safetensors`.
 pub const MAX_HEADER: u64 = 100_000_000 + size_of::<u64>() as u64;
 
-/// Headers end at a multiple of 8 bytes, so that tensors can be mapped into memory.
+/// Padding to 8 bytes lets tensors be mapped into memory.
 const ALIGNMENT: usize = 8;
 
-/// Returns the size in bytes of a file's header: its text and the text's length field. `first` is the start
-/// of the file, and `length` the length of the file, which the header never exceeds.
+/// Returns a header's size in bytes, including its length field. `first` holds the file's first bytes, and `length` is
+/// the file's size in bytes.
 pub fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result<usize, SafeTensorError> {
     let header = u64::from_le_bytes(first).saturating_add(first.len() as u64);
     if header > MAX_HEADER {
@@ -24,12 +24,11 @@ pub fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result<usize,
     if header > length { Err(SafeTensorError::InvalidHeaderLength) } else { Ok(header as usize) }
 }
 
-/// Parses a header of [`header_bytes`] bytes. Fails unless the arrays that it describes follow without gaps
-/// up to `length`, the end of the file.
+/// Parses a header of [`header_bytes`] bytes. Fails unless the arrays fill the file up to `length` without gaps.
 pub fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorError> {
     let text = header.get(size_of::<u64>()..).ok_or(SafeTensorError::HeaderTooSmall)?;
     let text = std::str::from_utf8(text).map_err(SafeTensorError::InvalidHeader)?;
-    // Checks the arrays as well.
+    // Deserializing validates the offsets of the arrays.
     let metadata: Metadata =
         serde_json::from_str(text).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
     if metadata.data_len() as u64 + header.len() as u64 != length {
@@ -38,8 +37,7 @@ pub fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorEr
     Ok(metadata)
 }
 
-/// Reads only the header of `file`; returns the header's size and content. The outer error is a failure to
-/// read, the inner error an invalid header.
+/// Reads the header of `file`: size in bytes and content. The inner error is an invalid header.
 pub fn read_header(file: &File) -> io::Result<Result<(usize, Metadata), SafeTensorError>> {
     let length = file.metadata()?.len();
     let mut first = [0; size_of::<u64>()];
@@ -56,11 +54,11 @@ pub fn read_header(file: &File) -> io::Result<Result<(usize, Metadata), SafeTens
     Ok(parse_header(&header, length).map(|metadata| (bytes, metadata)))
 }
 
-/// An array in a file.
+/// An array in a safetensors file.
 pub struct Array<'a> {
     /// Key of the array.
     pub key: &'a str,
-    /// `F32`, `BF16`, …
+    /// Element type, such as `F32` or `BF16`.
     pub dtype: &'static str,
     /// Number of bytes per element.
     pub width: usize,
@@ -68,8 +66,7 @@ pub struct Array<'a> {
     pub shape: &'a [usize],
 }
 
-/// Returns the header of a file that has one `metadata` entry, given as name and value, and `arrays`, whose
-/// data must follow in this order without gaps.
+/// Returns a header with one `metadata` entry (name, value) and `arrays`, whose data must follow in order without gaps.
 pub fn header<'a>(metadata: (&str, &str), arrays: impl Iterator<Item = Array<'a>>) -> Vec<u8> {
     let (name, value) = metadata;
     let mut text = json!({"__metadata__": {name: value}}).to_string();
@@ -77,7 +74,6 @@ pub fn header<'a>(metadata: (&str, &str), arrays: impl Iterator<Item = Array<'a>
     for Array { key, dtype, width, shape } in arrays {
         let end = start + width * shape.iter().product::<usize>();
         let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
-        // Appended to the object, in this order.
         text.pop();
         text.push_str(&format!(",{}:{entry}}}", json!(key)));
         start = end;

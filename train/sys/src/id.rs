@@ -1,4 +1,4 @@
-//! Lasting identities of processes. A process id alone is not enough, because ids are reused.
+//! Identities of processes that stay unique when the kernel reuses process ids.
 
 use std::fs;
 use std::sync::LazyLock;
@@ -11,11 +11,9 @@ use sha2::{Digest, Sha256};
 pub struct ProcessId {
     /// Host name.
     pub host: String,
-    /// The kernel's id of the current boot of the machine.
     boot: String,
     /// Process id.
     pub pid: i32,
-    /// Start time of the process, in clock ticks since boot.
     started: u64,
 }
 
@@ -37,7 +35,7 @@ impl ProcessId {
         ProcessId { host: host(), boot: boot().to_owned(), pid, started }
     }
 
-    /// Returns whether both processes run under the same kernel, which manages the file locks of both.
+    /// Returns whether both processes run under the same kernel, which manages their file locks.
     pub fn shares_kernel_with(&self, other: &ProcessId) -> bool {
         !self.boot.is_empty() && self.boot == other.boot
     }
@@ -47,20 +45,17 @@ impl ProcessId {
         format!("{:.8}", format!("{:x}", Sha256::digest(&self.boot)))
     }
 
-    /// Returns whether the process is gone; `None` if that cannot be determined here, because the process
-    /// runs on another machine or in another container.
+    /// Returns whether the process has ended; `None` if it runs on another machine or in another container.
     pub fn is_gone(&self) -> Option<bool> {
         let is_here = !self.boot.is_empty() && self.boot == boot() && self.host == host();
         is_here.then(|| started(self.pid) != Some(self.started))
     }
 }
 
-/// Returns the name of this machine.
 fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Returns the kernel's id of the current boot; empty if unknown.
 fn boot() -> &'static str {
     static BOOT: LazyLock<String> = LazyLock::new(|| {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -69,17 +64,17 @@ fn boot() -> &'static str {
     &BOOT
 }
 
-/// Returns the start time of a process on this machine; `None` if the process does not exist or is a zombie.
+/// Start time of a process in clock ticks since boot; `None` if the process is missing or a zombie.
 fn started(pid: i32) -> Option<u64> {
     let fields = stat_of(pid)?;
-    // The state is the third field of the line, which comes first here; the start time is the 22nd.
+    // Field 3 of the line, the state, has index 0 here. Field 22 is the start time.
     let ticks = fields.get(22 - 3)?.parse().ok()?;
     (fields[0] != "Z" && fields[0] != "X").then_some(ticks)
 }
 
-/// Returns the fields that Linux reports for a process, from its state letter on.
+/// Returns the fields of `/proc/PID/stat` from the state letter on.
 pub(super) fn stat_of(pid: i32) -> Option<Vec<String>> {
-    // The name before it, in brackets, may contain anything.
+    // The name before the state, in brackets, may contain anything.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
 }

@@ -1,6 +1,5 @@
-//! The connection between a process and the `kiln launch` that started it. The process ends with its
-//! launcher, and reports through a separate pipe why it ends, whatever happens to its log. The rank's
-//! position is in memory that both share, in case the process cannot report its own end, as after SIGKILL.
+//! Connects a process with the `kiln launch` that started it. The process ends with its launcher, sends the reason of
+//! its end through a pipe, and keeps its position in shared memory, which survives SIGKILL.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -20,7 +19,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, tes
 
 use super::id::stat_of;
 
-/// Variable with the launcher's process id. A rank needs it to end with its launcher.
+/// Variable with the launcher's process id.
 pub const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
 
 /// Variables with the descriptor and inode of the pipe to the launcher, and of the shared page.
@@ -30,20 +29,19 @@ const PAGE: &str = "KILN_LAUNCHER_PAGE";
 /// Variable with the number of seconds between SIGTERM and SIGKILL.
 pub const GRACE: &str = "KILN_GRACE_S";
 
-/// Environment variable with the id of the run that an earlier attempt of the job worked on.
+/// Variable with the id of the run that an earlier attempt of the job worked on.
 pub const RUN: &str = "KILN_RUN";
 
-/// Maximum size of a message to the launcher in bytes, so that a pipe takes the message in one piece.
+/// Maximum size of a message in bytes, so that a write to the pipe is atomic.
 const LONGEST: usize = 4096;
 
-/// Maximum size in bytes of all messages together: the capacity of a pipe.
+/// Maximum size of all messages together in bytes: the capacity of a pipe.
 const CAPACITY: u64 = 64 * 1024;
 
-/// The pipe and the page from the launcher; unset in a process that has none.
 static TO_LAUNCHER: OnceLock<OwnedFd> = OnceLock::new();
 static SHARED: OnceLock<Page> = OnceLock::new();
 
-/// A kind of message from a process to its launcher, identified by its first letter.
+/// A kind of message from a process to its launcher, identified by its letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Message {
@@ -61,7 +59,7 @@ pub enum Message {
     Run = b'R',
     /// The run's folder of crash reports.
     Crashes = b'D',
-    /// The ranks for which the process has waited in vain, separated by commas.
+    /// The ranks that the process waited for without success, separated by commas.
     Absent = b'A',
 }
 
@@ -78,20 +76,18 @@ impl Message {
     ];
 }
 
-/// Asks the system to kill this process when its launcher dies, and connects the process to the launcher.
-/// Exits if the launcher is already gone. Does nothing in a process that was not started by a launcher. Call
-/// it first in `main`.
+/// Asks the system to kill this process when its launcher dies, and connects the process to the launcher. Exits if the
+/// launcher is already gone. Does nothing without a launcher. Call it first in `main`.
 ///
-/// The system kills a process when its parent dies, so the launcher must be the rank's parent. A program
-/// between launcher and rank must therefore become the rank (`exec`). If that program waits instead, it and
-/// the rank outlive a launcher that is killed with SIGKILL.
+/// The launcher must be the parent process, so a wrapper program between launcher and rank must `exec` the rank. A
+/// wrapper that waits instead outlives a launcher that is killed with SIGKILL, and so does the rank.
 pub fn end_with_launcher() {
     let Some(launcher) = pid() else { return };
-    // Only Linux can do this; elsewhere ranks notice that their launcher's pipes are closed.
+    // Only Linux supports this; elsewhere ranks notice that their launcher's pipes are closed.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let is_alive = || !matches!(state_of(launcher), Some('Z' | 'X')) && test_kill_process(launcher).is_ok();
     if getppid() != Some(launcher) && !is_alive() {
-        // The process ends at once; nothing may wait for a reader of its output.
+        // Written directly, because a process that exits must not wait for a reader of its output.
         let _ = writeln!(std::io::stderr(), "error: the launcher (pid {launcher}) is gone");
         std::process::exit(1);
     }
@@ -103,43 +99,37 @@ pub fn end_with_launcher() {
     }
 }
 
-/// Returns whether a `kiln launch` has started this process.
 pub(super) fn is_set() -> bool {
     std::env::var_os(LAUNCHER_PID).is_some()
 }
 
-/// Returns the process id of the launcher, if a launcher has started this process.
 pub(super) fn pid() -> Option<Pid> {
     Pid::from_raw(std::env::var(LAUNCHER_PID).ok()?.parse().ok()?)
 }
 
-/// Returns the state of a process as the letter that Linux uses; `None` if unknown.
+/// Returns the state letter of a process, as in `/proc/PID/stat`; `None` if unknown.
 pub fn state_of(process: Pid) -> Option<char> {
     stat_of(process.as_raw_nonzero().get())?.first()?.chars().next()
 }
 
-/// Returns the descriptor, inherited from the launcher, that `variable` names. Programs started by this
-/// process do not inherit it.
+/// Returns the inherited descriptor that `variable` names, and marks it close-on-exec.
 fn inherited(variable: &str) -> Option<OwnedFd> {
     let text = std::env::var(variable).ok()?;
     let (descriptor, inode) = text.split_once(':')?;
     let descriptor: RawFd = descriptor.parse().ok().filter(|descriptor| *descriptor > 2)?;
-    // SAFETY: checked before this process has opened anything: the descriptor is the inherited one, or is
-    // closed, which the call reports.
+    // SAFETY: this process has opened no file yet, so the descriptor is inherited, or closed, which `fstat` reports.
     let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let is_it = fstat(file).is_ok_and(|stat| stat.st_ino.to_string() == inode);
     let is_kept = is_it && fcntl_setfd(file, FdFlags::CLOEXEC).is_ok();
-    // SAFETY: it is the inherited one, which is read only here.
+    // SAFETY: the descriptor is inherited and read only here.
     is_kept.then(|| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Returns the pipe to the launcher, if there is one. May be called in a signal handler.
 pub(super) fn pipe() -> Option<&'static OwnedFd> {
     TO_LAUNCHER.get()
 }
 
-/// Sends a message to the launcher, if there is one. Never waits, because the pipe has room for all messages
-/// of a process.
+/// Sends a message to the launcher, if there is one. Never blocks: the pipe has room for all messages of a process.
 pub fn send(kind: Message, text: &str) {
     let Some(pipe) = pipe() else { return };
     let mut message = vec![kind as u8];
@@ -149,11 +139,11 @@ pub fn send(kind: Message, text: &str) {
     let _ = rustix::io::write(pipe, &message);
 }
 
-/// Returns how long after SIGTERM this process gets SIGKILL, if its parent has set that.
+/// Returns the time between SIGTERM and SIGKILL, if the parent process has set it.
 ///
 /// # Errors
 ///
-/// If the value is not a valid time.
+/// Fails if the value is not a valid number of seconds.
 pub fn grace() -> Result<Option<Duration>, GraceError> {
     let Some(value) = std::env::var_os(GRACE) else { return Ok(None) };
     let seconds = value.to_str().and_then(|value| value.parse().ok());
@@ -161,7 +151,7 @@ pub fn grace() -> Result<Option<Duration>, GraceError> {
     grace.map(Some).ok_or(GraceError { value })
 }
 
-/// The error that `KILN_GRACE_S` is not a number of seconds.
+/// The error for an invalid `KILN_GRACE_S`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{GRACE}={}: not a number of seconds, such as 30; it is the time that this process gets between SIGTERM \
@@ -176,17 +166,14 @@ pub struct GraceError {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Progress {
-    /// The current optimizer step.
     pub(super) step: AtomicU64,
-    /// The last step saved in a complete checkpoint.
     pub(super) saved: AtomicU64,
-    /// The current micro-batch: its number in the step, its first sample in the global order, and its number
-    /// of samples.
+    /// The current micro-batch: its number in the step, its first sample in the global order, and its size.
     pub(super) micro_batch: [AtomicU64; 3],
 }
 
 impl Progress {
-    /// Returns the current position. May be called in a signal handler.
+    /// Async-signal-safe.
     pub(super) fn seen(&self) -> Seen {
         let [index, first, samples] = [0, 1, 2].map(|i| self.micro_batch[i].load(Ordering::Relaxed));
         let micro_batch = (samples > 0).then_some((index, first, samples));
@@ -197,14 +184,12 @@ impl Progress {
 /// The last known position of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// The optimizer step that the rank was in; 0 before the first step.
+    /// The optimizer step; 0 before the first.
     pub step: u64,
-    /// The last fetched micro-batch: its number in the step, its first sample in the global order, and its
-    /// number of samples.
+    /// The last fetched micro-batch: its number in the step, its first sample in the global order, and its size.
     pub micro_batch: Option<(u64, u64, u64)>,
 }
 
-/// Memory that a rank shares with its launcher.
 #[derive(Debug)]
 struct Page(MmapRaw);
 
@@ -240,15 +225,13 @@ pub struct RankLink {
 }
 
 impl RankLink {
-    /// Creates the pipe and the page, and makes the process started by `command` inherit the other end of
-    /// each.
+    /// Creates the pipe and the page, and makes the process started by `command` inherit the other end of each.
     ///
     /// # Errors
     ///
     /// If the system cannot provide them.
     pub fn for_child(command: &mut Command) -> io::Result<RankLink> {
         let (pipe, writer) = io::pipe()?;
-        // Neither side ever waits for the other.
         ioctl_fionbio(&pipe, true)?;
         ioctl_fionbio(&writer, true)?;
         let memory = File::from(memfd_create("kiln-rank", MemfdFlags::CLOEXEC)?);

@@ -1,19 +1,12 @@
-//! The base crate for processes and files, which all other crates under `train/` may use.
+//! The base crate for processes and files, used by the other crates under `train/`.
 //!
-//! Processes: [`begin`] sets up output that never blocks, signals, a visible log and crash reports, and makes
-//! this process end with its launcher. The binary `kiln` calls it first.
-//!
-//! Files, for data, checkpoints and run folders alike:
-//!
-//! - [`files`]: files that may come from untrusted sources, read within limits;
-//! - [`durable`]: files that are on disk completely or not at all, and [`StagingFolder`] for whole folders;
-//! - [`Checksum`]: checksums that can be combined from the checksums of parts;
-//! - [`header`]: the header of a safetensors file;
-//! - [`npy`]: arrays in NumPy's format;
-//! - [`Stream`]: large files, written without the system's cache; [`Lines`] and [`Records`]: files that grow
-//!   by whole lines or records; [`LineReader`]: lines of limited length.
-//!
-//! Nothing here knows the purpose of a file: callers add their own context to [`std::io::Error`].
+//! - [`begin`] sets up a process: output that never blocks, signals, the log and crash reports.
+//! - [`files`]: files from untrusted sources, read within limits.
+//! - [`durable`]: files written atomically, and [`StagingFolder`] for whole folders.
+//! - [`Checksum`]: checksums that combine from the checksums of parts.
+//! - [`header`]: headers of safetensors files. [`npy`]: arrays in NumPy's format.
+//! - [`Stream`]: large files, written without the system's cache.
+//! - [`Lines`] and [`Records`]: files that grow by whole lines or records. [`LineReader`]: lines of limited length.
 
 mod action;
 mod checksum;
@@ -52,8 +45,8 @@ pub use signals::{PREEMPTIONS, hear_of_children, is_ignored, stop_on_signals, st
 pub use stream::Stream;
 pub use threads::{Repeat, in_pool};
 
-/// Sets up this process, except for the signals that ask a run to stop: see [`stop_on_signals`]. Call it
-/// first in `main`; later calls change nothing. Crash reports and log lines include the `facts`.
+/// Sets up this process, except for stop signals: see [`stop_on_signals`]. Call it first in `main`; later calls change
+/// nothing. Crash reports and log lines include the `facts`.
 ///
 /// # Errors
 ///
@@ -69,7 +62,7 @@ pub fn begin(facts: Facts) -> Result<(), LogLevelError> {
     Ok(())
 }
 
-/// If the address space is limited, keeps the system's allocator from reserving 64 MiB of it for each thread.
+/// If address space is limited, keeps the allocator from reserving 64 MiB of it per thread.
 fn spare_address_space() {
     #[cfg(target_env = "gnu")]
     if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
@@ -78,16 +71,14 @@ fn spare_address_space() {
     }
 }
 
-/// Makes crashes of this process write reports to the folder of their run. Also meant for programs that do
-/// not call [`begin`].
+/// Makes crashes of this process write reports to their run's folder. Also for programs that do not call [`begin`].
 pub fn keep_crashes(facts: Facts) {
     facts::set(facts);
     crash::keep_panics();
 }
 
-/// Warns, once per process, about features that a run would silently lack because parts of
-/// `kiln::process::start` were not run, or because of the allocator. `stops`: whether the caller handles stop
-/// requests itself; `counts_memory`: whether the global allocator counts memory.
+/// Warns, once per process, about features that a run lacks because the program did not set them up. `stops`: whether
+/// the caller handles stop requests. `counts_memory`: whether the global allocator counts memory.
 pub fn tell_what_is_missing(stops: bool, counts_memory: bool) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let is_heard = tracing::dispatcher::has_been_set();

@@ -1,5 +1,4 @@
-//! Files that grow by whole lines or records. Writing them never fails a run, and reading them takes limited
-//! memory.
+//! Files that grow by whole lines or records. A failed write does not fail the run, and reading takes limited memory.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -11,39 +10,31 @@ use crate::words::number_of;
 use crate::durable::parent_of;
 use crate::files;
 
-/// The device and inode of a file, which identify it.
 type Identity = (u64, u64);
 
 fn identity_of(found: &Metadata) -> Identity {
     (found.dev(), found.ino())
 }
 
-/// Opens the file at `path`, creating it if necessary; returns it with its identity and length.
 fn open_to_append(path: &Path) -> io::Result<(File, Identity, u64)> {
     let file = files::open_with(OpenOptions::new().create(true).append(true), path)?;
     let found = file.metadata()?;
     Ok((file, identity_of(&found), found.len()))
 }
 
-/// Appends records to a file. A record that cannot be written, for example because the disk is full, leaves
-/// no partial content. The number of lost records is reported when records can be written again, or at the
-/// end. If the file is removed or replaced in its folder, the next record goes to the new file at this path,
-/// with a warning.
+/// Appends records to a file. A failed write leaves no partial record, and the number of lost records is reported
+/// later. If the file is removed or replaced, the next record goes to the new file at this path, with a warning.
 pub struct Records {
     path: PathBuf,
     file: File,
-    /// The identities of the file and its folder. If the folder itself was moved, the file moved with it, and
-    /// writing continues.
+    /// Identity of the file, and of its folder: if the folder was moved, the file moved with it, and writing continues.
     identity: Identity,
     folder: Option<Identity>,
-    /// Total size in bytes of the complete records.
     length: u64,
-    /// True if part of a record was written and could not be removed.
     is_torn: bool,
     lost: u64,
-    /// The reason why the first lost record could not be written.
+    /// The error of the first lost record.
     failure: Option<io::Error>,
-    /// The noun for a record in messages.
     noun: &'static str,
 }
 
@@ -82,7 +73,7 @@ impl Records {
                 self.tell();
             }
             Err(error) => {
-                // If this fails as well, it is tried again before the next record.
+                // A failure here is retried before the next record.
                 self.is_torn = true;
                 let _ = self.mend();
                 if self.lost == 0 {
@@ -100,7 +91,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// The error of the first lost record, if any; or an error if the disk does not accept the data.
+    /// The error of the first lost record, or an error if the disk does not accept the data.
     pub fn finish(mut self) -> io::Result<()> {
         match self.failure.take() {
             Some(error) => Err(error),
@@ -108,7 +99,6 @@ impl Records {
         }
     }
 
-    /// Removes an incomplete record at the end.
     fn mend(&mut self) -> io::Result<()> {
         if self.is_torn {
             self.file.set_len(self.length)?;
@@ -135,7 +125,7 @@ impl Drop for Records {
 /// Appends lines to a file, as [`Records`] does.
 pub struct Lines {
     records: Records,
-    /// True if the file's last line lacks its line end, because a process or machine failed while writing it.
+    /// True if the file's last line has no line end, after a crash during a write.
     is_open: bool,
 }
 
@@ -147,7 +137,6 @@ impl Lines {
         Ok(lines)
     }
 
-    /// Returns whether the last line in the file lacks its line end.
     fn has_open_line(&self) -> io::Result<bool> {
         let mut last = *b"\n";
         if let Some(at) = self.records.length.checked_sub(1) {
@@ -179,25 +168,23 @@ pub struct LineReader<R> {
 }
 
 impl LineReader<File> {
-    /// Reads the regular file at `path` from its start.
+    /// Reads the regular file at `path`.
     pub fn open(path: &Path) -> io::Result<Self> {
         Ok(LineReader::new(files::open(path)?))
     }
 }
 
 impl<R: Read> LineReader<R> {
-    /// Creates a reader of the lines of `source`.
+    /// Reads the lines of `source`.
     pub fn new(source: R) -> Self {
         LineReader { reader: BufReader::with_capacity(1 << 16, source), line: Vec::new() }
     }
 
-    /// Returns the next line, including its line end unless the file ends without one. Returns `None` after
-    /// the last line.
+    /// Returns the next line with its line end, which the last line may lack. Returns `None` after the last line.
     ///
     /// # Errors
     ///
-    /// [`FileTooLarge`](io::ErrorKind::FileTooLarge) for a line of more than [`MAX_LINE`] bytes, or errors of
-    /// the file system.
+    /// [`FileTooLarge`](io::ErrorKind::FileTooLarge) for more than [`MAX_LINE`] bytes, or errors of the file system.
     pub fn next_line(&mut self) -> io::Result<Option<&[u8]>> {
         self.line.clear();
         let read = self.reader.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut self.line)?;
@@ -228,7 +215,7 @@ mod tests {
             assert_eq!(lines.next_line().unwrap(), Some(line.as_bytes()));
         }
         assert_eq!(lines.next_line().unwrap(), None);
-        // A sparse file, larger than memory, after one complete line.
+        // A complete line, then a sparse file larger than memory.
         File::options().write(true).open(&path).unwrap().set_len(1 << 38).unwrap();
         let mut lines = LineReader::open(&path).unwrap();
         assert_eq!(lines.next_line().unwrap(), Some(&b"one\n"[..]));
@@ -253,7 +240,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         append("three");
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
-        // In a folder that was moved, the file is still the right one, and nothing goes to another run.
+        // In a moved folder, the file is still the right one. No line goes to another run.
         let moved = folder.path().join("moved");
         fs::rename(&run, &moved).unwrap();
         append("four");

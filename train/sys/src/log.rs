@@ -1,4 +1,4 @@
-//! The log: which events the variable `KILN_LOG` selects, and their format.
+//! Selects log events by the variable `KILN_LOG`, and formats them.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Write};
@@ -17,13 +17,10 @@ use super::output;
 use super::position::{self, Position};
 use super::words::write_now;
 
-/// Name of the variable that selects events.
 pub(super) const VARIABLE: &str = "KILN_LOG";
 
-/// The default level.
 const DEFAULT: &str = "warn";
 
-/// Parts of `kiln` that are separate crates: the name in `KILN_LOG`, and the name in events.
 const CRATES: [(&str, &str); 7] = [
     ("comm", "kiln_collectives"),
     ("kiln::checkpoint", "kiln_checkpoint"),
@@ -34,7 +31,7 @@ const CRATES: [(&str, &str); 7] = [
     ("kiln::process", "kiln_sys"),
 ];
 
-/// The error that the value of `KILN_LOG` is invalid.
+/// The error for an invalid value of `KILN_LOG`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{VARIABLE}={value}: \"{wrong}\" is not a level; use off, error, warn, info, debug or trace, with others \
@@ -42,17 +39,14 @@ const CRATES: [(&str, &str); 7] = [
 )]
 pub struct LogLevelError {
     value: String,
-    /// The invalid part of the value.
     wrong: String,
 }
 
-/// Returns the filter for `value`, the value of the variable.
 pub(super) fn filter(value: Option<&OsStr>) -> Result<EnvFilter, LogLevelError> {
     let value = value.map(OsStr::to_string_lossy).unwrap_or_default();
     let value = if value.trim().is_empty() { DEFAULT } else { value.trim() };
     let error = |wrong: &str| LogLevelError { value: value.to_owned(), wrong: wrong.trim().to_owned() };
-    // A word that the filter would take for the name of a part is more likely a misspelt level. Spans are in
-    // brackets and contain commas.
+    // A word that the filter would take for a crate is probably a misspelt level. Spans, in brackets, contain commas.
     if !value.contains('[') {
         // An empty word would be accepted as "error".
         let is_level = |level: &str| !level.trim().is_empty() && level.trim().parse::<LevelFilter>().is_ok();
@@ -62,14 +56,13 @@ pub(super) fn filter(value: Option<&OsStr>) -> Result<EnvFilter, LogLevelError> 
         }
     }
     let mut named: Vec<_> = value.split(',').map(of_crate).collect();
-    // Levels of parts do not change the default of the others.
+    // Levels of some crates do not change the default level of the others.
     if value.split(',').all(|directive| directive.contains('=')) {
         named.insert(0, DEFAULT.to_owned());
     }
     EnvFilter::try_new(named.join(",")).map_err(|_| error(value))
 }
 
-/// Returns the directive with the crate's name in events in place of the part's name in `KILN_LOG`.
 fn of_crate(directive: &str) -> String {
     let directive = directive.trim();
     let named = CRATES.iter().find_map(|(part, name)| {
@@ -79,7 +72,6 @@ fn of_crate(directive: &str) -> String {
     named.unwrap_or_else(|| directive.to_owned())
 }
 
-/// Shows the events that `filter` selects on standard error. An existing subscriber is kept.
 pub(super) fn show(filter: EnvFilter) {
     let is_detailed = filter.max_level_hint().is_none_or(|most| most >= LevelFilter::DEBUG);
     let subscriber = tracing_subscriber::fmt()
@@ -94,16 +86,12 @@ pub(super) fn show(filter: EnvFilter) {
     };
 }
 
-/// Levels, as written in log lines, that a terminal showing the progress of a job can omit.
 const QUIET: [&str; 3] = ["INFO", "DEBUG", "TRACE"];
 
-/// Number of words before the level in a detailed line: time, machine, rank, step, phase, module.
 const WORDS: usize = 6;
 
-/// Formats detailed log lines, such as
-/// `2026-11-24T18:03:59.042Z host=node7 rank=1 step=3 phase=backward module=layers.0 DEBUG kiln::run: a step
-/// begins`;
-/// unknown values are `-`.
+/// Formats detailed log lines, with `-` for unknown values, such as
+/// `2026-11-24T18:03:59.042Z host=node7 rank=1 step=3 phase=backward module=layers.0 DEBUG kiln::run: a step begins`.
 pub(super) struct Detailed;
 
 impl<S, N> FormatEvent<S, N> for Detailed
@@ -137,14 +125,13 @@ fn write_place(out: &mut dyn Write, position: Option<&Position>, rank: Option<us
         };
     };
     write!(out, " rank={} step={}", position.rank, position.step())?;
-    // Each value must be one word.
     write!(out, " phase={} module=", position.phase().replace(' ', "_"))?;
     let mut module = String::new();
     position.write_module(&mut module)?;
     out.write_str(if module.is_empty() { "-" } else { &module })
 }
 
-/// Returns the rank that a launcher has given to this process. Used before a thread works for that rank.
+/// Returns the rank that the launcher assigned, for lines of threads that work for no rank yet.
 fn rank_of_process() -> &'static str {
     static RANK: OnceLock<String> = OnceLock::new();
     RANK.get_or_init(|| {
@@ -156,7 +143,6 @@ fn rank_of_process() -> &'static str {
 /// Returns whether a line of a rank's standard error is a log line below `warn`.
 pub fn is_detail(line: &[u8]) -> bool {
     let line = String::from_utf8_lossy(line);
-    // The format of lines without a position.
     let plain = line.trim_start().split(' ').next();
     let mut words = line.split(' ');
     let is_placed = words.next().is_some_and(|time| time.ends_with('Z') && time.len() == 24)
@@ -205,11 +191,11 @@ mod tests {
         assert_eq!(shown("warn,kiln::run=info"), "kiln::run=info,warn");
         assert_eq!(shown("warn,comm=trace"), shown("warn,kiln_collectives=trace"));
         assert_eq!(shown("warn,kiln_shard::comm=trace"), "kiln_shard::comm=trace,warn");
-        // Parts that are not mentioned keep their level.
+        // Omitted crates keep their level.
         assert_eq!(shown("comm=trace"), shown("warn,comm=trace"));
     }
 
-    /// A filter matches prefixes of names, so the name of the program selects all of its crates.
+    /// A filter matches prefixes of names, so `kiln` selects all of its crates.
     #[test]
     fn events_of_all_crates_are_shown() {
         let shows = |value: Option<&str>, target: &str| {

@@ -1,4 +1,4 @@
-//! Reads and writes `.npy` files, NumPy's format for one array, in version 1.0, with f32 values.
+//! Reads and writes `.npy` files, NumPy's format for one array.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -7,35 +7,30 @@ use std::path::Path;
 use crate::durable::write_named;
 use crate::files;
 
-/// The header of a file, together with the bytes before it, has a length that is a multiple of this.
+/// Size of everything before the data is a multiple of this.
 const ALIGNMENT: usize = 64;
 
-/// The first bytes of a file.
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// Maximum length of a header in bytes.
 const LONGEST_HEADER: usize = 4096;
 
-/// Writes `values` of `shape`, in C order. Replaces an earlier `.npy` file atomically, even through a link;
-/// writes into a pipe or a device.
+/// Writes `values` of `shape` in C order. Replaces an earlier `.npy` file atomically, and writes into a pipe or device.
 ///
 /// # Errors
 ///
-/// If `path` is a file of a different kind, which is not changed, or cannot be written.
+/// Fails if `path` is a file of a different kind or cannot be written.
 pub fn write(path: &Path, shape: &[usize], values: &[f32]) -> io::Result<()> {
     let mut content = header(shape);
     content.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     write_named(path, &content, ".npy file", |start| start.starts_with(MAGIC))
 }
 
-/// An array in a file of little-endian f32 or f64 values in C order, whose header has been read.
+/// An array in a file of little-endian f32 or f64 values in C order.
 pub struct Array {
     file: File,
     /// Sizes of the dimensions, slowest first.
     pub shape: Vec<usize>,
-    /// Size of a value in bytes: 4 or 8.
     width: usize,
-    /// Total size of the values in bytes, all of which the file contains.
     bytes: u64,
 }
 
@@ -44,8 +39,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, is of a different kind, or does not contain as many values as its shape
-    /// implies.
+    /// Fails if the file cannot be read, has a different kind, or has fewer values than its shape implies.
     pub fn open(path: &Path) -> io::Result<Self> {
         let wrong = |problem: &str| io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
         let mut file = files::open(path)?;
@@ -87,7 +81,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or has become shorter since it was opened.
+    /// Fails if the file cannot be read, or has become shorter since it was opened.
     pub fn values(mut self) -> io::Result<Vec<f32>> {
         let mut data = Vec::new();
         (&mut self.file).take(self.bytes).read_to_end(&mut data)?;
@@ -103,8 +97,7 @@ impl Array {
     }
 }
 
-/// Returns everything before the data: magic bytes, version, length of the header, and the header, padded
-/// with spaces.
+/// Magic bytes, version, header length, and the header padded with spaces.
 fn header(shape: &[usize]) -> Vec<u8> {
     let sizes: String = shape.iter().map(|size| format!("{size}, ")).collect();
     // A tuple of one element has a trailing comma.
@@ -116,7 +109,7 @@ fn header(shape: &[usize]) -> Vec<u8> {
     text.extend(std::iter::repeat_n(' ', length - 1 - text.len()));
     text.push('\n');
     let mut header = [MAGIC, &version].concat();
-    // With a few numbers of at most 20 digits, the header is far below the limit of this version.
+    // A few numbers of at most 20 digits are far below the limit of this version.
     header.extend((length as u16).to_le_bytes());
     header.extend(text.bytes());
     header
@@ -171,7 +164,7 @@ mod tests {
         assert!(read(&path).unwrap_err().to_string().contains("not a .npy file"));
     }
 
-    /// A sparse file of any length takes no disk space.
+    /// A sparse file takes no disk space.
     #[test]
     fn a_header_is_believed_only_as_far_as_the_file_goes() {
         let folder = tempfile::tempdir().unwrap();
@@ -181,7 +174,6 @@ mod tests {
         assert!(Array::open(&path).is_err());
         let file = File::options().write(true).open(&path).unwrap();
         file.set_len(header(&[huge]).len() as u64 + 4 * huge as u64).unwrap();
-        // No value is read before `values`.
         assert_eq!(Array::open(&path).unwrap().shape, [huge]);
         fs::remove_file(&path).unwrap();
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();

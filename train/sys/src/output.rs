@@ -1,9 +1,5 @@
-//! Writes lines for people to standard output and standard error. A line that cannot be written, for example
-//! because a log is on a full disk, is not an error: it is counted, and the count is written as soon as that
-//! is possible, or at the end of the process.
-//!
-//! A run must not wait for a reader that has stopped reading, such as `less` or a terminal under Ctrl-S: see
-//! [`never_block`]. Commands whose purpose is their output do wait.
+//! Writes lines to standard output and standard error. Lines that cannot be written are counted, not errors.
+//! [`never_block`] keeps a run from waiting for a reader that has stopped, such as `less` or a terminal under Ctrl-S.
 
 mod bar;
 mod progress;
@@ -25,23 +21,21 @@ pub use bar::{Bar, columns};
 pub use progress::{Meter, ProgressLine, gauge};
 pub use stream::{Silence, silence};
 
-/// How long the end of the process waits for a stream that accepts nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Writes a line to standard output, made [`printable`]. A line that cannot be written is counted.
+/// Writes a [`printable`] line to standard output. Counts the line as lost if it cannot be written.
 pub fn print_line(text: &str) {
     if !is_silent() {
         put(&STDOUT, &STDERR, format!("{}\n", printable(text)).as_bytes());
     }
 }
 
-/// Writes a line to standard error, made [`printable`]. A line that cannot be written is counted.
+/// Writes a [`printable`] line to standard error. Counts the line as lost if it cannot be written.
 pub fn eprint_line(text: &str) {
     put(&STDERR, &STDOUT, format!("{}\n", printable(text)).as_bytes());
 }
 
-/// Writes to `stream` after the lines waiting for the stream `other`. While there is a bar, writes above the
-/// bar, to its stream: both streams are then the same terminal, so the order is preserved.
+/// While there is a bar, writes above the bar, to the bar's stream: both are the same terminal. Preserves order.
 fn put(stream: &Stream, other: &Stream, bytes: &[u8]) {
     if !bar::put_above_bar(bytes) {
         other.let_go_first(ORDER);
@@ -49,7 +43,7 @@ fn put(stream: &Stream, other: &Stream, bytes: &[u8]) {
     }
 }
 
-/// Standard output or standard error as a writer that never fails, for log events and long texts.
+/// Standard output or standard error as a writer that never fails.
 #[derive(Clone, Copy, Debug)]
 pub enum Console {
     /// Standard output.
@@ -72,9 +66,8 @@ impl Write for Console {
     }
 }
 
-/// Replaces characters in `text` that a terminal would interpret, because names come from other people's
-/// files. Control characters except line breaks and tabs are escaped as in JSON, such as `\u001b`, so that
-/// JSON remains valid.
+/// Escapes the control characters in `text` as `\u001b`, except line breaks and tabs. A terminal would obey control
+/// characters in names from other people's files. JSON remains valid.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let is_obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(is_obeyed) {
@@ -87,8 +80,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// Returns `text` as one [`printable`] line of at most `columns` columns: each run of white space becomes a
-/// space, and an ellipsis replaces what does not fit.
+/// Returns `text` as one [`printable`] line of at most `columns` columns, cut with an ellipsis. Each run of white space
+/// becomes a space.
 pub fn one_line(text: &str, columns: usize) -> String {
     let words: Vec<_> = text.split_whitespace().map(printable).collect();
     let line = words.join(" ");
@@ -105,13 +98,13 @@ pub fn one_line(text: &str, columns: usize) -> String {
     cut.trim_end().to_owned() + "…"
 }
 
-/// While a value of this type lives, writes to standard output and standard error do not wait for a reader.
+/// Keeps writes to standard output and standard error from blocking while it lives.
 #[derive(Debug)]
 #[must_use]
 pub struct NeverBlocks(());
 
-/// Makes separate threads write the lines. Lines that do not fit because a reader is slow are counted and
-/// dropped. Dropping the returned value waits until everything is written, or until the reader has stopped.
+/// Makes separate threads write the lines. If a reader is slow, lines that do not fit are counted and dropped. Dropping
+/// the returned value waits until everything is written, or until the reader has stopped.
 pub fn never_block() -> NeverBlocks {
     STDOUT.hold();
     STDERR.hold();
@@ -127,23 +120,20 @@ impl Drop for NeverBlocks {
     }
 }
 
-/// Waits until everything is written, or nothing more can be. Reports the lines that could not be written,
-/// wherever that is possible: on the stream itself, on the other stream, or to the launcher. Call it at the
-/// end of a process. Returns whether standard output has accepted every line of this process.
+/// Waits until all lines are written or cannot be, and reports lost lines on the other stream and to the launcher. Call
+/// it at the end of a process. Returns whether standard output has accepted every line.
 pub fn finish() -> bool {
     let lost = [&STDERR, &STDOUT].map(|stream| stream.finish(PATIENCE));
     for (text, other) in lost.into_iter().zip([&STDOUT, &STDERR]) {
         let Some(text) = text else { continue };
         launcher::send(Message::Note, &text);
-        // If the other stream is full as well, nothing more can be done.
         other.put(format!("kiln: {text}\n").as_bytes());
         other.drain(PATIENCE);
     }
     !STDOUT.has_lost()
 }
 
-/// Reports panics with the text of Rust's own hook, but through this module, because a rank that panics must
-/// not wait for a reader either.
+/// Reports panics with the text of Rust's own hook, without waiting for a reader.
 pub fn report_panics() {
     panic::set_hook(Box::new(|panic| {
         let thread = thread::current();
@@ -157,7 +147,7 @@ pub fn report_panics() {
     }));
 }
 
-/// Returns whether lines for standard error are waiting to be written. May be called in a signal handler.
+/// Async-signal-safe.
 pub(super) fn has_waiting_errors() -> bool {
     STDERR.waiting() > 0
 }
@@ -181,7 +171,6 @@ mod tests {
         assert_eq!(one_line("abcdef", 6), "abcdef");
         assert_eq!(one_line("abcdefg", 6), "abcde…");
         assert_eq!(one_line("abcd efg", 6), "abcd…");
-        // Two columns each.
         assert_eq!(one_line("漢字漢字", 8), "漢字漢字");
         assert_eq!(one_line("漢字漢字", 7), "漢字漢…");
         assert_eq!(one_line(&"x ".repeat(10_000), 5), "x x…");

@@ -1,5 +1,4 @@
-//! The ranks of this process and their positions in the run. The positions can be read at any moment, even by
-//! a signal handler.
+//! Tracks the ranks of this process and their positions in the run, readable even by signal handlers.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -24,19 +23,15 @@ fn ranks() -> MutexGuard<'static, Vec<Arc<Position>>> {
 /// Returns the contents of the file with a rank's flight recorder.
 pub type MakeFlight = Box<dyn Fn() -> Vec<u8> + Send + Sync>;
 
-/// The position of a rank.
 pub(super) struct Position {
     pub(super) rank: usize,
-    /// The memory shared with the launcher, if there is one.
     shared: Option<&'static Progress>,
     own: Progress,
     peak_bytes: AtomicU64,
     pub(super) view: RankView,
     /// The last step whose outcome is known.
     settled: Mutex<Option<StepOutcome>>,
-    /// The run's folder of crash reports.
     pub(super) crashes: Vec<u8>,
-    /// The number of the rank's crash folder in `crashes`; 0 before the rank's first crash.
     pub(super) crash: AtomicU64,
     pub(super) flight: MakeFlight,
 }
@@ -46,19 +41,16 @@ impl Position {
         self.shared.unwrap_or(&self.own)
     }
 
-    /// Returns the current optimizer step; 0 before the first one.
     pub(super) fn step(&self) -> u64 {
         self.progress().step.load(Ordering::Relaxed)
     }
 
-    /// Returns the rank's activity other than communication, such as `"forward"`. Waits for no lock and
-    /// allocates nothing.
+    /// The rank's activity other than communication, such as `"forward"`. Async-signal-safe.
     pub(super) fn phase(&self) -> &'static str {
         self.view.recorder().activity_now().unwrap_or("unknown")
     }
 
-    /// Writes the module that the rank is in, or was in most recently. Waits for no lock and allocates
-    /// nothing.
+    /// Writes the current or last module of the rank. Async-signal-safe.
     pub(super) fn write_module(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         (facts().write_module_of)(self.rank, out)
     }
@@ -71,28 +63,26 @@ pub struct StepOutcome {
     pub step: u64,
     /// The loss of the step.
     pub loss: f64,
-    /// Number of tokens of all ranks, divided by the step's time.
+    /// Tokens of all ranks per second.
     pub tokens_per_s: f64,
-    /// Duration of the step in seconds. Readers get the longest recent duration, which decays slowly after a
-    /// long step.
+    /// Duration of the step in seconds. Readers get the longest recent duration, which decays slowly.
     pub step_s: f64,
 }
 
-/// Factor by which the longest step time decays with each step.
 const REMEMBERED: f64 = 0.95;
 
-/// The position of a rank, as returned to readers.
+/// The position of a rank, for readers.
 #[derive(Clone, Debug)]
 pub struct Whereabouts {
     /// The rank.
     pub rank: usize,
-    /// The current optimizer step; 0 before the first one.
+    /// The current optimizer step; 0 before the first.
     pub step: u64,
-    /// The last step saved in a complete checkpoint; 0 if no step was saved.
+    /// The last step saved in a complete checkpoint; 0 if none.
     pub saved: u64,
-    /// Peak number of bytes in the memory that the rank computes with; 0 before the first step.
+    /// Peak bytes of the rank's compute memory; 0 before the first step.
     pub peak_bytes: u64,
-    /// The last step whose outcome is known, and its outcome; `None` if there is none.
+    /// The last step with a known outcome, if any.
     pub settled: Option<StepOutcome>,
     /// A view of the rank's activities.
     pub view: RankView,
@@ -113,11 +103,11 @@ pub fn all() -> Vec<Whereabouts> {
     all
 }
 
-/// The registration of a rank, whose position can be read until this is dropped.
+/// The registration of a rank. Dropping it ends the registration.
 pub struct RankPosition(Arc<Position>);
 
 impl RankPosition {
-    /// Registers a rank of the run in the folder `out`; `view` shows the rank's activities.
+    /// Registers a rank of the run in folder `out`; `view` shows the rank's activities.
     pub fn new(out: &Path, view: RankView, flight: MakeFlight) -> RankPosition {
         let crashes = out.join(CRASHES);
         launcher::send(Message::Crashes, &crashes.to_string_lossy());
@@ -143,8 +133,7 @@ impl RankPosition {
         self.0.view.recorder().begin_step(step);
     }
 
-    /// Records the micro-batch that was fetched: its index in the step, and its `samples` samples from
-    /// `first` on in the global order.
+    /// Records the fetched micro-batch: its index in the step, its first sample in the global order, and its size.
     pub fn begin_micro_batch(&self, index: u64, first: u64, samples: u64) {
         for (place, value) in self.0.progress().micro_batch.iter().zip([index, first, samples]) {
             place.store(value, Ordering::Relaxed);
@@ -158,7 +147,7 @@ impl RankPosition {
         *settled = Some(StepOutcome { step_s: outcome.step_s.max(longest), ..outcome });
     }
 
-    /// Records the peak number of bytes in the memory that the rank computes with.
+    /// Records the peak bytes of the rank's compute memory.
     pub fn has_held(&self, bytes: u64) {
         self.0.peak_bytes.store(bytes, Ordering::Relaxed);
     }
@@ -179,9 +168,8 @@ impl Drop for RankPosition {
     }
 }
 
-/// Returns the position of `rank`, or of the process's only rank if `rank` is `None` or unknown here: in
-/// large worlds, a process that is one rank counts its memory under a different number. Waits for no lock and
-/// allocates nothing.
+/// Returns the position of `rank`, or of the process's only rank if `rank` is `None` or unknown: in large worlds, such
+/// a process counts memory under a different number. Async-signal-safe.
 pub(super) fn of(rank: Option<usize>) -> Option<Arc<Position>> {
     let ranks = RANKS.try_lock().ok()?;
     let own = ranks.iter().find(|position| Some(position.rank) == rank);
@@ -189,13 +177,12 @@ pub(super) fn of(rank: Option<usize>) -> Option<Arc<Position>> {
     own.or_else(only).cloned()
 }
 
-/// Returns any rank of this process. Waits for no lock and allocates nothing.
+/// Async-signal-safe.
 pub(super) fn any() -> Option<Arc<Position>> {
     RANKS.try_lock().ok()?.first().cloned()
 }
 
-/// Writes the position of `rank`, or of all ranks of this process if `rank` is `None` or unknown here. Waits
-/// for no lock and allocates nothing.
+/// Writes the position of `rank`, or of all ranks of this process if it is `None` or unknown. Async-signal-safe.
 pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Result {
     let Ok(ranks) = RANKS.try_lock() else { return Ok(()) };
     let own = ranks.iter().find(|position| Some(position.rank) == rank);
@@ -215,8 +202,7 @@ pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Re
     Ok(())
 }
 
-/// Writes the step in which this process ends, and which step was saved last. Waits for no lock and allocates
-/// nothing.
+/// Writes the current step and the last saved one. Async-signal-safe.
 pub(super) fn write_unsaved_to(out: &mut dyn fmt::Write) -> fmt::Result {
     let Ok(ranks) = RANKS.try_lock() else { return Ok(()) };
     let latest = |of: fn(&Position) -> &AtomicU64| {

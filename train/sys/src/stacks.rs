@@ -1,7 +1,5 @@
-//! Takes the call stacks of all threads of this process while it runs.
-//!
-//! A signal is sent to one thread after another. Its handler records the addresses of the interrupted calls
-//! in preallocated memory. The reader of the addresses must find the names.
+//! Takes the call stacks of all threads of this process. A signal interrupts one thread after another, and its handler
+//! records the addresses of the interrupted calls.
 
 use std::ffi::{c_int, c_void};
 use std::fs;
@@ -14,46 +12,40 @@ use nix::unistd::gettid;
 
 use super::action::{action_of, handle, interrupted_at};
 
-/// Maximum number of calls recorded per thread, starting with the innermost.
 const MOST_CALLS: usize = 128;
 
-/// How long a thread may take to answer. A thread that blocks all signals never answers.
+/// Time limit for one thread's answer. A thread that blocks all signals never answers.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// How long all threads together may take to answer.
 const PATIENCE_FOR_ALL: Duration = Duration::from_millis(700);
 
-/// The id of the thread being asked, or one of the constants below.
+/// Id of the thread that should record its calls, or one of the constants below.
 static ASKED: AtomicI32 = AtomicI32::new(NOBODY);
 const NOBODY: i32 = 0;
-/// Value of [`ASKED`] while a handler records the calls.
 const ANSWERING: i32 = -1;
-/// Value of [`ASKED`] while the next thread is about to be asked.
 const PREPARING: i32 = -2;
 
-/// The addresses recorded by the handler, and their number; valid once `ANSWERED` is true.
+/// The recorded addresses and their number; valid once `ANSWERED` is true.
 static CALLS: [AtomicUsize; MOST_CALLS] = [const { AtomicUsize::new(0) }; MOST_CALLS];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The address at which the thread was interrupted; 0 if unknown.
 static INTERRUPTED: AtomicUsize = AtomicUsize::new(0);
 static ANSWERED: AtomicBool = AtomicBool::new(false);
 
-/// Locked while stacks are taken, so that only one request runs at a time.
 static TAKING: Mutex<()> = Mutex::new(());
 
 /// A thread and its call stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadStack {
-    /// The thread's id, as numbered by the system.
+    /// Thread id, as numbered by the system.
     pub id: i32,
-    /// The thread's name, of at most 15 characters.
+    /// Thread name, at most 15 bytes.
     pub name: String,
-    /// Addresses in the functions that the thread is in, innermost first, or the reason why they are unknown.
-    /// All except the first are return addresses.
+    /// Addresses in the active functions, innermost first, or the reason why they are unknown. All except the first are
+    /// return addresses.
     pub calls: Result<Vec<usize>, &'static str>,
 }
 
-/// Returns the call stacks of all threads of this process except the calling one. Takes less than a second.
+/// Returns the call stacks of all other threads of this process, in less than a second.
 pub fn of_all_threads() -> Vec<ThreadStack> {
     let own = gettid().as_raw();
     let end = Instant::now() + PATIENCE_FOR_ALL;
@@ -62,7 +54,7 @@ pub fn of_all_threads() -> Vec<ThreadStack> {
     ids.sort_unstable();
     let taken = match TAKING.try_lock() {
         Err(TryLockError::WouldBlock) => Err("another request for call stacks is in progress"),
-        // Poisoning is harmless: it protects no data.
+        // A poisoned lock is fine: it protects no data.
         taken => Ok(taken),
     };
     let signal = match &taken {
@@ -82,7 +74,7 @@ pub fn of_all_threads() -> Vec<ThreadStack> {
     others.map(ask).collect()
 }
 
-/// Returns the signal that asks a thread, after installing its handler. No other code uses this signal.
+/// Installs the handler at the first call and returns its signal, a free real-time signal.
 fn signal() -> Option<c_int> {
     static SIGNAL: OnceLock<Option<c_int>> = OnceLock::new();
     *SIGNAL.get_or_init(|| {
@@ -91,13 +83,12 @@ fn signal() -> Option<c_int> {
         let is_free =
             |signal: &c_int| action_of(*signal).is_some_and(|action| action.sa_sigaction == libc::SIG_DFL);
         let signal = (libc::SIGRTMIN()..=libc::SIGRTMAX()).rev().find(is_free)?;
-        // On the thread's own stack: the one for handlers may be too small to unwind on.
-        // SAFETY: `on_signal` is made for handlers, see there.
+        // The handler runs on the thread's own stack: the alternate stack may be too small to unwind on.
+        // SAFETY: `on_signal` is async-signal-safe; its comment says why.
         unsafe { handle(signal, on_signal, libc::SA_RESTART) }.then_some(signal)
     })
 }
 
-/// Asks thread `id` for its calls; returns their addresses.
 fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     let begun = Instant::now();
     while ASKED.compare_exchange(NOBODY, PREPARING, Ordering::AcqRel, Ordering::Relaxed).is_err() {
@@ -108,8 +99,7 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     }
     ANSWERED.store(false, Ordering::Relaxed);
     ASKED.store(id, Ordering::Release);
-    // SAFETY: sends a signal that has a handler to a thread of this process; if the thread has ended
-    // meanwhile, the call fails.
+    // SAFETY: the signal has a handler. If the thread has ended meanwhile, the call fails.
     let status = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), id, signal) };
     if status != 0 {
         ASKED.store(NOBODY, Ordering::Release);
@@ -129,7 +119,7 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     }
     let count = COUNT.load(Ordering::Relaxed).min(MOST_CALLS);
     let mut calls: Vec<_> = CALLS[..count].iter().map(|call| call.load(Ordering::Relaxed)).collect();
-    // Earlier calls are those of the handler.
+    // Earlier calls belong to the handler.
     let interrupted = INTERRUPTED.load(Ordering::Relaxed);
     if let Some(begin) = calls.iter().position(|call| *call == interrupted) {
         calls.drain(..begin);
@@ -137,18 +127,16 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     Ok(calls)
 }
 
-/// Handles the signal. It may interrupt any code, so it writes only atomics; unwinding reads tables of the
-/// program.
+/// Async-signal-safe: it writes only atomics and preserves errno. Unwinding reads tables of the program.
 extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the address of this thread's own error number.
     let errno = unsafe { *libc::__errno_location() };
     let own = gettid().as_raw();
-    // A thread that answers too late is no longer being asked.
     if ASKED.compare_exchange(own, ANSWERING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         let mut count = 0;
         INTERRUPTED.store(interrupted_at(context), Ordering::Relaxed);
-        // SAFETY: without the lock of `trace`, which this thread may hold. Only atomics are shared here, and
-        // only the thread that is being asked writes them.
+        // SAFETY: does not take the lock of `trace`, which this thread may hold. The shared state is atomic, and only
+        // the thread named by `ASKED` writes it.
         unsafe {
             backtrace::trace_unsynchronized(|frame| {
                 CALLS[count].store(frame.ip() as usize, Ordering::Relaxed);
@@ -157,7 +145,7 @@ extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void)
             });
         }
         COUNT.store(count, Ordering::Relaxed);
-        // In this order, so that a late answer is not mistaken for the next thread's.
+        // This order keeps a late answer from being taken for the next thread's.
         ANSWERED.store(true, Ordering::Release);
         ASKED.store(NOBODY, Ordering::Release);
     }
@@ -198,7 +186,6 @@ mod tests {
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
         let waiting = named("waiting").spawn(move || waits_for_message(&message)).unwrap();
         let turning = named("turning").spawn(|| spins_until_stopped(&UNTIL)).unwrap();
-        // A thread exists before it reaches the expected function.
         let find = |name: &str, function: &str| {
             wait_for(function, || {
                 let stacks = of_all_threads();
@@ -209,7 +196,7 @@ mod tests {
                 if is_there { Ok(calls) } else { Err(calls.join(", ")) }
             })
         };
-        // Functions called by the expected one may come before it, but none of the handler's.
+        // Callees of `function` may come before it, but no frames of the handler.
         for (name, function) in [("turning", "spins_until_stopped"), ("waiting", "waits_for_message")] {
             let calls = find(name, function);
             let is_of_the_handler =

@@ -1,8 +1,5 @@
-//! Writes large files once, from start to end, bypassing the system's cache.
-//!
-//! The contents of a checkpoint are not read again soon. Direct writes use no cache memory, and take almost
-//! no processor time away from training steps that run at the same time; on a fast disk, they also finish
-//! sooner.
+//! Writes large files once, bypassing the system's cache. Checkpoints are not read again soon, and direct writes use no
+//! cache memory and almost no processor time.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -12,23 +9,19 @@ use std::path::Path;
 use memmap2::{Advice, MmapMut};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-/// Addresses and lengths of direct writes must be multiples of this number.
+/// Direct writes need addresses and lengths that are multiples of this number.
 const PAGE: usize = 4096;
 
-/// Number of bytes collected before they are written.
 const BUFFER: usize = 4 << 20;
 
-/// Number of bytes copied at a time: few enough that they are still in a core's own cache when they are read
-/// again.
+/// Number of bytes copied at a time, few enough to stay in a core's cache.
 const CHUNK: usize = 1 << 15;
 
 /// A file that is being written.
 pub struct Stream {
     file: File,
     buffer: MmapMut,
-    /// Number of bytes in use in the buffer.
     filled: usize,
-    /// Number of bytes written to the file so far.
     written: u64,
     direct: bool,
 }
@@ -40,19 +33,17 @@ impl Stream {
         options.write(true).create(true).truncate(true);
         let direct = options.clone().custom_flags(OFlag::O_DIRECT.bits()).open(path);
         let (file, direct) = match direct {
-            // Not every file system supports direct writes.
+            // Some file systems do not support direct writes.
             Err(error) if error.kind() == ErrorKind::InvalidInput => (options.open(path)?, false),
             other => (other?, true),
         };
-        // A mapping starts at a page boundary. With large pages, the system has fewer pages to look up per
-        // write.
+        // A mapping is page-aligned, and large pages make writes cheaper.
         let buffer = MmapMut::map_anon(BUFFER)?;
         let _ = buffer.advise(Advice::HugePage);
         Ok(Stream { file, buffer, filled: 0, written: 0, direct })
     }
 
-    /// Appends `bytes` in chunks, and calls `each` with every chunk right after copying it, while the chunk
-    /// is in the processor's cache.
+    /// Appends `bytes` in chunks, and calls `each` with every chunk right after copying it, while it is cached.
     pub fn append(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let mut left = bytes;
         while !left.is_empty() {
@@ -70,7 +61,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns the number of bytes appended.
+    /// Number of appended bytes.
     pub fn length(&self) -> u64 {
         self.written + self.filled as u64
     }
@@ -86,11 +77,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes the remaining bytes and waits until everything is on disk.
+    /// Writes the remaining bytes and syncs the file.
     pub fn finish(mut self) -> io::Result<()> {
         let length = self.length();
         if self.filled > 0 {
-            // Whole pages only; the excess is truncated afterwards.
+            // Direct writes need whole pages; the excess is truncated below.
             let padded = self.filled.next_multiple_of(PAGE);
             self.buffer[self.filled..padded].fill(0);
             self.write_out(padded)?;
@@ -100,8 +91,7 @@ impl Stream {
     }
 }
 
-/// Writes all of `bytes` with `write`. If the file system cannot write directly, from the start or to part of
-/// a page, turns direct writing off with `buffered` and writes the rest.
+/// If the file system refuses a direct write, turns direct writing off with `buffered` and writes the rest.
 fn write_all(
     mut bytes: &[u8],
     direct: &mut bool,
@@ -112,7 +102,7 @@ fn write_all(
         match write(bytes) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(count) => bytes = &bytes[count..],
-            // Not every file system reports this when the file is opened.
+            // Some file systems accept O_DIRECT at opening and refuse it at writing.
             Err(error) if *direct && error.kind() == ErrorKind::InvalidInput => {
                 buffered()?;
                 *direct = false;
@@ -148,7 +138,7 @@ mod tests {
         Stream::create(&path).unwrap().finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"");
     }
-    /// As on a file system that accepted only part of a direct write, up to the middle of a page.
+    /// Simulates a file system that accepts a direct write only up to the middle of a page.
     #[test]
     fn a_direct_write_that_was_cut_short_goes_on_where_it_was() {
         for cut in [0, 100] {

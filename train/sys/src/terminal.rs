@@ -1,4 +1,4 @@
-//! Takes the controlling terminal of this process, or lends it to another process for a while.
+//! Takes the controlling terminal, or lends it to another process.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -11,35 +11,31 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use super::launcher;
 
-/// Opens the controlling terminal of this process.
 fn terminal() -> Option<File> {
     File::options().read(true).write(true).open("/dev/tty").ok()
 }
 
-/// Makes `group` the foreground process group of the terminal.
 fn give(terminal: &File, group: Pid) {
-    // A background process that does this is stopped, unless it has blocked the signal.
+    // SIGTTOU would stop a background process here.
     let mut blocked = SigSet::empty();
     blocked.add(Signal::SIGTTOU);
     let _ = blocked.thread_block();
-    // If the terminal is gone, there is nothing to do.
     let _ = tcsetpgrp(terminal, group);
     let _ = blocked.thread_unblock();
 }
 
-/// Makes this process the foreground process of the terminal. Also makes it ignore Ctrl-Z, because the shell,
-/// which waits for the run, would not resume this process.
+/// Makes this process the foreground process of the terminal. Also ignores Ctrl-Z, because the shell waits for the run
+/// and would not resume this process.
 pub fn take() {
-    // SAFETY: no handler is set; the signal is ignored from here on.
+    // SAFETY: no handler is set.
     unsafe { libc::signal(libc::SIGTSTP, libc::SIG_IGN) };
     if let Some(terminal) = terminal() {
         give(&terminal, getpgrp());
     }
 }
 
-/// Starts `command` on the terminal if this process or its launcher is in the foreground, and takes the
-/// terminal back when the command has ended. Returns whether the command has started. The command must call
-/// [`take`].
+/// Starts `command` on the terminal if this process or its launcher is in the foreground, and takes the terminal back
+/// when the command ends. Returns whether the command started. The command must call [`take`].
 pub fn lend(mut command: Command) -> bool {
     let Some(terminal) = terminal() else { return false };
     let Ok(foreground) = tcgetpgrp(&terminal) else { return false };
@@ -48,13 +44,13 @@ pub fn lend(mut command: Command) -> bool {
         return false;
     }
     let stdio = || terminal.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
-    // A separate group, so that Ctrl-C does not reach the processes of the run.
+    // A separate group keeps Ctrl-C from the processes of the run.
     command.stdin(stdio()).stdout(stdio()).stderr(stdio()).process_group(0);
     let Ok(mut process) = command.spawn() else { return false };
     let wait = move || {
         let _ = process.wait();
         give(&terminal, foreground);
     };
-    // Without the thread, the terminal stays with a process that has ended; the shell takes it back.
+    // If the thread cannot start, the shell takes the terminal back.
     thread::Builder::new().name("kiln-terminal".to_owned()).spawn(wait).is_ok()
 }

@@ -1,5 +1,3 @@
-//! Threads for work that does not belong to a rank.
-
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Mutex, PoisonError};
@@ -10,13 +8,11 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 static POOL: Mutex<Option<&'static ThreadPool>> = Mutex::new(None);
 
-/// Runs `work`, such as reading many files, in a pool with one thread per core, which its parallel parts use.
-/// The first call starts the threads. Without the pool, such work would panic if the system could not start
-/// threads.
+/// Runs `work` in a shared pool with one thread per core, which its parallel parts use. The first call starts it.
 ///
 /// # Errors
 ///
-/// If the system cannot start the threads.
+/// Fails if the system cannot start the threads.
 pub fn in_pool<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let pool = {
         let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,7 +28,7 @@ pub fn in_pool<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     Ok(pool.install(work))
 }
 
-/// Repeats work in a separate thread until this is dropped; dropping it waits for the thread.
+/// Repeats work in a thread until it is dropped, which waits for the thread.
 #[derive(Debug)]
 pub struct Repeat {
     stop: Option<Sender<()>>,
@@ -40,12 +36,11 @@ pub struct Repeat {
 }
 
 impl Repeat {
-    /// Runs `work` after every `pause` in a thread called `name`, and a last time, with `true` as its
-    /// argument, when this is dropped.
+    /// Calls `work(false)` after every `pause` in a thread called `name`, and `work(true)` when it is dropped.
     ///
     /// # Errors
     ///
-    /// If the system cannot start a thread.
+    /// Fails if the system cannot start a thread.
     pub fn every(
         pause: Duration,
         name: &str,
@@ -67,7 +62,6 @@ impl Drop for Repeat {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // Its work is done, however the thread has ended.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,3 @@
-//! Formats numbers, sizes and times for messages.
-
 use std::fmt::{self, Display, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,7 +7,7 @@ pub fn number_of<N: Display + From<u8> + PartialEq>(count: N, noun: &str) -> Str
     format!("{count} {noun}{plural}")
 }
 
-/// Formats a number of bytes for people.
+/// Formats a number of bytes, as in `1.5 GiB`.
 pub fn size(bytes: u64) -> String {
     let units = [(1u64 << 50, "PiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(unit, _)| bytes >= *unit) {
@@ -19,7 +17,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// Formats floating-point operations per second for people, as in `12.3 GFLOP/s`.
+/// Formats floating-point operations per second, as in `12.3 GFLOP/s`.
 pub fn flops_per_s(flops: f64) -> String {
     let units = [(1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")];
     match units.into_iter().find(|(unit, _)| flops >= *unit) {
@@ -28,7 +26,7 @@ pub fn flops_per_s(flops: f64) -> String {
     }
 }
 
-/// Formats a duration for people, as in `0.25 s`, `12.4 s`, `2 min 05 s` or `3 h 20 min`.
+/// Formats a duration, as in `0.25 s`, `12.4 s`, `2 min 05 s` or `3 h 20 min`.
 pub fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -39,18 +37,16 @@ pub fn duration(time: Duration) -> String {
     }
 }
 
-/// Formats the time `seconds` after 1970, in UTC, as in `2026-11-24T18:03:59.000Z`.
+/// Formats the time `seconds` after 1970 in UTC, as in `2026-11-24T18:03:59.000Z`.
 pub fn time_at(seconds: u64) -> String {
     let mut text = String::new();
-    // Writing into a String cannot fail.
     let _ = write_time(&mut text, seconds, 0);
     text
 }
 
-/// Formats the current time, in UTC, as in `2026-11-24T18:03:59.042Z`.
+/// Formats the current time in UTC, as in `2026-11-24T18:03:59.042Z`.
 pub fn time_now() -> String {
     let mut text = String::new();
-    // Writing into a String cannot fail.
     let _ = write_now(&mut text);
     text
 }
@@ -66,8 +62,6 @@ pub fn in_ranges(numbers: &[usize]) -> String {
 
 const DAY: u64 = 24 * 60 * 60;
 
-/// Writes the current time, in UTC, such as `2026-11-24T18:03:59.042Z`. Allocates nothing, so signal handlers
-/// may call it.
 pub(super) fn write_now(out: &mut (impl Write + ?Sized)) -> fmt::Result {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     write_time(out, now.as_secs(), now.subsec_millis())
@@ -80,9 +74,8 @@ fn write_time(out: &mut (impl Write + ?Sized), seconds: u64, millis: u32) -> fmt
     write!(out, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// Returns the year, month and day of the Gregorian calendar, `days` days after 1970-01-01. Uses
-/// `civil_from_days` from Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in
-/// March, so that a leap day is the last day of its year.
+/// Returns year, month and day, `days` after 1970-01-01. Source: `civil_from_days` in Howard Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms". Years begin in March, so a leap day ends its year.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,8 +1,5 @@
-//! Waiting in tests. Every wait has a deadline, [`PATIENCE`]; when it passes, the test fails and shows the
-//! last known state.
-//!
-//! A condition must not depend on which of several processes or ranks comes first: wait for a state that is
-//! reached in every order.
+//! Waits in tests. Every wait has the deadline [`PATIENCE`]; when it passes, the test fails and shows the last known
+//! state. Wait for a state that is reached whichever process or rank comes first.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -12,18 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest time that a wait may take: longer than anything in a test, even on a busy machine.
+/// The deadline of a wait: longer than anything in a test, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Calls `look` repeatedly until it returns `Ok`, and returns the value. `what` describes the value that the
-/// test waits for; the errors of `look` describe the actual state.
+/// Calls `look` until it returns `Ok`, and returns the value. `what` describes the expected value; errors of `look`
+/// describe the actual state.
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over; the message has the last state.
+/// When [`PATIENCE`] passes, with the last state.
 #[track_caller]
 pub fn wait_for<T>(what: &str, look: impl FnMut() -> Result<T, String>) -> T {
     found_within(PATIENCE, what, look).unwrap_or_else(|problem| panic!("{problem}"))
@@ -33,7 +29,7 @@ pub fn wait_for<T>(what: &str, look: impl FnMut() -> Result<T, String>) -> T {
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over.
+/// When [`PATIENCE`] passes.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_done: impl FnMut() -> bool) {
     wait_for(what, || if is_done() { Ok(()) } else { Err("nothing of it".to_owned()) });
@@ -43,7 +39,7 @@ pub fn wait_until(what: &str, mut is_done: impl FnMut() -> bool) {
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over, or if the sender is gone.
+/// When [`PATIENCE`] passes, or if the sender is gone.
 #[track_caller]
 pub fn receive<T>(what: &str, from: &Receiver<T>) -> T {
     from.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("waited in vain for {what}: {error}"))
@@ -66,11 +62,11 @@ fn found_within<T>(
     }
 }
 
-/// Runs `command` to its end, with empty input, and returns its output.
+/// Runs `command` to its end with empty input, and returns its output.
 ///
 /// # Panics
 ///
-/// Like [`output_of`], and if the command cannot be started.
+/// Like [`output_of`], or if the command cannot be started.
 #[track_caller]
 pub fn run_to_end(command: &mut Command) -> Output {
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -82,7 +78,7 @@ pub fn run_to_end(command: &mut Command) -> Output {
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over; the message has the output so far, and the child is killed.
+/// When [`PATIENCE`] passes, with the output so far. Kills the child.
 #[track_caller]
 pub fn output_of(child: Child) -> Output {
     output_within(PATIENCE, child).unwrap_or_else(|problem| panic!("{problem}"))
@@ -92,7 +88,7 @@ pub fn output_of(child: Child) -> Output {
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over; the child is killed.
+/// When [`PATIENCE`] passes. Kills the child.
 #[track_caller]
 pub fn status_of(child: &mut Child) -> ExitStatus {
     status_within(PATIENCE, child).unwrap_or_else(|problem| panic!("{problem}"))
@@ -128,7 +124,6 @@ fn output_within(patience: Duration, mut child: Child) -> Result<Output, String>
     }
 }
 
-/// Contents of a pipe, collected by a separate thread.
 struct Collected {
     bytes: Arc<Mutex<Vec<u8>>>,
     end: Receiver<()>,
@@ -143,7 +138,6 @@ impl Collected {
             while let Ok(count @ 1..) = source.read(&mut part) {
                 into.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&part[..count]);
             }
-            // Dropping the sender signals the end.
             drop(at_end);
         });
         Collected { bytes, end }
@@ -158,8 +152,7 @@ impl Collected {
     }
 }
 
-/// A point where threads wait for each other. Unlike at a [`Barrier`](std::sync::Barrier), no thread waits
-/// forever for a thread that has failed.
+/// A point where threads wait for each other, but unlike at a [`Barrier`](std::sync::Barrier), not forever.
 pub struct Meeting {
     size: usize,
     arrivals: AtomicUsize,
@@ -171,11 +164,11 @@ impl Meeting {
         Meeting { size, arrivals: AtomicUsize::new(0) }
     }
 
-    /// Waits until all threads have arrived. Every thread may call this several times.
+    /// Waits until all threads have arrived. Every thread may call it several times.
     ///
     /// # Panics
     ///
-    /// When [`PATIENCE`] is over.
+    /// When [`PATIENCE`] passes.
     #[track_caller]
     pub fn wait(&self) {
         let before = self.arrivals.fetch_add(1, Ordering::AcqRel);
@@ -190,12 +183,11 @@ impl Meeting {
 /// The lines that a process writes, received one after another.
 pub struct Said {
     lines: Receiver<String>,
-    /// The lines received so far.
     all: String,
 }
 
 impl Said {
-    /// Reads the lines of `source` in a separate thread.
+    /// Reads the lines of `source` in a thread.
     pub fn of(source: impl Read + Send + 'static) -> Self {
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
@@ -211,11 +203,11 @@ impl Said {
         Said { lines, all: String::new() }
     }
 
-    /// Returns the next line, including its line end; `None` after the last line.
+    /// Returns the next line with its line end; `None` after the last line.
     ///
     /// # Panics
     ///
-    /// When [`PATIENCE`] is over; the message has the lines received so far.
+    /// When [`PATIENCE`] passes, with the lines received so far.
     #[track_caller]
     pub fn next_line(&mut self) -> Option<String> {
         match self.lines.recv_timeout(PATIENCE) {
@@ -234,7 +226,7 @@ impl Said {
     ///
     /// # Panics
     ///
-    /// When [`PATIENCE`] is over or there are no more lines; the message has the lines received so far.
+    /// When [`PATIENCE`] passes or there are no more lines, with the lines received so far.
     #[track_caller]
     pub fn expect(&mut self, text: &str) -> String {
         loop {
@@ -289,7 +281,6 @@ mod tests {
             assert!(problem.contains(part), "{problem}");
         }
         assert!(!std::path::Path::new(&format!("/proc/{id}")).exists());
-        // A process that closes its pipes and continues has not ended.
         assert!(output_within(SHORT, shell("exec sleep 1000 > /dev/null 2>&1")).is_err());
         let output = output_of(shell("echo here; echo there >&2; exit 3"));
         assert_eq!(

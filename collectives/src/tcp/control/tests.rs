@@ -10,7 +10,6 @@ use std::thread;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Returns both ends of an authenticated connection.
 fn connected() -> [Channel; 2] {
     let secret = Secret::new("of this test");
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -26,7 +25,6 @@ fn connected() -> [Channel; 2] {
     })
 }
 
-/// The message reports how long the rank has waited for an answer; the wait had no other limit.
 #[test]
 fn a_lost_connection_reports_the_time_waited() {
     let [_silent, channel] = connected();

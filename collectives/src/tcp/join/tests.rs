@@ -1,5 +1,3 @@
-//! Many ranks at one port.
-
 use super::*;
 use crate::sync::lock;
 use crate::tcp::handshake::Caller;
@@ -10,7 +8,6 @@ use std::sync::Mutex;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Returns the options of the ranks of a world whose rendezvous already has its port.
 fn options(world_size: usize) -> Vec<JoinOptions> {
     let listener = Arc::new(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     let port = listener.local_addr().unwrap().port();
@@ -24,7 +21,6 @@ fn options(world_size: usize) -> Vec<JoinOptions> {
     options.collect()
 }
 
-/// The peers connect, but send nothing until all of them have connected.
 #[test]
 fn peers_that_answer_late_are_all_let_in() {
     const PEERS: usize = 300;
@@ -55,7 +51,6 @@ fn peers_that_answer_late_are_all_let_in() {
 #[test]
 fn a_thousand_ranks_meet() {
     const RANKS: usize = 1024;
-    // All ranks are in this process, and so are both ends of each connection.
     allow_descriptors(2 * RANKS);
     let start = |options: JoinOptions| {
         let join = move || {
@@ -70,7 +65,6 @@ fn a_thousand_ranks_meet() {
             drop(rendezvous);
             (session, ranks.len())
         };
-        // One thread per rank, so the stacks must be small.
         thread::Builder::new().stack_size(256 << 10).spawn(join).unwrap()
     };
     let ranks: Vec<_> = options(RANKS).into_iter().map(start).collect();

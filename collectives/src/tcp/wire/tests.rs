@@ -1,4 +1,4 @@
-//! Two ranks with an attacker between them.
+//! Tests two ranks with an attacker between them.
 
 use super::*;
 use crate::tcp::options::Seal;
@@ -6,7 +6,6 @@ use crate::tcp::transfer::Transfer;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 
-/// Number of bytes of each rank's part: many records, and not a multiple of a record's size.
 const PART: usize = 1_000_003;
 
 fn connected() -> [TcpStream; 2] {
@@ -15,7 +14,7 @@ fn connected() -> [TcpStream; 2] {
     [calling, listener.accept().unwrap().0]
 }
 
-/// Forwards at most `end` bytes, with one bit flipped in the byte at `flip`.
+/// Forwards at most `end` bytes, with one bit flipped in byte `flip`.
 fn pass(mut from: TcpStream, mut to: TcpStream, flip: Option<usize>, end: usize) {
     let mut passed = 0;
     let mut some = vec![0; 64 << 10];
@@ -41,7 +40,6 @@ fn wire(rank: usize, stream: TcpStream, seal: Seal) -> Wire {
     wire_to(rank, stream, seal, None)
 }
 
-/// Returns a wire, with the memory of its peer if that can be read.
 fn wire_to(rank: usize, stream: TcpStream, seal: Seal, memory: Option<PeerMemory>) -> Wire {
     let mut keys = [&[1; 16], &[2; 16]];
     if rank == 1 {
@@ -56,7 +54,7 @@ fn wire_to(rank: usize, stream: TcpStream, seal: Seal, memory: Option<PeerMemory
     Wire::new(links).unwrap()
 }
 
-/// Returns rank 1's result of an all-gather when an attacker flips a bit of rank 0's traffic, or cuts it off.
+/// Rank 1's result of an all-gather when an attacker flips a bit of rank 0's traffic, or cuts it off.
 fn gather(seal: Seal, ring: bool, flip: Option<usize>, end: usize) -> Result<Vec<u8>, Stop> {
     let ([zero, near_zero], [one, near_one]) = (connected(), connected());
     let copies = (near_zero.try_clone().unwrap(), near_one.try_clone().unwrap());
@@ -71,14 +69,12 @@ fn gather(seal: Seal, ring: bool, flip: Option<usize>, end: usize) -> Result<Vec
             let chunks = [0..PART, PART..2 * PART];
             let mut transfer = Transfer { wire: &mut wire, rank, ring };
             transfer.all_gather(&input, &mut output, &chunks)?;
-            // The payload of the first operation is followed by the header of the next.
             wire.begin(8, 1);
             Transfer { wire: &mut wire, rank, ring }.meet()?;
             Ok(output)
         };
         let other = scope.spawn(move || run(0, zero));
         let outcome = run(1, one);
-        // Rank 0 gets the same result, or learns that rank 1 is gone.
         let _ = other.join().unwrap();
         outcome
     })
@@ -111,8 +107,7 @@ fn a_connection_cut_inside_a_record_is_lost() {
     assert!(reason.contains("ended inside record"), "{reason}");
 }
 
-/// A peer that has read this rank's memory reports that, and gets a confirmation. No other byte is accepted:
-/// on a connection that is out of step, the next byte does not end the exchange.
+/// A reader reports its end and gets a confirmation. No other byte ends the exchange.
 #[test]
 fn an_exchange_ends_with_the_words_that_end_it() {
     let payload = vec![7; PEER_READ];
@@ -139,7 +134,7 @@ fn an_exchange_ends_with_the_words_that_end_it() {
         }
     };
     assert_eq!(read_by(READ).unwrap(), CONFIRMED);
-    // A header that arrives too early, or the answer in the place of the question.
+    // An early header, or the answer instead of the question.
     for wrong in [b'k', 0, CONFIRMED] {
         let stop = read_by(wrong).unwrap_err();
         let Stop::Lost { peer: 1, left: false, reason } = &stop else { panic!("{stop:?}") };

@@ -1,7 +1,7 @@
 //! Converts `config.json` to the shape of Kiln's decoder, and back.
 //!
-//! Keys have the same meaning and the same defaults as in transformers, versions 4 and 5. Keys that change
-//! the results and that Kiln does not support are refused; keys that do not affect the results are ignored.
+//! Keys and defaults are those of transformers 4 and 5. Unsupported keys that change the results are errors; keys that
+//! do not affect the results are ignored.
 
 use std::path::Path;
 
@@ -18,13 +18,12 @@ use crate::error::Result;
 const ARCHITECTURES: &str = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and \
                              Qwen3MoeForCausalLM";
 
-/// The keys for the number of experts of a Qwen3-MoE: the older name, then the newer one.
+/// Keys for the number of experts of a Qwen3-MoE: the older name, then the newer one.
 const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
-/// Maximum sequence length of any model.
 const MAX_CONTEXT: usize = 1 << 40;
 
-/// The contents of a `config.json`.
+/// The content of a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderConfig {
     /// The shape of the decoder.
@@ -46,7 +45,6 @@ enum Family {
 impl Family {
     const ALL: [Family; 5] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3, Family::Qwen3Moe];
 
-    /// Returns the family's names in `architectures` and in `model_type`.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Family::Llama => ("LlamaForCausalLM", "llama"),
@@ -72,8 +70,7 @@ impl Family {
 }
 
 impl FolderConfig {
-    /// Reads `config.json` of `folder`. Fails if the file is missing or is not JSON, the sizes are invalid,
-    /// or a key is missing, has the wrong type, or requires a feature that Kiln's decoder does not have.
+    /// Reads `config.json` of `folder`. Fails if a key is missing, invalid or not supported by Kiln's decoder.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(CONFIG_FILE);
         let keys = Keys::read(&path)?;
@@ -111,7 +108,7 @@ impl FolderConfig {
             layers,
             heads,
             kv_heads,
-            // A width of 0 is kept, so that the check of the sizes below reports it.
+            // Keep a width of 0, which the validation of the sizes reports.
             head_dim: head_dim.filter(|width| *width == 0 || width.checked_mul(heads) != Some(d_model)),
             d_ff: size("intermediate_size")?,
             tie_embeddings: keys.flag("tie_word_embeddings")?,
@@ -148,7 +145,6 @@ impl FolderConfig {
     }
 }
 
-/// Refuses settings that describe a different model of the same sizes.
 fn refuse_other_models(keys: &Keys, family: Family) -> Result<()> {
     if keys.text("hidden_act")?.is_some_and(|name| name != "silu") {
         return Err(keys.unsupported("hidden_act", "silu"));
@@ -174,9 +170,8 @@ fn refuse_other_models(keys: &Keys, family: Family) -> Result<()> {
     Ok(())
 }
 
-/// Returns the experts of a Qwen3-MoE with `layers` layers, with the defaults of transformers.
 fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig> {
-    // Checked here, before a list of layers is created, and again with the other sizes.
+    // Check before creating a list of layers.
     if layers > MAX_LAYERS {
         return Err(keys.problem("num_hidden_layers", format!("is {layers}: must be at most {MAX_LAYERS}")));
     }
@@ -202,9 +197,8 @@ fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig> {
     })
 }
 
-/// Returns the attention window and the pattern of blocks that use it; both are `None` if no block does. A
-/// position attends to itself and to the `sliding_window − 1` positions before it, as in transformers. A
-/// window longer than the context is kept, because a run may train on longer sequences.
+/// Returns the attention window and the pattern of blocks that use it; both are `None` if no block does. As in
+/// transformers, the `sliding_window` positions include the current one.
 fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>, Option<String>)> {
     let has_window = match family {
         Family::Llama => false,
@@ -239,7 +233,6 @@ fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>,
                 Family::Llama | Family::Mistral | Family::Qwen3Moe => 0,
                 Family::Qwen2 | Family::Qwen3 => keys.size("max_window_layers")?.unwrap_or(28),
             };
-            // If there are more layers than permitted, the check of the sizes refuses them.
             (0..layers.min(MAX_LAYERS)).map(|index| window.is_some() && index >= full).collect()
         }
     };
@@ -255,8 +248,8 @@ fn windows(keys: &Keys, family: Family, layers: usize) -> Result<(Option<usize>,
     }
 }
 
-/// Returns the base and scaling of the rotary frequencies, from `rope_scaling` and `rope_theta`, or from
-/// `rope_parameters` in newer files. If both are present, the older keys win, as in transformers.
+/// Returns the base and scaling of the rotary frequencies, from `rope_scaling` and `rope_theta`, or else from the newer
+/// `rope_parameters`. As in transformers, the older keys take precedence.
 fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>)> {
     let rope = match keys.object("rope_scaling")?.filter(|scaling| !scaling.map.is_empty()) {
         Some(scaling) => Some(scaling),
@@ -297,9 +290,7 @@ fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>)> {
     Ok((theta, scaling))
 }
 
-/// Returns a `config.json` for `model` that older and newer versions of transformers read in the same way.
-/// `dtype` is PyTorch's name for the weights' type; `folder` is the model's folder, for messages. Fails if no
-/// architecture has all features of the model.
+/// Returns a `config.json` for `model`. `dtype`: PyTorch's name for the weights' type.
 pub(crate) fn to_json(
     model: &ModelConfig,
     context_length: usize,
@@ -326,7 +317,6 @@ pub(crate) fn to_json(
         "tie_word_embeddings": model.tie_embeddings,
         "attention_dropout": 0.0,
         "use_cache": true,
-        // The newer and the older name.
         "dtype": dtype,
         "torch_dtype": dtype,
         "rope_theta": model.rope_theta,
@@ -347,7 +337,7 @@ pub(crate) fn to_json(
         let name = |windowed: &bool| if *windowed { "sliding_attention" } else { "full_attention" };
         set("use_sliding_window", json!(model.window.is_some()));
         set("layer_types", windowed.iter().map(name).collect());
-        // Older versions express windows only like this: layers before this index have full attention.
+        // Older versions only support full attention below this index and windows from there on.
         let full = windowed.iter().take_while(|windowed| !**windowed).count();
         if !windowed[full..].contains(&false) {
             set("max_window_layers", json!(full));
@@ -363,8 +353,7 @@ pub(crate) fn to_json(
         set("decoder_sparse_step", json!(1));
         set("mlp_only_layers", json!(moe.dense_layers));
     }
-    // Older versions read `rope_theta` and `rope_scaling`, newer ones `rope_parameters` if `rope_scaling` is
-    // not set.
+    // Older versions read `rope_theta` and `rope_scaling`. Newer ones read `rope_parameters` without `rope_scaling`.
     let (scaling, mut parameters) = match model.rope_scaling {
         None => (Value::Null, json!({"rope_type": "default"})),
         // Some older versions accept only these two keys.
@@ -388,16 +377,13 @@ pub(crate) fn to_json(
     Ok(config)
 }
 
-/// Returns whether a Hugging Face architecture has every feature of `model`, so that the model can be
-/// exported.
+/// Reports whether a Hugging Face architecture has every feature of `model`, so that it can be exported.
 pub fn has_architecture(model: &ModelConfig) -> bool {
     family_of(model, Path::new("")).is_ok()
 }
 
-/// Returns the architecture that has every feature of `model`. Fails if there is none.
 fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family> {
     let feed_forward = &model.feed_forward;
-    // Features that no architecture has.
     let features = [
         model.block.as_ref().map(|block| format!("block {block}")),
         (model.attention != FULL_ATTENTION).then(|| format!("attention {}", model.attention)),
@@ -420,7 +406,6 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family> {
     } else if bias == AttentionBias::Qkv {
         (!feed_forward_bias).then_some(Family::Qwen2)
     } else if has_window {
-        // The window is in all layers.
         let is_plain = bias == AttentionBias::None && !feed_forward_bias;
         (is_plain && (0..model.layers).all(is_windowed)).then_some(Family::Mistral)
     } else {
@@ -449,14 +434,12 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family> {
 mod tests {
     use super::*;
 
-    /// Parses a folder's configuration with this text.
     fn read(text: &str) -> Result<FolderConfig> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
         FolderConfig::read(folder.path())
     }
 
-    /// Absent keys have the defaults of each architecture.
     #[test]
     fn defaults_are_those_of_the_architecture() {
         let sizes = r#""vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 1,
@@ -491,7 +474,6 @@ mod tests {
         assert_eq!(qwen3.model.head_dim, Some(128));
     }
 
-    /// Windows in every notation: in every layer, in every layer after the first ones, and layer by layer.
     #[test]
     fn windows_are_read_in_every_notation() {
         let config = |layers: usize, rest: &str| {
@@ -509,7 +491,6 @@ mod tests {
         for family in ["qwen2", "qwen3"] {
             let used =
                 format!(r#""model_type": "{family}", "use_sliding_window": true, "sliding_window": 8"#);
-            // 28 layers with full attention, unless the file says otherwise.
             assert_eq!(windows(3, &used), (None, None));
             assert_eq!(windows(30, &used), pattern(&format!("{}ww", "f".repeat(28))));
             let first = |first| format!("{used}, \"max_window_layers\": {first}");
@@ -534,7 +515,6 @@ mod tests {
         assert!(zero.contains("sliding_window is 0: must be at least 1"), "{zero}");
     }
 
-    /// Rotary settings as older and newer files spell them.
     #[test]
     fn rope_is_read_in_every_spelling() {
         let sizes = r#""model_type": "llama", "vocab_size": 8, "hidden_size": 64,
@@ -572,7 +552,6 @@ mod tests {
         to_json(model, 99, &TokenIds::default(), "float32", Path::new("x")).unwrap()
     }
 
-    /// Every shape that can be written is read back unchanged.
     #[test]
     fn every_exported_shape_is_read_back() {
         let plain = ModelConfig::preset("1b").unwrap();

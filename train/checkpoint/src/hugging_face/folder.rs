@@ -1,5 +1,3 @@
-//! A model folder in the Hugging Face layout, read as weights of Kiln's decoder.
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -18,51 +16,42 @@ use crate::sharded::{outline, parameter_shapes};
 use crate::weights::Weights;
 use crate::{CheckpointError, MANIFEST_FILE};
 
-/// A folder with `config.json` and safetensors files. Opening it checks the names, shapes and dtypes of all
-/// weights; the values are read from the files only when needed.
+/// A folder with `config.json` and safetensors files. Opening it checks all names, shapes and dtypes.
 #[derive(Clone, Debug)]
 pub struct HuggingFaceFolder {
     folder: PathBuf,
     config: FolderConfig,
     end_ids: Vec<u32>,
     files: Vec<WeightFile>,
-    /// The weights, by their names in Kiln's decoder.
     tensors: BTreeMap<String, Tensor>,
 }
 
-/// A weight of Kiln's decoder.
 #[derive(Clone, Debug)]
 struct Tensor {
-    /// Shape of the weight in Kiln.
     shape: Vec<usize>,
-    /// The tensors in the files that form the weight: one, or one per expert, of equal size.
+    /// The tensors that form the weight: one, or one of equal size per expert.
     parts: Vec<Part>,
 }
 
-/// A tensor in a file.
 #[derive(Clone, Debug)]
 struct Part {
     there: HuggingFaceName,
-    /// Index in `files`.
     file: usize,
 }
 
 impl Tensor {
-    /// Returns the number of elements.
     fn numel(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
 impl HuggingFaceFolder {
-    /// Returns whether `folder` is a model in this layout rather than a Kiln checkpoint, judging by its file
-    /// names.
+    /// Reports whether `folder` is a model in this layout rather than a Kiln checkpoint, judging by its file names.
     pub fn is_one(folder: &Path) -> bool {
         folder.join(CONFIG_FILE).is_file() && !folder.join(MANIFEST_FILE).exists()
     }
 
-    /// Opens `folder`. Fails if a file is missing or damaged, Kiln's decoder does not support the model, or
-    /// the weights do not match `config.json`.
+    /// Opens `folder`. Fails if the model is damaged or not supported, or its weights do not match `config.json`.
     pub fn open(folder: &Path) -> Result<Self> {
         // A checkpoint may have the same index and files, but only its manifest describes them.
         if folder.join(MANIFEST_FILE).exists() {
@@ -111,7 +100,7 @@ impl HuggingFaceFolder {
         self.config.context_length
     }
 
-    /// Describes the folder: the model, and for each weight a line with its names in Kiln and in the files.
+    /// Describes the model, and for each weight its names in Kiln and in the files.
     pub fn describe(&self) -> String {
         let parameters: u64 = self.tensors.values().map(|tensor| tensor.numel() as u64).sum();
         let (folder, files) = (self.folder.display(), self.files.len());
@@ -134,7 +123,7 @@ impl HuggingFaceFolder {
         lines.join("\n")
     }
 
-    /// Returns the ids that end a text; empty if the folder specifies none.
+    /// Returns the end-of-text ids; empty if the folder specifies none.
     pub fn end_ids(&self) -> &[u32] {
         &self.end_ids
     }
@@ -159,7 +148,6 @@ impl Weights for HuggingFaceFolder {
                 format!("`{name}` has {} elements, and {range:?} are not among them", tensor.numel());
             return Err(CheckpointError::damaged_weights(&self.folder, problem));
         }
-        // The elements of each part that are in the range.
         let len = tensor.numel() / tensor.parts.len().max(1);
         let (mut rest, mut start) = (values, range.start);
         while start < range.end {
@@ -174,11 +162,9 @@ impl Weights for HuggingFaceFolder {
     }
 }
 
-/// The weight files, and for each tensor the index of its file.
 type Files = (Vec<WeightFile>, BTreeMap<String, usize>);
 
-/// Opens the single weight file, or all files of the index. The index must list exactly the tensors in the
-/// files.
+/// Opens the single weight file, or all files of the index, which must list exactly the tensors in the files.
 fn open_files(folder: &Path) -> Result<Files> {
     let whole = folder.join(MODEL_FILE);
     if whole.is_file() {
@@ -220,8 +206,7 @@ fn not_a_model(folder: &Path, problem: &'static str) -> CheckpointError {
     CheckpointError::NotAModel { path: folder.to_owned(), problem }
 }
 
-/// Returns the files that an index lists, each with its tensors. All are in the folder of the index, because
-/// only plain names of safetensors files are accepted.
+/// Returns the files that an index lists, each with its tensors. Rejects paths that could lead out of the folder.
 pub(super) fn files_of_index(index: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let weight_map = Keys::read(index)?;
     let Some(weight_map) = weight_map.object("weight_map")? else {
@@ -229,7 +214,6 @@ pub(super) fn files_of_index(index: &Path) -> Result<BTreeMap<String, BTreeSet<S
     };
     let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for tensor in weight_map.map.keys() {
-        // Null counts as no name.
         let file = weight_map.text(tensor)?.unwrap_or_default();
         if !files::is_plain_name(&file) || !file.ends_with(".safetensors") {
             let problem = format!("is {file}, expected the name of a .safetensors file next to it");
@@ -240,15 +224,14 @@ pub(super) fn files_of_index(index: &Path) -> Result<BTreeMap<String, BTreeSet<S
     Ok(files)
 }
 
-/// Finds the tensors of every weight of the decoder. Fails if other tensors remain, except ones that can be
-/// computed.
+/// Finds the tensors of every weight of the decoder. Fails if other tensors remain, except tables that can be computed.
 fn place(
     folder: &Path,
     model: &ModelConfig,
     files: &[WeightFile],
     mut places: BTreeMap<String, usize>,
 ) -> Result<BTreeMap<String, Tensor>> {
-    // Checked before layers and experts are created in these numbers.
+    // Check before creating layers and experts in these numbers.
     let experts = model.moe.as_ref();
     let experts = experts.map_or((0, 0), |moe| (moe.experts, moe.layers_with_experts(model.layers)));
     for (key, value, needed) in [
@@ -285,7 +268,7 @@ fn place(
         }
         tensors.insert(name, Tensor { shape, parts });
     }
-    // If a tied model has a head, it equals the embedding, as checked when the folder was opened.
+    // A tied model's head equals the embedding, as checked when the folder was opened.
     let is_known = |name: &String| is_buffer(name) || model.tie_embeddings && name == HEAD;
     mismatch.unexpected = places.into_keys().filter(|name| !is_known(name)).collect();
     if mismatch.is_empty() {
@@ -294,8 +277,7 @@ fn place(
     Err(CheckpointError::Tensors { path: folder.to_owned(), mismatch })
 }
 
-/// Returns the shape, in Kiln's order, of each of the `parts` tensors in the files that form a weight of
-/// `shape`.
+/// Returns the shape, in Kiln's order, of each of the `parts` tensors that form a weight of `shape`.
 pub(crate) fn part_shape(shape: &[usize], parts: usize) -> &[usize] {
     match shape {
         [stacked, part @ ..] if part.len() == 2 && *stacked == parts => part,

@@ -1,14 +1,11 @@
-//! Downloads models from the Hugging Face hub into the hub's cache on this machine.
-
 use std::path::PathBuf;
 
 use crate::CheckpointError;
 use crate::error::Result;
 
-/// Downloads the model `repo`, written as `owner/name`, at `revision`, and returns its folder. Cached files
-/// are not downloaded again. `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN` and `HF_ENDPOINT` have the same meaning as
-/// in the hub's own tools. Fails if the name is invalid, this build lacks the feature `hub`, or a download
-/// fails.
+/// Downloads the model `repo`, written as `owner/name`, at `revision` into the hub's cache, and returns its folder.
+/// Respects `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN` and `HF_ENDPOINT`. Fails if the name is invalid, this build lacks the
+/// feature `hub`, or a download fails.
 pub fn download(repo: &str, revision: &str) -> Result<PathBuf> {
     let part = |part: &&str| {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -68,8 +65,7 @@ mod client {
         };
         let config = needed(CONFIG_FILE, revision)?;
         let folder = config.parent().unwrap_or(Path::new(".")).to_owned();
-        // The cache names the folder after the commit. All other files come from this commit too, even if the
-        // branch changes during the download.
+        // The cache names the folder after the commit. Other files come from the same commit, even if the branch moves.
         let commit = folder.file_name().and_then(|name| name.to_str()).unwrap_or(revision);
         for file in CARRIED {
             optional(file, commit)?;
@@ -85,8 +81,7 @@ mod client {
         Ok(folder)
     }
 
-    /// Formats an error with its sources: the client's outermost message says only that a request failed; the
-    /// innermost gives the reason.
+    /// Formats an error with its sources: the outermost message only reports that a request failed.
     fn with_sources(error: &HFError) -> String {
         let mut problem = error.to_string();
         let mut source = error.source();
@@ -100,7 +95,6 @@ mod client {
         problem
     }
 
-    /// Counts the bytes of one file.
     struct Counter(Arc<Meter>);
 
     impl ProgressHandler for Counter {

@@ -22,7 +22,6 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Reads a file that contains an object.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let text = files::read(path, MAX_BYTES).map_err(CheckpointError::io("read", path))?;
         let json = |problem: String| CheckpointError::Json { path: path.to_owned(), problem };
@@ -33,29 +32,24 @@ impl Keys {
         }
     }
 
-    /// Returns the value of a key.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Returns whether the value of the key is null.
     pub(super) fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    /// Returns a nested object.
     pub(super) fn object(&self, key: &str) -> Result<Option<Keys>> {
         let prefix = format!("{}{key}.", self.prefix);
         let map = self.typed(key, "an object")?;
         Ok(map.map(|map| Keys { path: self.path.clone(), prefix, map }))
     }
 
-    /// Returns a size.
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>> {
         self.typed(key, "a whole number of zero or more")
     }
 
-    /// Returns a number.
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a number")
     }
@@ -65,12 +59,10 @@ impl Keys {
         Ok(self.typed(key, "true or false")?.unwrap_or(false))
     }
 
-    /// Returns a string.
     pub(super) fn text(&self, key: &str) -> Result<Option<String>> {
         self.typed(key, "a string")
     }
 
-    /// Returns an array of strings.
     pub(super) fn texts(&self, key: &str) -> Result<Option<Vec<String>>> {
         self.typed(key, "an array of strings")
     }
@@ -94,13 +86,11 @@ impl Keys {
         value?.ok_or_else(|| self.problem(key, "is missing"))
     }
 
-    /// Returns the error for a problem with a key.
     pub(super) fn problem(&self, key: &str, problem: impl Into<String>) -> CheckpointError {
         let (path, key) = (self.path.clone(), format!("{}{key}", self.prefix));
         CheckpointError::Key { path, key, problem: problem.into() }
     }
 
-    /// Returns the error for a value that Kiln's decoder does not support.
     pub(super) fn unsupported(&self, key: &str, supported: &'static str) -> CheckpointError {
         let value = self.map.get(key).map_or_else(|| "(absent)".to_owned(), short);
         let (path, key) = (self.path.clone(), format!("{}{key}", self.prefix));
@@ -114,7 +104,6 @@ impl Keys {
     }
 }
 
-/// Formats a value as JSON, truncated if it is long.
 fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {

@@ -1,14 +1,5 @@
-//! Models in the Hugging Face layout: reading them in place, and downloading them.
-//!
-//! - `config`: converts `config.json` to a [`kiln_model::ModelConfig`], key by key with `keys`, and back;
-//! - `names`: names of weights in both layouts, and transposition of matrices;
-//! - `weight_file`: safetensors files, read in parts;
-//! - `folder`: a folder with `config.json` and safetensors files as [`crate::weights::Weights`];
-//! - `tokens`: ids that start and end a text, and the small files that Kiln passes on;
-//! - `hub`: downloads (feature `hub`). [`crate::export`] and [`crate::import`] convert from and to
-//!   checkpoints.
-//!
-//! Only safetensors files are read, because pickled weights run code when they are opened.
+//! Models in the Hugging Face layout: reading them in place, and downloading them. Only safetensors files are read,
+//! because pickled weights can run code when they are opened.
 
 pub(crate) mod config;
 pub(crate) mod folder;
@@ -31,15 +22,12 @@ pub use folder::HuggingFaceFolder;
 pub use hub::download;
 pub use tokens::{CarriedFile, TokenIds, carried_files, generation_file, token_ids};
 
-/// The shape of the model and its special tokens.
 pub(crate) const CONFIG_FILE: &str = "config.json";
-/// Default settings of text generation.
 pub(crate) const GENERATION_FILE: &str = "generation_config.json";
-/// All weights, if they are in one file.
 pub(crate) const MODEL_FILE: &str = "model.safetensors";
 pub(crate) const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
-/// Files of a model that Kiln passes on unchanged, if they exist.
+/// Files of a model that Kiln copies unchanged, if they exist.
 const CARRIED: [&str; 10] = [
     TOKENIZER_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -53,8 +41,7 @@ const CARRIED: [&str; 10] = [
     GENERATION_FILE,
 ];
 
-/// Fails if links lead from the file `name` in `folder` to a target outside `folder`. A missing file is
-/// accepted.
+/// Fails if links lead from the file `name` in `folder` out of `folder`. Accepts a missing file.
 fn check_inside(folder: &Path, name: &str) -> Result<()> {
     let leads_out = |target| CheckpointError::LeadsOut { path: folder.join(name), target };
     files::way_out(folder, name).map_or(Ok(()), |target| Err(leads_out(target)))

@@ -1,14 +1,10 @@
 //! Names of weights in the Hugging Face layout.
 //!
-//! Weights of linear maps are `[d_in, d_out]` in Kiln and `[d_out, d_in]` in PyTorch, so their matrices are
-//! transposed. Tables and vectors are the same in both. Both rotate element `j` of a head with element `j +
-//! head_dim / 2`, so queries and keys need no permutation. The experts of a layer are one weight in Kiln, and
-//! one matrix per expert in the Hugging Face layout.
+//! Linear maps are `[d_in, d_out]` in Kiln and `[d_out, d_in]` in PyTorch, so their matrices are transposed. Both
+//! rotate element `j` of a head with element `j + head_dim / 2`, so queries and keys need no permutation.
 
-/// A weight of the decoder in the Hugging Face layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HuggingFaceName {
-    /// Name of the weight in the files.
     pub(crate) name: String,
     /// True if the matrix in the file is transposed.
     pub(crate) transposed: bool,
@@ -16,20 +12,16 @@ pub(crate) struct HuggingFaceName {
 
 /// Kiln's name of the embedding, which is also the head of a tied model.
 const EMBEDDING: &str = "embed_tokens.weight";
-/// Hugging Face's name of the embedding.
 pub(super) const EMBEDDING_THERE: &str = "model.embed_tokens.weight";
-/// The name, in both layouts, of the head of a model that is not tied.
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// Returns the names in the Hugging Face layout of Kiln's weight `kiln`: one name, or one per expert in the
-/// order in which the weight stores the experts' matrices. `None` if the weight has no name there.
+/// Returns the names of the weight `kiln` in the Hugging Face layout: one, or one per expert in order.
 pub(crate) fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<HuggingFaceName>> {
     let stacked = kiln.rsplit_once(EXPERTS).filter(|(_, projection)| PROJECTIONS.contains(projection));
     let (Some((ffn, projection)), [experts, _, _]) = (stacked, shape) else {
         return hugging_face_name(kiln).map(|name| vec![name]);
     };
     let of_expert = |expert: usize| {
-        // Named like the projection of a feed-forward layer, with the expert added.
         let mut there = hugging_face_name(&format!("{ffn}.{projection}.weight"))?;
         there.name = there.name.replace(".mlp.", &format!(".mlp.experts.{expert}."));
         Some(there)
@@ -37,14 +29,11 @@ pub(crate) fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<Hugg
     (0..*experts).map(of_expert).collect()
 }
 
-/// In the name of a weight that stacks all experts, the text between the layer and the projection.
+/// Separates the layer and the projection in the name of a weight that stacks all experts.
 const EXPERTS: &str = ".experts.";
 
-/// The projections of an expert.
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// Returns the name of Kiln's weight `kiln` in the Hugging Face layout, or `None` if it has no single name
-/// there.
 fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
     let plain = |name: String| Some(HuggingFaceName { name, transposed: false });
     match kiln {
@@ -53,7 +42,7 @@ fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
         _ => {}
     }
     let (layer, inner) = kiln.strip_prefix("layers.")?.split_once('.')?;
-    // Only the form that `to_string` writes: `layers.01` is not a layer.
+    // Accepts only the form that `to_string` writes: `layers.01` is not a layer.
     if layer.parse::<usize>().ok()?.to_string() != layer {
         return None;
     }
@@ -82,8 +71,7 @@ fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
     })
 }
 
-/// Returns whether the tensor `name` is not one of the model's weights but a table that can be computed.
-/// Older files contain such tables.
+/// Reports whether the tensor `name` is a table that can be computed, found in older files, instead of a weight.
 pub(super) fn is_buffer(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq")
 }

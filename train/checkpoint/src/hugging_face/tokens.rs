@@ -1,5 +1,4 @@
-//! Ids that start and end a text, and the other small files of a model that Kiln passes on: tokenizer, chat
-//! template, generation settings.
+//! Token ids that start and end a text, and the small files of a model that Kiln copies into checkpoints and exports.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use super::{CARRIED, CONFIG_FILE, GENERATION_FILE, check_inside};
 use crate::CheckpointError;
 use crate::error::Result;
 
-/// Ids that start, end and pad a text.
+/// Token ids that start, end and pad a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenIds {
     /// Id that starts a text.
@@ -24,7 +23,6 @@ pub struct TokenIds {
 }
 
 impl TokenIds {
-    /// Takes from a file the ids that are not set yet.
     fn add(&mut self, keys: &Keys) -> Result<()> {
         if self.start.is_none() {
             self.start = keys.ids("bos_token_id")?.first().copied();
@@ -40,8 +38,6 @@ impl TokenIds {
         Ok(())
     }
 
-    /// Sets the token ids in a `config.json` or `generation_config.json`. The ids that end a text become
-    /// null, a number, or an array.
     pub(super) fn set_keys(&self, config: &mut Value) {
         let end = match self.end.as_slice() {
             [] => Value::Null,
@@ -56,8 +52,7 @@ impl TokenIds {
     }
 }
 
-/// Returns the ids that start, end and pad a text, from `generation_config.json` of `folder`, or else from
-/// `config.json`.
+/// Returns the ids in `generation_config.json` of `folder`, or else in `config.json`.
 pub fn token_ids(folder: &Path) -> Result<TokenIds> {
     let mut ids = TokenIds::default();
     for name in [GENERATION_FILE, CONFIG_FILE] {
@@ -69,12 +64,11 @@ pub fn token_ids(folder: &Path) -> Result<TokenIds> {
     Ok(ids)
 }
 
-/// A file that Kiln passes on: its name and its contents.
+/// Name and content of a copied file.
 pub type CarriedFile = (String, Arc<[u8]>);
 
-/// Returns the files in `folder`, a Hugging Face folder or a checkpoint, that Kiln passes on. `tokens` are
-/// added to `generation_config.json`, because `config.json`, perhaps their only source, is not passed on.
-/// Fails if a file cannot be read or leads out of the folder, or if `generation_config.json` is invalid.
+/// Returns the small files of a model in `folder` to copy, with `tokens` in `generation_config.json`. Fails if a file
+/// cannot be read, leads out of the folder, or is an invalid `generation_config.json`.
 pub fn carried_files(folder: &Path, tokens: &TokenIds) -> Result<Vec<CarriedFile>> {
     let mut carried = Vec::new();
     for name in CARRIED {

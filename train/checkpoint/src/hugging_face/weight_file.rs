@@ -1,5 +1,3 @@
-//! Reads parts of the tensors in a safetensors file as f32.
-
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -16,18 +14,16 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use crate::CheckpointError;
 use crate::error::Result;
 
-/// Bytes to read and decode, or elements to compare, at a time; that much fits in the L2 cache.
+/// Bytes to decode, or elements to compare, at a time; they fit in the L2 cache.
 const CHUNK: usize = 1 << 18;
 
 /// Bytes of rows to read before they are transposed.
 const PANEL: usize = 4 << 20;
 
-/// Number of rows and columns of a square to transpose at a time; its lines fit in the L1 cache.
+/// Rows and columns of a square to transpose at a time; its lines fit in the L1 cache.
 const BLOCK: usize = 64;
 
-/// A safetensors file. Opening it reads only the header, which is checked against the length of the file, so
-/// no content of the file can make a later read fail. Values are read at their offsets. The file is not
-/// mapped into memory, because truncating a mapped file would end the process with a signal.
+/// A safetensors file with a validated header. Not mapped into memory: truncating a mapped file would kill the process.
 #[derive(Clone, Debug)]
 pub(super) struct WeightFile {
     pub(super) path: PathBuf,
@@ -35,17 +31,14 @@ pub(super) struct WeightFile {
     pub(super) tensors: BTreeMap<String, Entry>,
 }
 
-/// Type, shape and location of a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<usize>,
-    /// The tensor's range of bytes in the file.
     bytes: Range<usize>,
 }
 
 impl WeightFile {
-    /// Opens `path` and reads its header.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let file = files::open(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => CheckpointError::damaged_weights(path, "the file is missing"),
@@ -58,7 +51,6 @@ impl WeightFile {
         Ok(WeightFile { path: path.to_owned(), file: Arc::new(file), tensors })
     }
 
-    /// Returns the entry of the tensor `name`. Fails unless its dtype is supported.
     pub(super) fn check_dtype(&self, name: &str) -> Result<&Entry> {
         let entry = &self.tensors[name];
         if matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
@@ -72,8 +64,8 @@ impl WeightFile {
         })
     }
 
-    /// Reads elements `range` of the tensor `name` into `values`, which has the same length. If `transposed`,
-    /// `range` counts elements of the transposed matrix, and only the columns in the range are read.
+    /// Reads elements `range` of the tensor `name`, or of its transpose if `transposed`, into `values`, which must have
+    /// the same length. Reads only the columns in the range.
     pub(super) fn read(
         &self,
         name: &str,
@@ -102,8 +94,6 @@ impl WeightFile {
         })
     }
 
-    /// Compares the tensor `name` with the tensor `other_name` of `other`; returns true if shapes or values
-    /// differ.
     pub(super) fn differs(&self, name: &str, other: &WeightFile, other_name: &str) -> Result<bool> {
         let shape = &self.tensors[name].shape;
         if *shape != other.tensors[other_name].shape {
@@ -124,9 +114,8 @@ impl WeightFile {
     }
 }
 
-/// Returns the tensors that a header of `header` bytes describes.
 fn entries(header: usize, metadata: &Metadata) -> BTreeMap<String, Entry> {
-    // The end of the data is within the file, like all offsets, as checked when the header was read.
+    // Cannot overflow: the header was validated, so all data is within the file.
     let entry = |info: &TensorInfo| Entry {
         dtype: info.dtype,
         shape: info.shape.clone(),
@@ -135,18 +124,14 @@ fn entries(header: usize, metadata: &Metadata) -> BTreeMap<String, Entry> {
     metadata.tensors().into_iter().map(|(name, info)| (name, entry(info))).collect()
 }
 
-/// The location of a tensor's elements in a file.
 struct Region<'a> {
     file: &'a File,
-    /// Offset of the first byte.
     start: u64,
-    /// Number of elements.
     numel: usize,
 }
 
 impl Region<'_> {
-    /// Reads elements `range` of the tensor, or of its transpose if it is a matrix with `rows_in_file` rows
-    /// in the file. Elements are `W` bytes wide.
+    /// Reads elements of width `W` in `range`, from the transpose if the tensor is a matrix with `rows_in_file` rows.
     fn read<const W: usize>(
         &self,
         decode: impl Fn([u8; W]) -> f32 + Sync,
@@ -167,14 +152,14 @@ impl Region<'_> {
                     Ok(())
                 },
             ),
-            // An empty range; the length is divisible otherwise.
+            // The range is empty. Any other length is divisible.
             Some(0) => Ok(()),
             Some(_) if range.is_empty() => Ok(()),
             Some(width) => {
                 let height = self.numel / width;
                 let band = range.start / width..range.end.div_ceil(width);
-                // The touched rows of the transpose: the first column that each has, and its values. Only the
-                // first and the last row may be incomplete.
+                // First column and values of each row of the transpose. Only the first and the last row may be
+                // incomplete.
                 let (mut rows, mut column, mut rest) = (Vec::new(), range.start % width, values);
                 while !rest.is_empty() {
                     let row = (width - column).min(rest.len());
@@ -182,7 +167,6 @@ impl Region<'_> {
                     rows.push((column, row));
                     (column, rest) = (0, later);
                 }
-                // As many rows of the file at a time as fit, and only the needed columns of each.
                 let line = band.len() * W;
                 let lines = (PANEL / line).clamp(1, width);
                 let mut panel = vec![0; lines * line];
@@ -219,7 +203,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns a file with the content `bytes`.
     fn file(bytes: &[u8]) -> File {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(bytes, 0).unwrap();
@@ -227,12 +210,10 @@ mod tests {
     }
 
     proptest! {
-        /// Reading a part of a transpose gives the same values as cutting it from the whole, wherever blocks
-        /// begin.
+        /// Reading part of a transpose gives the values that reading the whole transpose gives.
         #[test]
         fn transposes_are_read_in_parts(rows in 1..150_usize, columns in 1..150_usize, a: u32, b: u32) {
             let numel = rows * columns;
-            // Not at the start of the file.
             let numbers = (0..numel).flat_map(|i| (i as f32).to_le_bytes());
             let file = file(&[0; 5].into_iter().chain(numbers).collect::<Vec<_>>());
             let region = Region { file: &file, start: 5, numel };
@@ -249,13 +230,12 @@ mod tests {
             }
         }
 
-        /// For any contents of a file, reading its header results in tensors inside the file or an error.
+        /// Reading the header of any file returns an error or tensors inside the file.
         #[test]
         fn any_bytes_are_read_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             check_header(&bytes);
         }
 
-        /// Like the test above, with a matching length and text that is almost a header.
         #[test]
         fn near_headers_are_read_without_a_panic(
             name in "[a-z]{0,3}",
@@ -287,7 +267,6 @@ mod tests {
         }
     }
 
-    /// Matrices of more than one panel and more than one chunk, in every dtype.
     #[test]
     fn large_matrices_are_read_in_panels() {
         let (rows, columns) = (3000, 700);
@@ -343,7 +322,6 @@ mod tests {
         }
     }
 
-    /// A length beyond the file is refused before any memory is allocated for it.
     #[test]
     fn lengths_beyond_the_file_are_refused() {
         for length in [1_u64 << 20, 1 << 40, u64::MAX - 7, u64::MAX] {

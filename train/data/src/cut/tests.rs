@@ -1,4 +1,4 @@
-//! Checks, for tokenizers of all kinds, that the pieces of a text give the same tokens as the whole.
+//! Checks, for many kinds of tokenizers, that pieces of a text give the same tokens as the whole.
 
 use std::io::Cursor;
 
@@ -14,7 +14,6 @@ use super::super::mix::SplitMix;
 use super::super::piece::{CHUNK_BYTES, Cutter};
 use super::*;
 
-/// Words, white space and characters that some tokenizers treat specially.
 const PARTS: [&str; 64] = [
     "the",
     "The",
@@ -82,7 +81,6 @@ const PARTS: [&str; 64] = [
     "。",
 ];
 
-/// Separators between the parts; common ones are repeated.
 const GAPS: [&str; 24] = [
     " ", " ", " ", " ", " ", " ", " ", " ", "\n", "\n", "\n", "", "", "  ", "   ", "\n\n", "\r\n", "\t",
     " \n", "\n ", "\u{A0}", "\u{3000}", "\u{2028}", "\n/",
@@ -92,7 +90,6 @@ fn nasty_text(bytes: usize, seed: u64) -> String {
     let mut random = SplitMix::new(seed);
     let mut text = String::new();
     while text.len() < bytes {
-        // Alternates between plain words and arbitrary parts.
         let parts = if random.below(4) == 0 { &PARTS[..] } else { &PARTS[..16] };
         for _ in 0..random.below(30) {
             text += random.choose(parts);
@@ -102,7 +99,7 @@ fn nasty_text(bytes: usize, seed: u64) -> String {
     text
 }
 
-/// Returns a tokenizer with `model`, trained on the words that `pre_tokenizer` splits from normalized text.
+/// Trains `model` on the words that the tokenizer `parts` produce, and returns it as JSON.
 fn trained(model: impl Into<ModelWrapper>, trainer: impl Into<TrainerWrapper>, parts: &Value) -> Value {
     let mut tokenizer = assembled(&serde_json::to_value(model.into()).unwrap(), parts);
     let texts = (0..20).map(|seed| nasty_text(4000, 1000 + seed));
@@ -110,7 +107,6 @@ fn trained(model: impl Into<ModelWrapper>, trainer: impl Into<TrainerWrapper>, p
     serde_json::from_str::<Value>(&tokenizer.to_string(false).unwrap()).unwrap()["model"].clone()
 }
 
-/// Assembles a tokenizer from a model and other parts.
 fn assembled(model: &Value, parts: &Value) -> Inner {
     let mut file = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
@@ -153,10 +149,9 @@ fn added(id: u32, content: &str, flags: Value) -> Value {
     token
 }
 
-/// A kind of tokenizer: its name, whether it allows texts to be cut, and an example.
+/// Name of a tokenizer, whether it allows texts to be cut, and the tokenizer.
 type Kind = (&'static str, bool, Inner);
 
-/// Returns tokenizers of all kinds: small versions of those of well-known models, and others.
 fn kinds() -> Vec<Kind> {
     let bpe = |size: usize| BpeTrainer::builder().show_progress(false).vocab_size(size).min_frequency(0);
     let bytes = trained(
@@ -166,7 +161,7 @@ fn kinds() -> Vec<Kind> {
     );
     let mut whole_words = bytes.clone();
     whole_words["ignore_merges"] = json!(true);
-    // As trained by SentencePiece: spaces begin words, and unknown characters become bytes.
+    // As in SentencePiece: spaces begin words, and unknown characters become bytes.
     let fallback: Vec<_> = (0..=255).map(|byte| AddedToken::from(format!("<0x{byte:02X}>"), false)).collect();
     let mut sentencepiece = trained(
         BPE::builder().unk_token("<unk>".to_owned()).build().unwrap(),
@@ -182,7 +177,7 @@ fn kinds() -> Vec<Kind> {
     looked_up["ignore_merges"] = json!(true);
     let mut unknown = sentencepiece.clone();
     unknown["byte_fallback"] = json!(false);
-    // Tokens that span words, in both spellings of a space.
+    // Models with tokens that span words, for both spellings of a space.
     let phrases = |normalizer: Value| {
         trained(
             BPE::builder().unk_token("<unk>".to_owned()).build().unwrap(),
@@ -451,7 +446,6 @@ fn kinds() -> Vec<Kind> {
     kinds.into_iter().map(|(name, is_cut, model, parts)| (name, is_cut, assembled(model, &parts))).collect()
 }
 
-/// Returns the ids of a text cut into pieces of `limit` bytes, and the number of pieces.
 fn in_pieces(tokenizer: &Inner, text: &str, limit: usize) -> (Vec<u32>, usize) {
     let cuts = Cuts::of(tokenizer);
     let mut cutter = Cutter::new(Box::new(Cursor::new(text.to_owned())), limit, cuts, None);
@@ -464,8 +458,6 @@ fn in_pieces(tokenizer: &Inner, text: &str, limit: usize) -> (Vec<u32>, usize) {
     (ids, pieces)
 }
 
-/// Compares the pieces for each of `limits` with the whole text, with special tokens both as plain text and
-/// as tokens.
 fn assert_pieces_are_the_whole(text: &str, limits: &[usize]) {
     let kinds = kinds();
     assert!(kinds.iter().filter(|(_, is_cut, _)| *is_cut).count() >= 20);
@@ -494,7 +486,6 @@ fn pieces_of_five_megabytes_have_the_tokens_of_the_whole() {
     assert_pieces_are_the_whole(&nasty_text(5_000_000, 2), &[100, CHUNK_BYTES]);
 }
 
-/// Prose has enough places: its pieces come close to the limit.
 #[test]
 fn prose_is_cut_to_the_limit() {
     let text =

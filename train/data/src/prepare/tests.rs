@@ -17,14 +17,12 @@ fn run(options: &PrepareOptions) -> Result<DataInfo, DataError> {
     prepare(options, &mut |_| {})
 }
 
-/// Checks that every checksum of the folder is right.
 fn assert_whole(folder: &Path) {
     let found = verify(folder, &mut |_, _| {}).unwrap();
     assert!(found.problems.is_empty() && found.unproven.is_empty(), "{found:?}");
     assert_eq!(found.files, 7);
 }
 
-/// Returns the text of a split.
 fn text(folder: &Path, split: Split) -> String {
     let bytes = fs::read(folder.join(split.file_name())).unwrap();
     let id = |pair: &[u8]| u32::from(u16::from_le_bytes([pair[0], pair[1]]));
@@ -61,7 +59,6 @@ fn builtin_text_gives_a_complete_folder() {
         assert!(text(&out, split).ends_with(".\n<|endoftext|>"));
     }
     assert_whole(&out);
-    // The temporary folder is gone.
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
@@ -88,13 +85,12 @@ fn a_stop_is_noticed_at_every_stage() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
-/// The folder has the same tokens as one prepared from a file that lacks the other documents.
 #[test]
 fn a_limit_takes_the_first_documents() {
     let folder = tempfile::tempdir().unwrap();
     let line = |number: usize| format!("{{\"text\": \"{}\"}}\n", "a line ".repeat(number * 7));
     let (all, some) = (folder.path().join("all.jsonl"), folder.path().join("some.jsonl"));
-    // An empty document does not count, and documents beyond the limit are not examined.
+    // An empty document does not count, and documents beyond the limit are not parsed.
     let first = "{\"text\": \"\"}\n".to_owned() + &(1..=20).map(line).collect::<String>();
     fs::write(&some, &first).unwrap();
     fs::write(&all, first + &(21..30).map(line).collect::<String>() + "no JSON\n").unwrap();
@@ -141,18 +137,15 @@ fn the_same_options_give_the_same_files() {
     assert_ne!(first.train, prepared("c", 2).train);
 }
 
-/// Returns the content of a `.jsonl` file with these documents.
 fn lines(documents: impl IntoIterator<Item = String>) -> String {
     documents.into_iter().map(|text| serde_json::json!({ "text": text }).to_string() + "\n").collect()
 }
 
-/// The token ids of a split.
 fn ids(folder: &Path, split: Split) -> Vec<u32> {
     let bytes = fs::read(folder.join(split.file_name())).unwrap();
     bytes.chunks_exact(2).map(|pair| u32::from(u16::from_le_bytes([pair[0], pair[1]]))).collect()
 }
 
-/// Counts the occurrences of `id` in both splits.
 fn count(folder: &Path, id: u32) -> usize {
     let all = [Split::Train, Split::Validation].map(|split| ids(folder, split)).concat();
     all.into_iter().filter(|other| *other == id).count()
@@ -181,7 +174,7 @@ fn documents_stay_whole() {
     assert!(seen == books);
 }
 
-/// Writes a byte-level `tokenizer.json` with more special tokens, with ids from 257, after some changes.
+/// Writes a byte-level `tokenizer.json` whose special tokens, after the first, have ids from 257.
 fn write_tokenizer(path: &Path, special: &[&str], change: impl FnOnce(&mut serde_json::Value)) {
     let tokenizer = Tokenizer::train_ending_with(std::iter::empty(), 257, special[0]).unwrap();
     tokenizer.save(path).unwrap();
@@ -198,7 +191,6 @@ fn write_tokenizer(path: &Path, special: &[&str], change: impl FnOnce(&mut serde
     fs::write(path, file.to_string()).unwrap();
 }
 
-/// Returns a post-processor that puts a token in front of a text.
 fn starting_with(token: &str, id: u32) -> serde_json::Value {
     serde_json::json!({
         "type": "TemplateProcessing",
@@ -208,7 +200,6 @@ fn starting_with(token: &str, id: u32) -> serde_json::Value {
     })
 }
 
-/// Returns a folder with a tokenizer and forty short documents, and options to prepare them.
 fn with_tokenizer(
     special: &[&str],
     change: impl FnOnce(&mut serde_json::Value),
@@ -222,7 +213,6 @@ fn with_tokenizer(
     (folder, options)
 }
 
-/// Prepares again, into a new folder.
 fn run_again(options: &PrepareOptions, remarks: &mut Vec<Remark>) -> Result<DataInfo> {
     let _ = fs::remove_dir_all(&options.out);
     prepare(options, &mut |progress| {
@@ -243,8 +233,7 @@ fn bos_overrides_the_post_processor() {
         assert_eq!(count(&options.out, 0), 40);
     }
     assert_eq!(ids(&options.out, Split::Train).last(), Some(&0));
-    // Without a post-processor, the token is found by its usual name, or by its name in another file, or not
-    // at all.
+    // Without a post-processor, the token is found by its usual name or by its name in another file, if any.
     let (folder, options) = with_tokenizer(&["</s>", "<s>", "<|start|>"], |_| {});
     for (bos, expected) in [(None, 0), (Some(true), 40)] {
         run_again(&PrepareOptions { bos, ..options.clone() }, &mut Vec::new()).unwrap();
@@ -278,7 +267,7 @@ fn special_tokens_are_read_on_request() {
 #[test]
 fn end_of_text_follows_the_named_token() {
     let end = |options: &PrepareOptions| run_again(options, &mut Vec::new()).map(|info| info.end_of_text);
-    // An ordinary entry of the vocabulary is not a special token, whatever it is called.
+    // An ordinary vocabulary entry is not a special token, even with a usual name.
     let ordinary = |file: &mut serde_json::Value| file["model"]["vocab"]["</s>"] = 300.into();
     let (_folder, options) = with_tokenizer(&["<|begin_of_text|>", "<|end_of_text|>"], ordinary);
     assert_eq!(end(&options).unwrap(), 257);
@@ -296,7 +285,6 @@ fn end_of_text_follows_the_named_token() {
     assert_eq!(end(&options).unwrap(), 258);
     write("tokenizer_config.json", r#"{"eos_token": "<|im_end|>"}"#);
     assert_eq!(end(&options).unwrap(), 257);
-    // An id that the tokenizer does not have is ignored.
     write("config.json", r#"{"eos_token_id": 1000}"#);
     assert_eq!(end(&options).unwrap(), 257);
     write("config.json", r#"{"eos_token_id": [0, 258]}"#);
@@ -308,7 +296,6 @@ fn end_of_text_follows_the_named_token() {
         error.contains("Its special tokens are: <|fin|>") && error.contains("data.end_of_text"),
         "{error}"
     );
-    // A tokenizer that is trained gets the requested token.
     let trained = PrepareOptions {
         tokenizer: TokenizerSource::Train { vocab_size: 300 },
         end_of_text: Some("<|fin|>".to_owned()),
@@ -346,7 +333,6 @@ fn dropout_is_off_and_stays_in_the_file() {
 fn unknown_text_is_counted() {
     for (unknown, expected) in [(Some("<unk>"), 40 * 3), (None, 40 * 3)] {
         let (folder, options) = with_tokenizer(&["</s>", "<unk>"], |file| {
-            // Keeps only letters, digits and the usual punctuation.
             let vocabulary = file["model"]["vocab"].as_object_mut().unwrap();
             vocabulary.retain(|token, _| token.len() > 1 || token.is_ascii());
             vocabulary.retain(|token, _| token.chars().count() > 1 || token.is_ascii() || token == "Ġ");
@@ -366,7 +352,7 @@ fn unknown_text_is_counted() {
     }
 }
 
-/// As in Llama 2 and Mistral: a space is added at the start of a text, and nowhere else.
+/// As in Llama 2 and Mistral, a space is added only at the start of a text.
 #[test]
 fn a_long_document_gets_one_space_in_front() {
     let (folder, options) = with_tokenizer(&["</s>", "<s>"], |file| {
@@ -419,7 +405,7 @@ fn json_read_as_text_is_reported() {
         lines((0..30).map(|number| format!("document {number}"))).trim_end().replace('\n', ",\n")
     );
     fs::write(file("array.json"), array).unwrap();
-    // Settings files among sources are ordinary text.
+    // Other JSON files in folders are read as text without a remark.
     fs::write(file("settings.json"), "{\"key\": [1, 2]}").unwrap();
     fs::write(file("a.txt"), "some text\n".repeat(100)).unwrap();
     let mut remarks = Vec::new();
@@ -451,7 +437,6 @@ fn divided_document_keeps_all_text() {
     assert_eq!(sorted_lines(&(train.clone() + &validation)), sorted_lines(&long));
     let bytes = [&info.train, &info.validation].map(|split| split.text_bytes.unwrap());
     assert_eq!(bytes[0] + bytes[1], long.len() as u64);
-    // Between two ends of text, every stretch appears verbatim in the document.
     for stretch in train.split("<|endoftext|>").chain(validation.split("<|endoftext|>")) {
         assert!(long.contains(stretch));
     }
@@ -470,7 +455,6 @@ fn two_documents_are_enough_for_two_splits() {
         let options = PrepareOptions { validation_fraction: fraction, ..options(&[&input], &out) };
         let info = run(&options).unwrap();
         assert!(info.train.tokens > 1 && info.validation.tokens > 1);
-        // The end of the longer document, or one of the two.
         let texts = [Split::Train, Split::Validation].map(|split| text(&out, split));
         match index {
             0 => assert_eq!(texts[1], " text<|endoftext|>"),
@@ -538,12 +522,10 @@ fn invalid_options_and_inputs_are_refused() {
     assert!(matches!(fails(&good), DataError::AlreadyPrepared { .. }));
 }
 
-/// Environment variables that give the process to be killed its folder, and the number of reports after which
-/// it ends.
+/// Environment variables for the killed process: its folder, and the number of reports before it is killed.
 const FOLDER: &str = "KILN_TEST_FOLDER";
 const REPORTS: &str = "KILN_TEST_REPORTS";
 
-/// The process that is killed in the middle of its work.
 #[test]
 #[ignore = "a program for the other tests"]
 fn killed() {

@@ -1,7 +1,5 @@
-//! `kiln bisect`: finds the key responsible for a difference between two configurations.
-//!
-//! Delta debugging (Zeller and Hildebrandt, 2002): tries smaller and smaller subsets of the differing keys
-//! until no key can be removed.
+//! `kiln bisect`: finds the key responsible for a difference between two configurations, by delta debugging (Zeller and
+//! Hildebrandt, 2002).
 
 use std::path::PathBuf;
 
@@ -23,7 +21,7 @@ use kiln_sys::words::number_of;
 use kiln_train::process::output::{eprint_line, print_line};
 use kiln_train::registry::Registry;
 
-/// Number of steps to train if the step at which the two runs diverge is unknown.
+/// Number of steps to train if the first diverging step is unknown.
 const STEPS: u64 = 3;
 
 /// Arguments of `kiln bisect`.
@@ -47,17 +45,13 @@ pub struct BisectArgs {
     json: bool,
 }
 
-/// The result of a trial.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
-    /// No significant difference.
     Same,
     /// The trial diverges from the good configuration at this place.
     PartsAt(Option<Difference>),
-    /// The trial fails while training.
     Fails(String),
-    /// The combination of values is invalid.
     Impossible(String),
 }
 
@@ -77,7 +71,6 @@ impl Outcome {
     }
 }
 
-/// A trial: the good configuration with some keys of the bad one.
 #[derive(Debug, Serialize)]
 struct Trial {
     keys: Vec<String>,
@@ -138,7 +131,6 @@ fn steps_of(a: &Subject, b: &Subject) -> u64 {
 }
 
 impl Bisection<'_> {
-    /// Finds all smallest sets of keys that each make a difference on their own.
     fn culprits(&mut self, keys: &[KeyDifference]) -> Result<Vec<Culprit>> {
         eprint_line(&format!("training the good configuration for {}", number_of(self.steps, "step")));
         self.known = trial::run(&self.good, self.registry, self.steps, None)?;
@@ -146,7 +138,7 @@ impl Bisection<'_> {
         let mut culprits = Vec::new();
         let mut outcome = self.attempt(&left)?;
         if !outcome.differs() {
-            // Then only the order of sums can differ, which changes single bits.
+            // Only the order of sums can differ, which changes single bits.
             self.is_strict = true;
             outcome = self.attempt(&left)?;
         }
@@ -197,7 +189,6 @@ impl Bisection<'_> {
         Ok((keys, outcome))
     }
 
-    /// Trains the good configuration with `keys` of the bad one.
     fn attempt(&mut self, keys: &[&KeyDifference]) -> Result<Outcome> {
         let outcome = match keys::with_keys(&self.good, &self.bad, keys) {
             Err(error) => Outcome::Impossible(error.to_string()),

@@ -1,5 +1,3 @@
-//! The likely cause of a difference, from the recorded facts about two runs.
-
 use std::path::Path;
 
 use serde_json::Value as Json;
@@ -11,7 +9,6 @@ use crate::hash::StepPhase;
 use kiln_checkpoint::Checkpoint;
 use kiln_sys::files;
 
-/// Maximum file size in bytes; longer files do not come from a run.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Recorded facts about a run, apart from its configuration.
@@ -19,14 +16,11 @@ const MAX_BYTES: u64 = 1 << 20;
 pub struct Facts {
     /// Version, commit and features of the program.
     pub build: Option<String>,
-    /// The device that the run computed on.
     pub device: Option<String>,
-    /// SHA-256 of the training data.
     data: Option<String>,
 }
 
 impl Facts {
-    /// Reads the facts about `subject`.
     pub fn of(subject: &Subject) -> Self {
         let facts = match subject.kind {
             SubjectKind::Run => Facts::read(&subject.path.join("run.json")).unwrap_or_default(),
@@ -69,7 +63,7 @@ pub fn other_devices(a: &Facts, b: &Facts) -> Option<String> {
     differ("the device", &a.device, &b.device)
 }
 
-/// The likely cause of a difference that begins in `phase`. `keys` are the differing keys.
+/// Returns the likely cause of a difference that begins in `phase`; `keys` are the differing keys.
 pub fn likely(
     phase: Option<StepPhase>,
     compared: Option<&Compared>,
@@ -130,7 +124,6 @@ pub fn likely(
     }
 }
 
-/// Suggests where to look.
 fn hint(phase: Option<StepPhase>) -> &'static str {
     match phase {
         Some(StepPhase::Start) => "check how weights are initialised or loaded",

@@ -96,7 +96,7 @@ fn ranks(config: &Config) -> String {
     kiln_sys::words::number_of(config.train.ranks as u64, "rank")
 }
 
-/// Returns the configuration of `subject`, changed, for ranks that are threads.
+/// Returns the configuration of `subject` with `overrides`, for ranks that are threads.
 pub fn config_of(subject: &Subject, overrides: &[String], ranks: Option<usize>) -> Result<Config> {
     let path = subject.config().ok_or_else(|| {
         DebugError::usage(format!("{}, which has no configuration to train", subject.describe()))
@@ -104,7 +104,6 @@ pub fn config_of(subject: &Subject, overrides: &[String], ranks: Option<usize>) 
     let mut config = load(&path, overrides)?;
     config.train.ranks = ranks.unwrap_or(config.train.ranks);
     if subject.kind != SubjectKind::Config && config.comm.backend != Default::default() {
-        // Ranks that are processes in the run are threads here.
         config.comm.backend = Default::default();
     }
     Ok(config)

@@ -1,5 +1,4 @@
-//! Comparison of two subjects, most precise data first: hashes, metrics, weights; then configurations and
-//! data.
+//! Comparison of two subjects: hashes, metrics and weights, the most precise first; then configurations and data.
 
 use super::cause::{self, Facts};
 use super::difference::{Expected, Verdict};
@@ -13,13 +12,11 @@ use crate::error::Result;
 use crate::hash::{StepHashes, read};
 use kiln_config::load;
 
-/// Compares everything that both subjects have.
 pub fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
     let mut report = Report::new([a, b].map(|subject| subject.path.display().to_string()));
     let both = |of: fn(&Subject) -> Option<std::path::PathBuf>| of(a).zip(of(b));
     let mut expected = Expected::default();
     let keys = match both(Subject::config) {
-        // A configuration written by an older build may have keys that no longer exist.
         Some((a, b)) => match (load(&a, &[]), load(&b, &[])) {
             (Ok(a), Ok(b)) => {
                 let keys = keys::differences(&a, &b);
@@ -51,8 +48,7 @@ pub fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
             None => report.compared.push("metrics, which have no step in common".to_owned()),
         }
     }
-    // If steps differ, so do the weights. If steps differ by rounding only, the weights have drifted apart in
-    // steps that may not be recorded: they may have any value, as long as it is finite.
+    // Different steps imply different weights. If steps differ by rounding only, the weights only have to be finite.
     if report.verdict != Verdict::Different
         && let Some((a, b)) = models_of(a, b)
     {
@@ -147,7 +143,7 @@ fn add_hashes(
             "not compared: {all} tensors that only one of them has, such as {}",
             some.join(", ")
         ));
-        // A difference in the set of tensors counts, even if the others agree.
+        // A different set of tensors counts, even if the common tensors agree.
         report.verdict = Verdict::Different;
         report.is_of_another_kind = true;
     }

@@ -1,5 +1,3 @@
-//! Places where two things differ, and whether rounding explains the difference.
-
 use std::fmt;
 
 use serde::Serialize;
@@ -7,7 +5,7 @@ use serde::Serialize;
 /// Largest relative difference in f32 that a different order of sums causes.
 pub const ROUNDING: f64 = 1e-5;
 
-/// Largest relative difference from rounding in bf16 or f16, for a kind of tensor that no earlier step compared.
+/// Largest relative rounding difference in bf16 or f16, for a kind of tensor that no earlier step compared.
 const HALF_ROUNDING: f64 = 2e-2;
 
 /// Factor by which a rounding difference may grow from one tensor to a later one.
@@ -31,13 +29,10 @@ pub struct Expected {
 /// A tensor or a number of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TensorPlace {
-    /// The optimizer step, if there is one.
     pub step: Option<u64>,
     /// The part of the step, such as `forward`; if there is no step, the kind of data, such as `weights`.
     pub phase: String,
-    /// The module, such as `layers.3`.
     pub module: String,
-    /// The tensor in the module.
     pub tensor: String,
 }
 
@@ -49,16 +44,12 @@ impl fmt::Display for TensorPlace {
     }
 }
 
-/// One place in which two things differ.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// The place.
     #[serde(flatten)]
     pub at: TensorPlace,
-    /// The difference relative to the tensor: the norm of the difference divided by the norm. `None` if this
-    /// has no meaning, as for token ids or tensors of different shapes.
+    /// Norm of the difference divided by the tensor's norm; `None` for token ids or different shapes.
     pub relative: Option<f64>,
-    /// Further details.
     pub note: Option<String>,
 }
 
@@ -74,23 +65,19 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The verdict of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// All bits are the same.
     Equal,
-    /// Bits differ by no more than rounding.
     Rounding,
-    /// Values differ by more than rounding.
     Different,
 }
 
 /// The size of a difference, and the facts needed to judge it.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// The difference relative to the tensor, or relative to all tensors of its kind in its module, since a
-    /// single one may consist of rounding noise only. Infinity and NaN never count as rounding.
+    /// The difference relative to the tensor, or to all tensors of its kind in its module. Infinity and NaN are never
+    /// rounding.
     pub relative: f64,
     /// Number of elements in bf16 or f16, which two runs may round in opposite directions; `u64::MAX` for f32.
     pub count: u64,
@@ -101,15 +88,10 @@ pub struct Size {
 /// Compares two things in chronological order and finds where they diverge.
 #[derive(Clone, Debug)]
 pub struct Judge {
-    /// Set if both runs compute in bf16 or f16.
     is_half: bool,
-    /// Set if any difference in bits counts.
     is_strict: bool,
-    /// Number of places compared.
     pub seen: usize,
-    /// Number of places with the same bits.
     pub equal: usize,
-    /// The largest difference so far.
     pub worst: f64,
     /// The first place with different bits.
     pub first: Option<Difference>,
@@ -122,13 +104,11 @@ impl Judge {
         Judge { is_half, is_strict, seen: 0, equal: 0, worst: 0.0, first: None, parted: None }
     }
 
-    /// Records a place with the same bits.
     pub fn same(&mut self) {
         self.seen += 1;
         self.equal += 1;
     }
 
-    /// Records a place with different bits.
     pub fn other(&mut self, difference: Difference, size: Size) {
         self.seen += 1;
         let relative = if size.relative.is_nan() { f64::INFINITY } else { size.relative };
@@ -140,11 +120,9 @@ impl Judge {
         self.first.get_or_insert(difference);
     }
 
-    /// Records a place that is not finite in one of the two, where places have no chronological order. It takes
-    /// precedence over all other places.
+    /// Records a place that is not finite on one side, among places without order. It precedes all other places.
     pub fn non_finite(&mut self, difference: Difference) {
         self.seen += 1;
-        // The first one is kept.
         if self.worst < f64::INFINITY {
             self.worst = f64::INFINITY;
             self.first = Some(difference.clone());
@@ -152,9 +130,9 @@ impl Judge {
         }
     }
 
-    /// The largest difference that rounding explains. If f32 values differ by `worst`, a fraction `worst / unit` of the
-    /// elements rounds the other way in bf16, each by one `unit`. The norm of their difference is then `sqrt(worst *
-    /// unit)`, relative to the tensor.
+    /// Returns the largest difference that rounding explains. If f32 values differ by `worst`, a fraction `worst /
+    /// unit` of the elements rounds to another bf16 number, one `unit` away: relative to the tensor, `sqrt(worst *
+    /// unit)`.
     fn rounding(&self, Size { count, is_known, .. }: Size) -> f64 {
         let floor = match (self.is_half, is_known) {
             (false, _) => ROUNDING,
@@ -223,11 +201,8 @@ mod tests {
             add(jump, is_known);
             judge.verdict() == Verdict::Different
         };
-        // The first step of its kind establishes the noise.
         assert!(!parts(3.6e-10, 1e-2, false));
-        // A gradient scaled by 1.01 on one of two ranks.
         assert!(parts(3.6e-10, 5e-3, true) && parts(1e-8, 5e-3, true));
-        // Weights with a small difference, a few of which round the other way.
         assert!(!parts(3.6e-10, 1.2e-4, true) && !parts(1e-7, 1e-3, true));
         assert!(!parts(2e-3, 1e-2, true) && parts(2e-3, 0.3, true));
     }

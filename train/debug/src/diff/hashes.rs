@@ -1,14 +1,10 @@
-//! Comparison of the hashes of two runs, tensor by tensor, in chronological order.
-
 use std::collections::{HashMap, HashSet};
 
 use super::difference::{Difference, Expected, Judge, ROUNDING, Size, TensorPlace};
 use crate::hash::{Entry, StepHashes, StepPhase};
 
-/// The result of comparing the hashes of two runs.
 pub struct Compared {
     pub judge: Judge,
-    /// The steps that both runs have.
     pub steps: Vec<u64>,
     /// The phase in which the runs diverge or, if they do not, first have different bits.
     pub phase: Option<StepPhase>,
@@ -20,8 +16,7 @@ pub struct Compared {
     known: HashSet<StepPhase>,
 }
 
-/// Norms over all tensors of one kind in one module. A single part of a gradient may consist of rounding
-/// noise only, such as that of a bias of keys.
+/// Returns the norms of all tensors of one kind in one module; a single one, such as a bias of keys, may be noise.
 fn scales(step: &StepHashes) -> HashMap<(StepPhase, &str, &str), f64> {
     let mut squares = HashMap::new();
     for entry in &step.entries {
@@ -32,7 +27,6 @@ fn scales(step: &StepHashes) -> HashMap<(StepPhase, &str, &str), f64> {
 
 fn scale_of(entry: &Entry) -> (StepPhase, &str, &str) {
     let kind = match entry.phase {
-        // The name of an optimizer slot follows that of its parameter.
         StepPhase::Start | StepPhase::Gradient | StepPhase::Update => {
             entry.tensor.split_once(' ').map_or("", |(_, slot)| slot)
         }
@@ -41,7 +35,6 @@ fn scale_of(entry: &Entry) -> (StepPhase, &str, &str) {
     (entry.phase, &entry.module, kind)
 }
 
-/// Returns `true` if passes compute in a type narrower than f32.
 fn is_half(steps: &[StepHashes]) -> bool {
     let mut entries = steps.iter().flat_map(|step| &step.entries);
     entries.any(is_of_half)
@@ -125,7 +118,6 @@ impl Compared {
     }
 }
 
-/// Describes how two tensors of one name differ, and returns the size of the difference, to compare with the tolerance.
 fn differ(step: u64, a: &Entry, b: &Entry, scale: f64) -> (Difference, f64) {
     let at = TensorPlace {
         step: Some(step),

@@ -17,14 +17,11 @@ pub enum Effect {
     Numbers(StepPhase),
     /// At most the order of sums changes, and with it their rounding.
     Rounding,
-    /// Nothing changes.
     Neither,
 }
 
-/// A key whose value differs between two configurations.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KeyDifference {
-    /// The key, such as `train.seed`.
     pub key: String,
     /// The two values of the key as TOML; `None` if not set.
     pub values: [Option<String>; 2],
@@ -56,14 +53,12 @@ const EFFECTS: &[(&str, Effect)] = &[
     ("model.moe", Effect::Numbers(StepPhase::Forward)),
     // Limits the length of generated texts and is not used in training.
     ("model.context_length", Effect::Neither),
-    // Shapes, and the initial weights.
     ("model.", Effect::Numbers(StepPhase::Start)),
     ("data.", Effect::Numbers(StepPhase::Data)),
     ("train.seed", Effect::Numbers(StepPhase::Start)),
     ("train.global_batch", Effect::Numbers(StepPhase::Data)),
     ("train.z_loss", Effect::Numbers(StepPhase::Loss)),
     ("train.freeze", Effect::Numbers(StepPhase::Gradient)),
-    // The learning-rate schedule depends on these.
     ("train.steps", Effect::Numbers(StepPhase::Update)),
     ("train.micro_batch", Effect::Rounding),
     ("train.ranks", Effect::Rounding),
@@ -103,8 +98,7 @@ pub fn expected(a: &Config, b: &Config, keys: &[KeyDifference]) -> Expected {
     }
 }
 
-/// Returns the differing keys of `a` and `b`, in the order of the sections. Presets are expanded, with the vocabulary
-/// that either configuration sets.
+/// Returns the differing keys in section order. Presets are expanded, with the vocabulary size of either configuration.
 pub fn differences(a: &Config, b: &Config) -> Vec<KeyDifference> {
     let vocab_size = a.model.vocab_size.or(b.model.vocab_size);
     let [of_a, of_b] = [a, b].map(|config| values_of(config, vocab_size));
@@ -122,7 +116,6 @@ pub fn differences(a: &Config, b: &Config) -> Vec<KeyDifference> {
     keys.into_iter().filter(differs).map(of_key).collect()
 }
 
-/// Every key that is set, with its value.
 fn values_of(config: &Config, vocab_size: Option<usize>) -> BTreeMap<String, Value> {
     let mut config = config.clone();
     // Without a vocabulary size, any value serves to expand the shape.
@@ -131,7 +124,6 @@ fn values_of(config: &Config, vocab_size: Option<usize>) -> BTreeMap<String, Val
         config.model = ModelSection { vocab_size, context_length, ..ModelSection::from_model(&model) };
     }
     let mut values = BTreeMap::new();
-    // A configuration that was read can always be serialized.
     flatten("", &Table::try_from(&config).unwrap_or_default(), &mut values);
     values
 }

@@ -1,34 +1,26 @@
-//! The result of a comparison as text and JSON.
-
 use serde::Serialize;
 
 use super::difference::{Difference, Judge, Verdict};
 use super::keys::{Effect, KeyDifference};
 use kiln_sys::words::number_of;
 
-/// Largest number of keys of a kind that are shown.
 const SHOWN: usize = 8;
 
-/// The result of a comparison.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Names of the two subjects.
     pub names: [String; 2],
     pub verdict: Verdict,
     /// The first place with a difference larger than rounding.
     pub parted: Option<Difference>,
     /// The first place with different bits, if not the same place as `parted`.
     pub first: Option<Difference>,
-    /// The likely cause, if one is known.
     pub likely_cause: Option<String>,
     /// The largest difference, relative to the tensor or to those of its kind in its module.
     pub largest: f64,
     /// Number of places with the same bits, of all `places` compared.
     pub equal: usize,
     pub places: usize,
-    /// Descriptions of the compared data.
     pub compared: Vec<String>,
-    /// The keys that differ.
     pub keys: Vec<KeyDifference>,
     /// Set if there is a difference without a size, such as a key, or a tensor that only one of them has.
     #[serde(skip)]
@@ -75,7 +67,6 @@ impl Report {
     }
 
     pub fn to_json(&self) -> String {
-        // Serialization cannot fail: there are only names and numbers.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 

@@ -1,5 +1,3 @@
-//! The things that a path can refer to, and the parts that can be compared.
-
 use std::path::{Path, PathBuf};
 
 use crate::error::DiffError;
@@ -7,29 +5,20 @@ use kiln_checkpoint::hugging_face::HuggingFaceFolder;
 use kiln_checkpoint::{self as checkpoint, Checkpoint, MANIFEST_FILE};
 use kiln_train::run::HASHES_FILE;
 
-/// Something to compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
     pub path: PathBuf,
     pub kind: SubjectKind,
 }
 
-/// The kind of a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubjectKind {
-    /// A run folder.
     Run,
-    /// A file of hashes.
     Hashes,
-    /// A file of metrics.
     Metrics,
-    /// A configuration file.
     Config,
-    /// A checkpoint.
     Checkpoint,
-    /// A model in the layout of Hugging Face.
     HuggingFace,
-    /// A folder of prepared data.
     Data,
 }
 
@@ -57,17 +46,14 @@ impl Subject {
         Ok(Subject { path: path.to_owned(), kind })
     }
 
-    /// Describes the subject.
     pub fn describe(&self) -> String {
         format!("{} is {}", self.path.display(), self.kind.name())
     }
 
-    /// Returns the file of hashes, if there is one.
     pub fn hashes(&self) -> Option<PathBuf> {
         self.file(HASHES_FILE, SubjectKind::Hashes)
     }
 
-    /// Returns the file of metrics, if there is one.
     pub fn metrics(&self) -> Option<PathBuf> {
         self.file("metrics.jsonl", SubjectKind::Metrics)
     }
@@ -79,7 +65,6 @@ impl Subject {
         }
     }
 
-    /// Returns the configuration, if there is one.
     pub fn config(&self) -> Option<PathBuf> {
         match self.kind {
             SubjectKind::Config => Some(self.path.clone()),
@@ -100,8 +85,7 @@ impl Subject {
     }
 }
 
-/// Returns the models to compare: for a run, preferably the checkpoint of the other model's step. `None` if two runs
-/// have no step in common, or a subject has no model.
+/// Returns the models to compare, of a common step if any; `None` if two runs share no step, or one has no model.
 pub fn models_of(a: &Subject, b: &Subject) -> Option<(PathBuf, PathBuf)> {
     let (newest_a, newest_b) = (a.model()?, b.model()?);
     let of_step = |subject: &Subject, other: &Path| {

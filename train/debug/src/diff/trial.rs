@@ -16,8 +16,7 @@ use kiln_train::registry::Registry;
 use kiln_train::run::HASHES_FILE;
 use kiln_train::run::{RunOptions, Trainer, train_with};
 
-/// Hashes of the first `steps` steps of `config`, whose ranks are threads. With the hashes of another run in
-/// `until`, ends after the first step that differs from that run by more than expected.
+/// Returns the hashes of the first `steps` steps of `config`; ends early once they diverge from `until`.
 pub fn run(
     config: &Config,
     registry: &Registry,
@@ -51,7 +50,6 @@ pub fn run(
             };
             let mine = read(&hashes)?;
             if hashes::compare(others, &mine, expected).judge.verdict() == Verdict::Different {
-                // All ranks notice the flag after their next step.
                 stop.store(true, Ordering::Relaxed);
             }
         }

@@ -19,10 +19,8 @@ use kiln_checkpoint::{Checkpoint, CheckpointError, Saved};
 use kiln_data::{self as data, DataInfo, Split, Tokenizer};
 use kiln_sys::files;
 
-/// Number of elements read at a time.
 const BLOCK: usize = 1 << 20;
 
-/// A description of the compared data, and the result.
 pub struct ComparedValues {
     pub judge: Judge,
     /// A description, such as `metrics of steps 1 to 4`.
@@ -33,7 +31,6 @@ fn place(step: Option<u64>, phase: &str, module: &str, tensor: &str) -> TensorPl
     TensorPlace { step, phase: phase.to_owned(), module: module.to_owned(), tensor: tensor.to_owned() }
 }
 
-/// Creates the place of a parameter, named as in hashes.
 fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> TensorPlace {
     match split(name) {
         (module, inner) if module.starts_with("layers.") => {
@@ -43,8 +40,7 @@ fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> TensorPla
     }
 }
 
-/// Compares losses and norms of the steps that both runs have. Returns `None` if there are none. `worst` is
-/// the largest difference known so far.
+/// Compares losses and norms of common steps; `None` if there are none. `worst` is the largest difference so far.
 pub fn metrics(
     a: &Path,
     b: &Path,
@@ -62,7 +58,6 @@ pub fn metrics(
         for key in ["loss", "grad_norm", "val_loss"] {
             let value = |line: &BTreeMap<String, f64>| line.get(key).copied();
             let (Some(x), Some(y)) = (value(mine), value(theirs)) else { continue };
-            // Evaluations on different samples are not comparable.
             if key == "val_loss" && mine.get("val_tokens") != theirs.get("val_tokens") {
                 continue;
             }
@@ -94,7 +89,6 @@ fn read_metrics(path: &Path) -> Result<BTreeMap<u64, BTreeMap<String, f64>>, Dif
     let mut lines = LineReader::open(path).map_err(unreadable(path))?;
     let mut steps: BTreeMap<u64, BTreeMap<String, f64>> = BTreeMap::new();
     while let Some(line) = lines.next_line().map_err(unreadable(path))? {
-        // Skips incomplete lines, as after a crash.
         let Ok(Json::Object(line)) = serde_json::from_slice(line) else { continue };
         let Some(step) = line.get("step").and_then(Json::as_u64) else { continue };
         let number = |value: &Json| if value.is_null() { Some(f64::NAN) } else { value.as_f64() };
@@ -148,7 +142,6 @@ pub fn models(a: &Path, b: &Path, expected: Expected) -> Result<ComparedValues> 
     Ok(ComparedValues { judge, what })
 }
 
-/// Compares the optimizer state that both checkpoints have.
 fn slots(
     judge: &mut Judge,
     step: Option<u64>,
@@ -168,7 +161,6 @@ fn slots(
     Ok(if tensors.is_empty() { "" } else { " and moments" })
 }
 
-/// Compares a tensor of `count` elements, which `x` and `y` read.
 fn compare_tensor(
     judge: &mut Judge,
     at: TensorPlace,
@@ -246,15 +238,13 @@ pub fn data(a: &Path, b: &Path) -> Result<ComparedValues> {
     Ok(ComparedValues { judge, what })
 }
 
-/// Describes the first difference between the tokenizers of two folders of prepared data, once for each
-/// folder. Returns two equal descriptions if the tokenizers do not differ.
+/// Describes the first difference between two tokenizers, once per folder; two equal texts if there is none.
 fn other_tokenizers(a: &Path, b: &Path) -> Result<(String, String)> {
     let [of_a, of_b] = [data::read_tokenizer_of(a)?, data::read_tokenizer_of(b)?];
     let parse = |folder: &Path, content: &[u8]| {
         Tokenizer::from_file(content.to_vec(), &folder.join("tokenizer.json")).ok()
     };
     let (Some(x), Some(y)) = (parse(a, &of_a), parse(b, &of_b)) else {
-        // Files that are not tokenizers are compared by their bytes.
         return Ok(match of_a == of_b {
             true => Default::default(),
             false => ("one file".to_owned(), "another file".to_owned()),
@@ -312,7 +302,6 @@ mod tests {
     use super::super::difference::Verdict;
     use super::*;
 
-    /// The verdict on two runs with these losses, from step 1 on.
     fn compared(a: &[f64], b: &[f64]) -> (Verdict, f64) {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, losses: &[f64]| {
@@ -334,7 +323,6 @@ mod tests {
         for at in 0..losses.len() {
             let mut other = losses.clone();
             other[at] = f64::from_bits(other[at].to_bits() + 1);
-            // A single step, for speed.
             let (verdict, worst) = compared(&losses[at..=at], &other[at..=at]);
             assert_eq!(verdict, Verdict::Rounding, "{}", losses[at]);
             assert!(worst > 0.0 && worst < 1e-15, "{worst}");

@@ -1,5 +1,3 @@
-//! The observer that hashes the tensors of a step.
-
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -17,8 +15,7 @@ use kiln_train::run::{HASHES_FILE, MicroBatch, Moment, Observer, Pass};
 /// Largest number of ranks whose samples are hashed separately.
 const MOST_RANKS: usize = 64;
 
-/// Hashes the tensors of the requested steps. Every rank hashes its own samples and chunks; rank 0 writes one
-/// line per step.
+/// Hashes the requested steps. Every rank hashes its samples and chunks; rank 0 writes one line per step.
 pub struct Hasher {
     options: HashOptions,
     path: PathBuf,
@@ -29,7 +26,6 @@ pub struct Hasher {
     step: Collected,
 }
 
-/// Sums by name, in order of first appearance.
 #[derive(Default)]
 struct Collected {
     order: Vec<(Key, TensorSums)>,
@@ -58,7 +54,7 @@ pub fn split(name: &str) -> (&str, &str) {
     (&name[..end], name[end..].trim_start_matches('.'))
 }
 
-/// Sums over a tensor of a pass, with its dtype. Its first row belongs to the run's sample `first`.
+/// Returns the sums over a tensor of a pass, and its dtype. Its first row belongs to the run's sample `first`.
 fn from_pass(seen: &Seen<'_>, first: u64, rows: usize) -> Result<(TensorSums, String)> {
     let data = seen.values.clone().into_data();
     let rows = if seen.shape.first().is_some_and(|size| size.is_multiple_of(rows)) { rows } else { 1 };
@@ -84,7 +80,6 @@ impl Hasher {
         Hasher { options, path, rows, file: None, has_begun: false, step: Collected::default() }
     }
 
-    /// Adds this rank's chunk of a group, parameter by parameter.
     fn add_group(
         &mut self,
         engine: &Engine,
@@ -121,7 +116,6 @@ impl Hasher {
         Ok(())
     }
 
-    /// Adds the current weights and moments.
     fn add_state(&mut self, engine: &Engine, phase: StepPhase) -> Result<()> {
         for position in 0..engine.layout().groups.len() {
             // Moments come before weights: an update computes them first.
@@ -209,7 +203,6 @@ impl Observer for Hasher {
         let phase = match at.pass {
             Pass::Forward => StepPhase::Forward,
             Pass::Backward => StepPhase::Backward,
-            // Already hashed in the forward pass.
             Pass::Recompute => return Ok(()),
         };
         let (module, inner) = split(seen.place);
@@ -230,7 +223,6 @@ impl Observer for Hasher {
     fn on_gradients(&mut self, engine: &Engine, _step: u64) -> Result<()> {
         if self.options.has(HashedKind::Gradients) {
             let groups = &engine.layout().groups;
-            // Backward reduces the last group first.
             for position in (0..groups.len()).rev().filter(|position| groups[*position].trainable) {
                 self.add_group(engine, StepPhase::Gradient, position, StateKind::Gradient)?;
             }
@@ -239,7 +231,6 @@ impl Observer for Hasher {
     }
 
     fn on_step_done(&mut self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
-        // The same on all ranks, so counted once.
         if engine.world().rank() == 0 {
             self.step.add_number(StepPhase::Loss, "head", "loss", metrics.loss);
             self.step.add_number(StepPhase::Norm, "model", "grad_norm", metrics.grad_norm);

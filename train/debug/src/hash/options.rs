@@ -1,5 +1,3 @@
-//! Selection of the tensors to hash, and its syntax.
-
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -39,12 +37,10 @@ impl HashOptions {
         HashOptions { steps, by_module: false, kinds: HashedKind::value_variants().to_vec() }
     }
 
-    /// Returns `true` if tensors of this kind are hashed.
     pub(super) fn has(&self, kind: HashedKind) -> bool {
         self.kinds.contains(&kind)
     }
 
-    /// Returns `true` if tensors seen in `phase` of a pass are hashed.
     pub(super) fn has_pass(&self, phase: StepPhase) -> bool {
         self.has(match phase {
             StepPhase::Backward => HashedKind::Gradients,
@@ -91,7 +87,6 @@ impl fmt::Display for HashOptions {
         if self.by_module {
             f.write_str(",modules")?;
         }
-        // Every kind has a visible name.
         let mut names = self.kinds.iter().filter_map(ValueEnum::to_possible_value);
         names.try_for_each(|name| write!(f, ",{}", name.get_name()))
     }

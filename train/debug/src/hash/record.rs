@@ -1,5 +1,3 @@
-//! A line of `hashes.jsonl`.
-
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -30,13 +28,11 @@ pub enum StepPhase {
 }
 
 impl StepPhase {
-    /// Returns `true` if tensors of this phase may have infinite elements in a healthy run, such as masked
-    /// scores.
+    /// Returns `true` if tensors of this phase may have infinite elements in a healthy run, as masked scores do.
     pub fn may_mask(self) -> bool {
         matches!(self, StepPhase::Forward | StepPhase::Backward)
     }
 
-    /// Returns `true` if tensors of this phase hold samples, each of which is on one rank.
     pub(super) fn is_of_samples(self) -> bool {
         matches!(self, StepPhase::Data | StepPhase::Forward | StepPhase::Backward)
     }
@@ -71,8 +67,7 @@ pub struct Entry {
     /// Number of elements that are NaN or infinite.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub non_finite: u64,
-    /// A short hash of each rank's samples, for tensors of a pass on several ranks. If two runs have the same
-    /// ranks, it shows which rank's samples differ.
+    /// A short hash of each rank's samples, in passes on several ranks; shows which rank differs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_rank: Vec<u32>,
 }
@@ -123,7 +118,6 @@ impl Entry {
     }
 }
 
-/// The identity of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Key {
     pub(super) phase: StepPhase,

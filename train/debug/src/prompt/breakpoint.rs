@@ -1,5 +1,3 @@
-//! Breakpoints and their syntax.
-
 use std::fmt;
 use std::str::FromStr;
 
@@ -87,9 +85,7 @@ pub struct BreakpointError {
     problem: String,
 }
 
-/// Returns the command-line spelling of a value.
 pub(super) fn written(value: &impl ValueEnum) -> String {
-    // No variant is hidden.
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
@@ -139,7 +135,6 @@ pub(super) fn objection(reach: &Reach, breakpoint: &Breakpoint) -> Option<String
         })
 }
 
-/// Returns `true` if `pattern` names a tensor or layer in `place`.
 fn is_inside(pattern: &str, place: &str) -> bool {
     pattern.strip_prefix(place).is_some_and(|inside| inside.starts_with('.'))
 }
@@ -295,7 +290,6 @@ mod tests {
         ] {
             assert!(objection(&stock, text).contains(why), "{text}: {}", objection(&stock, text));
         }
-        // Custom layers may show additional tensors in an existing place.
         let own = Reach { has_own_places: true, recomputes: true, ..stock };
         for text in
             ["forward:layers.1.attention.after attention", "recompute:layers.1", "forward:layers.*.mine"]

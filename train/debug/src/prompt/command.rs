@@ -1,79 +1,49 @@
-//! Commands of the prompt of a held run.
-
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::breakpoint::{Breakpoint, BreakpointError};
 use super::slice::Slice;
 
-/// A command of the prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Command {
-    /// Lists the commands.
     Help,
-    /// Shows where the rank is.
     Where,
-    /// Shows where all ranks are.
     Ranks,
-    /// Switches to another rank.
     Rank(usize),
-    /// Lists the points around the current one.
     List,
-    /// Prints a tensor's statistics and first values.
     Print(Name, Option<Slice>),
-    /// Prints a histogram of a tensor.
     Histogram(Name),
-    /// Prints a checksum of a tensor.
     Hash(Name),
-    /// Writes a tensor to a file.
     Save(Name, PathBuf),
-    /// Compares a tensor with a file.
     Diff(Name, PathBuf),
-    /// Prints the tokens of the micro-batch.
     Batch,
-    /// Lists the parameters whose names contain this text.
     Params(String),
-    /// Continues to the next point that is not inside the current one.
     Next,
-    /// Continues to the next point.
     Step,
-    /// Continues to the end of the current place.
     UntilEnd,
-    /// Continues to the next breakpoint.
     Continue,
-    /// Releases the other ranks.
     Clear,
-    /// Adds a breakpoint.
     Break(Breakpoint),
-    /// Lists the breakpoints.
     Breakpoints,
     /// Deletes the breakpoint with this number, from 1; 0 deletes all.
     Delete(usize),
-    /// Changes a configuration value for the steps to come.
     Set(String, String),
-    /// Saves a checkpoint after this step.
     Checkpoint,
-    /// Holds all ranks after the current step.
     Pause,
-    /// Saves and ends the run.
     Quit,
 }
 
-/// A tensor to look at.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Name {
-    /// The tensor at the current point.
     Here,
     /// A parameter, its gradient, or a slot of the optimizer: `name`, `name.grad`, `name.exp_avg`.
     Parameter(String),
 }
 
-/// The reply to a line that is not a command.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}; h lists the commands")]
 pub(super) struct CommandError(String);
 
-/// The list of commands, as text.
 pub(super) const HELP: &str = "\
 where, w             position of this rank       ranks              positions of all ranks
 list, l              nearby points               rank N             inspect another rank

@@ -1,5 +1,3 @@
-//! The debugger of a rank, which decides when to hold it.
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,9 +17,8 @@ use kiln_train::run::{Controls, MicroBatch, Moment, ObservedRank, Observer, Reac
 /// `true` if this build supports breakpoints in the code of layers.
 pub const BREAKPOINTS_IN_CODE: bool = cfg!(feature = "breakpoints");
 
-/// Holds a run in the code of a layer, where `$tensor` can be looked at; evaluates to the tensor. All ranks
-/// are held, so all of them must reach this point. In a build without the feature `breakpoints`, does nothing
-/// and costs nothing.
+/// Holds a run in the code of a layer, where `$tensor` can be inspected; evaluates to the tensor. All ranks must reach
+/// this point. Does nothing without the feature `breakpoints`.
 ///
 /// ```ignore
 /// let mixed = kiln::breakpoint!(context, "after attention", mixed);
@@ -37,31 +34,24 @@ macro_rules! breakpoint {
     };
 }
 
-/// Holds one rank at breakpoints and executes the commands typed at the prompt there. Every rank has a
-/// debugger, and all of them know the same breakpoints.
+/// Holds a rank at breakpoints, and executes the commands of its prompt. The debuggers of all ranks have the same
+/// breakpoints.
 pub struct Debugger {
     pub(super) prompts: Arc<Prompts>,
     pub(super) controls: Controls,
-    /// Requests a stop of the run.
     pub(super) stop: Arc<AtomicBool>,
     /// The content of the tokenizer file of the data.
     pub(super) tokenizer: Arc<[u8]>,
-    /// Tokens per sample.
     pub(super) seq_len: usize,
-    /// The run folder.
     pub(super) out: PathBuf,
-    /// The steps and places of the run.
     pub(super) reach: Reach,
-    /// Set if the prompt may be opened on the terminal of the run.
     pub(super) has_prompt: bool,
     pub(super) rank: usize,
     /// Breakpoints by number, the same on all ranks.
     pub(super) breakpoints: BTreeMap<usize, Breakpoint>,
     /// Breakpoints that no longer hold this rank, but still hold the other ranks.
     pub(super) muted: BTreeSet<usize>,
-    /// Numbers of the breakpoints that were hit.
     reached: BTreeSet<usize>,
-    /// The number of the next breakpoint.
     pub(super) next_number: usize,
     /// Where all ranks are held next, apart from breakpoints.
     pub(super) going: Going,
@@ -69,11 +59,9 @@ pub struct Debugger {
     pub(super) alone: Going,
     /// The rank whose state is shown.
     pub(super) focus: usize,
-    /// The current micro-batch.
     pub(super) batch: Option<(Moment, MicroBatch)>,
     /// The points of this step so far, and those of the previous step.
     pub(super) points: [Vec<Point>; 2],
-    /// The metrics of the last step.
     pub(super) metrics: Option<StepMetrics>,
     /// The step whose gradient was found to have non-finite values.
     spoilt: Option<u64>,
@@ -81,13 +69,10 @@ pub struct Debugger {
     pub(super) last_line: String,
 }
 
-/// Where a rank is held next, apart from breakpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Going {
-    /// Nowhere.
     #[default]
     Free,
-    /// At the next point.
     ToNext,
     /// At the next point that is at most this deep.
     Over(usize),
@@ -106,17 +91,13 @@ impl Going {
     }
 }
 
-/// The reason why a rank is held.
 struct Reason {
     text: String,
-    /// Set if the other ranks continue.
     alone: bool,
-    /// The rank whose state is shown first.
     focus: Option<usize>,
 }
 
 impl Debugger {
-    /// Creates the debugger of a rank.
     pub(crate) fn new(
         breakpoints: &[Breakpoint],
         has_prompt: bool,
@@ -156,10 +137,8 @@ impl Debugger {
         }
     }
 
-    /// Returns the reason to hold this rank at `point`, if there is one. `happens` reports whether the event
-    /// of a breakpoint has occurred; it may communicate.
-    ///
-    /// `note` is appended to the breakpoint that is the reason.
+    /// Returns the reason to hold this rank at `point`, if any, with `note` appended to that of a breakpoint. `happens`
+    /// reports whether a breakpoint's event has occurred; it may communicate.
     fn reason(
         &mut self,
         point: &Point,
@@ -192,8 +171,7 @@ impl Debugger {
             .or_else(|| self.alone.is_over(point).then(|| stepped(true))))
     }
 
-    /// Handles the arrival at `point`, where `tensor` can be looked at: holds this rank if there is a reason
-    /// to.
+    /// Holds this rank at `point` if there is a reason; the prompt can then show `tensor`.
     fn come_to(
         &mut self,
         engine: &Engine,
@@ -257,7 +235,6 @@ impl Debugger {
     }
 }
 
-/// Returns `true` if the tensor has a non-finite value.
 fn is_spoilt(seen: &Seen<'_>) -> bool {
     !seen.values.clone().is_finite().all().into_data().iter::<bool>().all(|all| all)
 }

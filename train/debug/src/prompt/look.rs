@@ -1,5 +1,3 @@
-//! Tensors that can be looked at while a rank is held.
-
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -16,11 +14,9 @@ use kiln_data::Tokenizer;
 use kiln_sys::npy::{self, Array};
 use kiln_train::error::Result;
 
-/// Largest number of characters shown of a text.
 const LONGEST_TEXT: usize = 400;
 
 impl Shown {
-    /// Copies the tensor shown by a pass.
     pub(super) fn of(seen: &Seen<'_>) -> Self {
         let of = if seen.is_gradient { "gradient of " } else { "" };
         let data = seen.values.clone().into_data();
@@ -32,7 +28,6 @@ impl Shown {
         }
     }
 
-    /// Returns the output of `p NAME[SLICE]`.
     pub(super) fn part(&self, slice: &Slice) -> String {
         match slice.of(&self.shape, &self.values) {
             Ok((shape, values)) => {
@@ -53,7 +48,6 @@ fn difference(tensor: &Shown, file: &Path) -> io::Result<String> {
     Ok(tensor.difference(&shape, &values))
 }
 
-/// Finds a parameter by its full name.
 fn parameter<'a>(engine: &'a Engine, name: &str) -> Option<&'a ParameterLayout> {
     let parameters = engine.layout().groups.iter().flat_map(|group| &group.parameters);
     parameters.into_iter().find(|parameter| parameter.name == name)
@@ -75,7 +69,6 @@ impl Debugger {
             (Some(found), _) => (found, StateKind::Weight),
             (None, Some((of, kind))) if parameter(engine, of).is_some() => {
                 let kind = if kind == "grad" { StateKind::Gradient } else { StateKind::Slot(kind) };
-                // Always found: its name was looked up above.
                 let Some(found) = parameter(engine, of) else { return Ok(Err(String::new())) };
                 (found, kind)
             }
@@ -124,11 +117,9 @@ impl Debugger {
         Ok(whole.map(|values| shown(name.to_owned(), found.shape.clone(), values)).ok_or_else(none))
     }
 
-    /// Writes a tensor to a file, on the rank in focus.
     pub(super) fn save(&self, view: &View<'_>, name: &Name, file: &Path) -> Result<String> {
         Ok(match self.tensor(view, name)? {
             Err(text) => text,
-            // One rank writes it.
             Ok(_) if !view.alone && self.focus != self.rank => String::new(),
             Ok(tensor) if file.exists() => {
                 format!("{} already exists: name another file for {}", file.display(), tensor.title)
@@ -143,7 +134,6 @@ impl Debugger {
         })
     }
 
-    /// Compares a tensor with a file, on the rank in focus.
     pub(super) fn diff(&self, view: &View<'_>, name: &Name, file: &Path) -> Result<String> {
         Ok(match self.tensor(view, name)? {
             Err(text) => text,
@@ -155,7 +145,6 @@ impl Debugger {
         })
     }
 
-    /// Returns the tokens of the current micro-batch as text.
     pub(super) fn show_batch(&self) -> String {
         let Some((at, batch)) = &self.batch else { return "no batch is being processed".to_owned() };
         let tokenizer = match Tokenizer::from_file(self.tokenizer.to_vec(), Path::new("tokenizer.json")) {
@@ -179,7 +168,6 @@ impl Debugger {
         lines.join("\n")
     }
 
-    /// Lists the parameters whose names contain `pattern`.
     pub(super) fn parameters(&self, view: &View<'_>, pattern: &str) -> String {
         let mut lines = Vec::new();
         for group in &view.engine.layout().groups {
@@ -202,7 +190,6 @@ impl Debugger {
 mod tests {
     use super::*;
 
-    /// A file must not make the run allocate more memory than the comparison needs.
     #[test]
     fn a_file_of_another_shape_is_not_read() {
         let folder = tempfile::tempdir().unwrap();
@@ -210,7 +197,6 @@ mod tests {
         let tensor = Shown { title: "x".into(), dtype: "f32".into(), shape: vec![2], values: vec![1.0, 2.0] };
         npy::write(&path, &[2], &tensor.values).unwrap();
         assert_eq!(difference(&tensor, &path).unwrap(), "x: equal, bit by bit");
-        // An array without data that claims to be larger than memory.
         let huge = 1 << 36;
         npy::write(&path, &[huge], &[]).unwrap();
         let file = fs::File::options().write(true).open(&path).unwrap();

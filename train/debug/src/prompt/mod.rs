@@ -1,5 +1,3 @@
-//! Breakpoints, and the prompt of a run that is held.
-
 mod breakpoint;
 mod command;
 mod debugger;

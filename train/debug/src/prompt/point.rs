@@ -1,5 +1,3 @@
-//! Points of a step at which a rank can be held.
-
 use std::fmt;
 
 use kiln_model::ops::Seen;
@@ -13,34 +11,26 @@ use kiln_train::run::Moment;
 /// Prefix of the names of tensors that [`breakpoint!`](crate::breakpoint) shows.
 const IN_CODE: &str = "breakpoint: ";
 
-/// A point of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Point {
-    /// The optimizer step.
     pub(super) step: u64,
-    /// The part of the step, or the tensor, at which the rank is.
     pub(super) what: What,
 }
 
-/// The part of a step, or the tensor, at which a rank is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// A part of a step.
     Part(Part),
-    /// A tensor of a pass.
     Tensor {
         /// The micro-batch, from 0.
         micro_batch: usize,
         pass: Pass,
         /// The place, such as `layers.3.ffn`.
         place: String,
-        /// The tensor in the place, such as `output`.
         name: String,
     },
 }
 
 impl Point {
-    /// Creates the point at which the pass shows `seen`.
     pub(super) fn of(at: Moment, seen: &Seen<'_>) -> Self {
         let Moment { step, micro_batch, pass, .. } = at;
         let (place, name) = (seen.place.to_owned(), seen.name.to_owned());
@@ -58,7 +48,6 @@ impl Point {
         }
     }
 
-    /// Returns the name of a breakpoint in the code of a layer, if this point is one.
     pub(super) fn in_code(&self) -> Option<&str> {
         match &self.what {
             What::Tensor { pass: Pass::Forward | Pass::Recompute, name, .. } => name.strip_prefix(IN_CODE),
@@ -66,7 +55,6 @@ impl Point {
         }
     }
 
-    /// Returns `true` if a pass leaves the place of `start` at this point.
     pub(super) fn ends(&self, start: &Point) -> bool {
         match (&self.what, &start.what) {
             (What::Tensor { pass, place, name, .. }, What::Tensor { pass: entered, place: of, .. }) => {

@@ -1,5 +1,3 @@
-//! Messages between the prompts of a process and its ranks.
-
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,11 +16,8 @@ pub struct Prompts {
 struct State {
     prompts: BTreeMap<u64, Prompt>,
     next: u64,
-    /// The held ranks, each with its place and its prompt text.
     held: BTreeMap<usize, Held>,
-    /// Lines for each rank, in order of arrival.
     lines: BTreeMap<usize, VecDeque<String>>,
-    /// Set while prompts can connect.
     is_open: bool,
     is_over: bool,
 }
@@ -36,7 +31,6 @@ struct Prompt {
 
 #[derive(Debug)]
 struct Held {
-    /// The place at which the rank is held.
     place: String,
     ask: String,
 }
@@ -47,7 +41,6 @@ impl State {
         prompt.rank.or_else(|| self.held.keys().next().copied()).unwrap_or(0)
     }
 
-    /// Sends `message` to the prompts of `rank` and removes disconnected prompts.
     fn send(&mut self, rank: usize, message: &ToPrompt) {
         let mine: Vec<_> = self
             .prompts
@@ -70,12 +63,10 @@ impl Prompts {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets prompts connect from now on.
     pub(crate) fn open(&self) {
         self.lock().is_open = true;
     }
 
-    /// Returns `true` if prompts can connect.
     pub(super) fn is_open(&self) -> bool {
         self.lock().is_open
     }
@@ -93,7 +84,6 @@ impl Prompts {
             Some(Held { place, ask }) => vec![ToPrompt::Text(place.clone()), ToPrompt::Ask(ask.clone())],
             None => vec![ToPrompt::Running],
         };
-        // The receiver still exists, so sending cannot fail.
         told.into_iter().for_each(|message| _ = prompt.out.send(message));
         state.prompts.insert(id, prompt);
         (id, messages)
@@ -115,18 +105,15 @@ impl Prompts {
         self.changed.notify_all();
     }
 
-    /// Returns `true` if a line for `rank` is queued.
     pub(super) fn has_line(&self, rank: usize) -> bool {
         self.lock().lines.get(&rank).is_some_and(|lines| !lines.is_empty())
     }
 
-    /// Returns `true` if a prompt shows the messages of `rank`, now or once the other held ranks are
-    /// released.
+    /// Returns `true` if a prompt shows the messages of `rank`, now or once the other held ranks are released.
     pub(super) fn has_prompt(&self, rank: usize) -> bool {
         self.lock().prompts.values().any(|prompt| prompt.rank.is_none_or(|of| of == rank))
     }
 
-    /// Records that `rank` is held at `place` and asks for a line with the text `ask`.
     pub(super) fn hold(&self, rank: usize, place: &str, ask: &str) {
         let mut state = self.lock();
         // Lines typed while the run continued were for rank 0, which has read them.
@@ -138,7 +125,6 @@ impl Prompts {
         state.send(rank, &ToPrompt::Ask(ask.to_owned()));
     }
 
-    /// Describes where ranks are held.
     pub(crate) fn held(&self) -> Vec<String> {
         self.lock().held.values().map(|held| held.place.clone()).collect()
     }
@@ -157,7 +143,6 @@ impl Prompts {
         }
     }
 
-    /// Records that `rank` is no longer held.
     pub(super) fn release(&self, rank: usize) {
         let mut state = self.lock();
         // Sent before the release, so that prompts for any held rank receive it.
@@ -207,7 +192,6 @@ mod tests {
         assert!(prompts.has_line(2) && !prompts.has_line(0));
         assert_eq!(prompts.next(2, Duration::ZERO), Some("w".to_owned()));
         assert_eq!(prompts.next(2, Duration::ZERO), None);
-        // A prompt that connects later gets the rank's place; a prompt for another rank does not.
         let (_, late) = prompts.attach(Some(2));
         assert_eq!(late.try_recv(), Ok(ToPrompt::Text("rank 2 is here".to_owned())));
         let (_, other) = prompts.attach(Some(1));

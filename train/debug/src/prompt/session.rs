@@ -1,8 +1,7 @@
-//! A held rank: it executes the commands typed at its prompt until it is released.
+//! A held rank, which executes the commands typed at its prompt until it is released.
 //!
-//! Where all ranks are held, rank 0 reads a line and sends it to the others. All ranks execute it, so that a sharded
-//! tensor can be gathered and no rank is left waiting. The rank in focus answers through rank 0. A rank that is held
-//! alone reads its lines itself and sees only its own shard.
+//! While all ranks are held, all execute each line that rank 0 reads, so that a sharded tensor can be gathered. A rank
+//! held alone reads its own lines and sees only its own shard.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -20,7 +19,6 @@ use kiln_train::error::Result;
 use kiln_train::metrics::print_line;
 use kiln_train::process::terminal;
 
-/// Number of points listed before and after the current one.
 const AROUND: usize = 6;
 
 /// Interval at which a rank that waits for a line checks that the other ranks are still alive.
@@ -34,40 +32,30 @@ const ASK_EVERY: Duration = Duration::from_secs(2);
 /// The ranks agree on whether the run should stop.
 const ASK: &str = "\0ask";
 
-/// The run should stop.
 const STOP: &str = "\0stop";
 
-/// No prompt can connect.
 const UNREACHABLE: &str = "\0unreachable";
 
-/// The reply to a request that would make other ranks time out.
 const NO_TIME_WITH_MPI: &str = "with MPI, ranks can only be held together: the others would time out";
 
 fn is_mpi(engine: &Engine) -> bool {
     !engine.world().shares_holds()
 }
 
-/// The state of a held rank after a command.
 enum Next {
-    /// Stays held.
     Stay,
-    /// Continues.
     Go,
-    /// Stays held, alone.
     Alone,
 }
 
-/// The state of the run that commands can show.
 pub(super) struct View<'a> {
     pub(super) engine: &'a Engine,
     pub(super) point: &'a Point,
     pub(super) tensor: Option<&'a Shown>,
-    /// Set if the other ranks continue.
     pub(super) alone: bool,
 }
 
 impl Debugger {
-    /// Holds this rank at `point` until a command releases it.
     pub(super) fn hold(
         &mut self,
         engine: &Engine,
@@ -152,7 +140,6 @@ impl Debugger {
         }
     }
 
-    /// Returns the rank that reads the lines.
     fn reader(&self, alone: bool) -> usize {
         if alone { self.rank } else { 0 }
     }
@@ -181,7 +168,6 @@ impl Debugger {
         }
     }
 
-    /// Opens the prompt on the terminal of the run, if the run is in the foreground.
     fn open_prompt(&self, alone: bool) -> bool {
         let Ok(program) = std::env::current_exe() else { return false };
         let mut command = std::process::Command::new(program);
@@ -374,8 +360,7 @@ impl Debugger {
         if lines.is_empty() { "there are no breakpoints".to_owned() } else { lines.join("\n") }
     }
 
-    /// Deletes breakpoint `number`, or all with 0. For a rank held `alone`, mutes breakpoints instead of
-    /// deleting them for the others.
+    /// Deletes breakpoint `number`, or all with 0. For a rank held `alone`, mutes them instead.
     fn delete(&mut self, number: usize, alone: bool) -> String {
         if number != 0 && !self.breakpoints.contains_key(&number) {
             return format!("there is no breakpoint {number}");
@@ -402,7 +387,6 @@ impl Debugger {
 
     /// Reads the next line on `reader` and returns it on all held ranks. Collective unless `alone`.
     fn read(&mut self, engine: &Engine, reader: usize, alone: bool) -> Result<String> {
-        // A stop request reaches the threads of one process together.
         let asks_others = !alone && engine.world().backend() != "local";
         loop {
             let line = match reader == self.rank {

@@ -1,28 +1,19 @@
-//! Text output of a tensor: statistics, values, a histogram, a checksum.
-
 use kiln_shard::{TensorDifference, TensorStatistics};
 use sha2::{Digest, Sha256};
 
-/// Number of values in a tensor's summary.
 const SHOWN: usize = 8;
 
-/// Largest number of rows printed of a slice.
 const MOST_ROWS: usize = 32;
 
-/// Number of bars of a histogram.
 const BARS: usize = 12;
 
-/// Length of the longest bar in characters.
 const LONGEST: usize = 40;
 
-/// A tensor, or a part of one.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shown {
     /// The tensor's name, such as `layers.0.ffn output`.
     pub(super) title: String,
-    /// The tensor's dtype in the run.
     pub(super) dtype: String,
-    /// Its shape.
     pub(super) shape: Vec<usize>,
     /// Its values in row-major order.
     pub(super) values: Vec<f32>,
@@ -54,14 +45,12 @@ impl Shown {
         format!("[{}{more}]", first.join(", "))
     }
 
-    /// Returns the output of `hist`.
     pub(super) fn histogram(&self) -> String {
         let TensorStatistics { min, max, nan, infinite, .. } = TensorStatistics::of(&self.values);
         let width = (f64::from(max) - f64::from(min)) / BARS as f64;
         let mut counts = [0_usize; BARS];
         for value in self.values.iter().filter(|value| value.is_finite()) {
             let at = (f64::from(*value) - f64::from(min)) / width;
-            // With zero width, all values are the same.
             counts[if width > 0.0 { (at as usize).min(BARS - 1) } else { 0 }] += 1;
         }
         let most = counts.iter().copied().max().unwrap_or(0).max(1);

@@ -1,13 +1,9 @@
-//! Slices of a tensor in NumPy's syntax: `0, :8`.
-
 use std::ops::Range;
 use std::str::FromStr;
 
-/// A slice of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Slice(Vec<Part>);
 
-/// The selection in one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// One index; negative indices count from the end.
@@ -16,16 +12,12 @@ enum Part {
     Between(Option<i64>, Option<i64>),
 }
 
-/// An invalid slice, or one that does not fit the tensor.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SliceError {
-    /// The text is not a slice.
     #[error("\"{0}\" is not a slice; write an index, or FROM:TO")]
     Unreadable(String),
-    /// The slice has too many parts.
     #[error("{parts} indices for a tensor with {dimensions} dimensions")]
     Dimensions { parts: usize, dimensions: usize },
-    /// An index is out of range.
     #[error("index {index} is out of range for a dimension of size {size}")]
     Outside { index: i64, size: usize },
 }
@@ -52,8 +44,7 @@ impl FromStr for Slice {
 }
 
 impl Slice {
-    /// Selects from `values`, which have `shape`. Returns the shape and values of the slice; the shape omits
-    /// dimensions with a single index.
+    /// Returns the shape and values of the slice; the shape omits dimensions with a single index.
     pub(super) fn of(&self, shape: &[usize], values: &[f32]) -> Result<(Vec<usize>, Vec<f32>), SliceError> {
         if self.0.len() > shape.len() {
             return Err(SliceError::Dimensions { parts: self.0.len(), dimensions: shape.len() });

@@ -1,5 +1,3 @@
-//! Selection of the steps to trace, and its syntax.
-
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -17,7 +15,6 @@ pub struct TraceOptions {
 }
 
 impl TraceOptions {
-    /// Returns the output file for a run in the folder `out`.
     pub(super) fn path(&self, out: &Path) -> PathBuf {
         let name = || format!("steps-{}.pftrace", steps::name(&self.steps));
         self.file.clone().unwrap_or_else(|| out.join("traces").join(name()))

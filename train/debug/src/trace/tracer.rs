@@ -1,5 +1,3 @@
-//! The observer that traces steps.
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -15,24 +13,20 @@ use kiln_train::metrics::{StepMetrics, print_line};
 use kiln_train::run::ObservedRank;
 use kiln_train::run::Observer;
 
-/// Collects the events of the requested steps from the recorder of a rank. After the last of them, rank 0 writes the
-/// trace of all ranks. Tensors are not read, so the steps are the same as without tracing.
+/// Collects a rank's events in the requested steps; rank 0 then writes the trace of all ranks. Tensors are not read, so
+/// the steps are the same as without tracing.
 pub struct Tracer {
     options: TraceOptions,
     path: PathBuf,
     rank: usize,
-    /// The device on which the rank computes.
     device: ResolvedDevice,
     recorded: RecordedRank,
-    /// The recording of its GPU, while it is in progress.
     gpu: Option<Recording>,
-    /// The current step, and the recorder's sums at its start.
     now: Option<(u64, BTreeMap<String, u64>)>,
     is_done: bool,
 }
 
 impl Tracer {
-    /// Creates the tracer of rank `of`.
     pub fn new(options: TraceOptions, of: &ObservedRank) -> Self {
         let (path, device) = (options.path(&of.out), of.device.clone());
         let recorded = RecordedRank { groups: BTreeMap::new(), steps: Vec::new(), gpu: Vec::new() };
@@ -48,7 +42,6 @@ impl Tracer {
             .flatten()
     }
 
-    /// Ends the current step.
     fn end_step(&mut self, engine: &Engine) {
         let Some((step, before)) = self.now.take() else { return };
         let after = sums(engine.world().recorder());
@@ -87,7 +80,6 @@ impl Tracer {
                     "trace: {path}; open it at https://ui.perfetto.dev, or run: kiln trace summary {path}"
                 ));
             }
-            // A failure here does not end the run.
             Err(error) => tracing::warn!("no trace: {error}"),
         }
         Ok(())
@@ -128,7 +120,6 @@ impl Observer for Tracer {
     }
 
     fn on_step_done(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
-        // Ends the rank's previous activity here.
         engine.set_activity("tracing");
         self.end_step(engine);
         engine.world().recorder().keep_all(false);

@@ -19,7 +19,6 @@ use kiln_train::metrics::print_line;
 use kiln_train::process::output::printable;
 use kiln_train::process::terminal;
 
-/// Longest wait for a process to accept a line.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// If a run is held again within this time, the user has only stepped, and no message is shown.
@@ -43,10 +42,6 @@ pub struct AttachArgs {
 
 impl AttachArgs {
     /// Connects the terminal to the run until the user leaves or the run ends. Returns the exit code.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such run, or if no process of it is running on this machine.
     pub fn run(&self) -> Result<u8> {
         if self.take_terminal {
             terminal::take();
@@ -57,12 +52,9 @@ impl AttachArgs {
     }
 }
 
-/// The connections to the prompts of a run.
 struct Prompts {
-    /// Each connection, with the first message received. Rank 0's process comes last, and has the prompt of all
-    /// ranks while all are held; before it may come the process of a rank that is held alone.
+    /// Each connection, with the first message received. Rank 0's process comes last; a rank held alone comes before.
     connections: Vec<(Connection, ToPrompt)>,
-    /// The rank to look at while all ranks are held.
     focus: Option<usize>,
 }
 
@@ -115,7 +107,6 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
     Ok(Prompts { connections, focus: rank })
 }
 
-/// Returns the settings of the terminal, to restore them when the prompt ends.
 fn terminal_state() -> Option<Termios> {
     termios::tcgetattr(stdin()).ok()
 }
@@ -165,7 +156,6 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         if !line.trim().is_empty() {
             let _ = editor.add_history_entry(&line);
         }
-        // Reads messages that arrived while the line was typed.
         prompts.catch_up();
         if focus.is_some() {
             // A line for one rank must not be sent while the run is not held.
@@ -186,7 +176,6 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         if was_held {
             prompts.wait();
             let mut is_told = !is_terminal;
-            // Waits until ranks are held again before the next line.
             while !prompts.is_held() {
                 if !is_told && !prompts.wait_for(SOON) {
                     print_line("the run continues; press Ctrl-C to leave it running");
@@ -199,15 +188,13 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
     }
 }
 
-/// The latest prompt text of each connection.
 struct Asked {
     texts: Vec<String>,
     asked: Receiver<(usize, String)>,
 }
 
 impl Asked {
-    /// Returns the index of the first prompt at which a rank is held; if none is held, that of the last prompt,
-    /// which is rank 0's.
+    /// Returns the index of the first prompt at which a rank is held, else that of rank 0's prompt, the last one.
     fn index(&self) -> usize {
         let held = self.texts.iter().position(|text| text != RUNNING);
         held.unwrap_or(self.texts.len() - 1)
@@ -235,7 +222,6 @@ impl Asked {
         }
     }
 
-    /// Returns whether a prompt sends a message within `patience`.
     fn wait_for(&mut self, patience: Duration) -> bool {
         let said = self.asked.recv_timeout(patience);
         let is_said = said.is_ok();
@@ -275,10 +261,8 @@ fn handle<P: ExternalPrinter>(
     Some(())
 }
 
-/// Ends this process after restoring the terminal.
 fn leave(why: &str, before: Option<&Termios>) -> ! {
     if let Some(before) = before {
-        // Nothing to restore if the terminal is gone.
         let _ = termios::tcsetattr(stdin(), OptionalActions::Flush, before);
         // Ends the line with the prompt, at which the user was typing.
         print_line("");

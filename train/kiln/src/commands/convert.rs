@@ -1,6 +1,4 @@
-//! The commands that convert a model between formats on disk: `kiln convert`, `kiln import` and `kiln export`.
-//!
-//! [`kiln_checkpoint`] does the work.
+//! `kiln convert`, `kiln import` and `kiln export`: convert a model between formats on disk.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +14,6 @@ use kiln_train::metrics::print_line;
 use kiln_train::process::Meter;
 use kiln_train::process::output::ProgressLine;
 
-/// Maximum number of parts of a checkpoint.
 const MAX_PARTS: usize = 1 << 16;
 
 /// Arguments of `kiln convert`.
@@ -45,10 +42,6 @@ enum Target {
 
 impl ConvertArgs {
     /// Converts the checkpoint; returns a message for the user.
-    ///
-    /// # Errors
-    ///
-    /// As for [`kiln_checkpoint::convert`], and if the arguments contradict each other.
     pub fn run(self) -> Result<String> {
         let (format, ranks) = match (self.to, self.ranks) {
             (Some(Target::Full), Some(_)) => {
@@ -110,8 +103,7 @@ impl ExportArgs {
         }
         // For a size beyond all files, this conversion saturates.
         let max_shard_bytes = (max_shard_gb * GB) as usize;
-        // Nothing is computed, so this works without the program's layers. In every program, a model that the
-        // target format cannot express fails below.
+        // Works without the program's layers: below, the export fails if the format cannot express the model.
         let source = ModelSource::open(&checkpoint)?;
         counted("exporting", |meter| checkpoint::export(&source, &out, dtype, max_shard_bytes, meter))?;
         print_line(&format!("exported to {}", out.display()));
@@ -151,7 +143,6 @@ impl ImportArgs {
             (None, repo) => {
                 // Checked first, because a download may take hours.
                 kiln_checkpoint::check_free(&self.out)?;
-                // The argument parser requires one of the two.
                 hugging_face::download(&repo.unwrap_or_default(), &self.revision)?
             }
         };

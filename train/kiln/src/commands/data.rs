@@ -80,7 +80,6 @@ struct TokenizerArgs {
 }
 
 impl PrepareArgs {
-    /// Prepares data and prints the result.
     pub(crate) fn run(self) -> Result<()> {
         let tokenizer = match (self.tokenizer.tokenizer, self.tokenizer.vocab_size) {
             (Some(file), _) => TokenizerSource::File(file),
@@ -106,7 +105,6 @@ impl PrepareArgs {
 }
 
 impl VerifyArgs {
-    /// Compares a folder with its checksums; returns a message for the user.
     pub(crate) fn run(self) -> Result<String> {
         Ok(verify(&self.folder)?)
     }

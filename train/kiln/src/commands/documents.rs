@@ -22,7 +22,6 @@ pub(crate) struct ManArgs {
 }
 
 impl CompletionsArgs {
-    /// Returns the completion script for the shell.
     pub(crate) fn run(self, mut kiln: Command) -> String {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut kiln, "kiln", &mut script);

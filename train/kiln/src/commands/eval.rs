@@ -178,7 +178,6 @@ impl EvalArgs {
         })?)
     }
 
-    /// Checks the arrangement of the ranks before a model is loaded.
     fn check_mesh(&self, ranks: usize) -> Result<()> {
         Mesh::new(self.strategy, ranks, self.shard_size)
             .map(|_| ())
@@ -234,7 +233,6 @@ impl Work {
         kernels::settle_in(Precision::F32, self.source.model(), device, world, comm)
     }
 
-    /// Does the work of one rank. Rank 0 writes the files. Collective.
     fn on_rank(&self, world: Arc<dyn Communicator>, device: &Device) -> Result<Report> {
         let Work { layers, source, task, strategy, shard_size } = self;
         let (rank, ranks) = (world.rank(), world.world_size());
@@ -252,7 +250,6 @@ impl Work {
             }
             Task::Answer(pair) => {
                 let losses = answer_losses(&model, device, std::slice::from_ref(pair))?;
-                // There is one loss per pair.
                 Outcome::Answer(losses[0])
             }
             Task::Answers(pairs) => Outcome::Answers(answer_losses(&model, device, pairs)?),

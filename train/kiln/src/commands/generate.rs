@@ -1,5 +1,3 @@
-//! The command `kiln generate`.
-
 mod stream;
 
 use std::io::{IsTerminal, Write, stdout};
@@ -52,8 +50,7 @@ pub(crate) struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    /// Continues the prompt on one rank and prints it with its continuation: on a terminal token by token,
-    /// otherwise when it is complete.
+    /// Continues the prompt on one rank. Prints token by token on a terminal, else the whole text at the end.
     pub(crate) fn run(self, layers: &Layers) -> Result<()> {
         memory::use_huge_pages();
         let mut sampling = Sampling {
@@ -110,7 +107,6 @@ fn on_terminal(text: &str) -> String {
     output::printable(&text.replace('\r', "")).into_owned()
 }
 
-/// Fails, with the name of the flag, if a value is outside its range.
 fn check_flags(sampling: &Sampling) -> Result<(), ConfigError> {
     let Sampling { temperature, top_p, .. } = *sampling;
     let problem = if !(temperature >= 0.0 && temperature.is_finite()) {

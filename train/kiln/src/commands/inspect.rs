@@ -72,14 +72,12 @@ impl InspectArgs {
     }
 }
 
-/// The flight recorders found for a run.
 struct Found {
     flights: BTreeMap<usize, Flight>,
     skipped: Vec<String>,
 }
 
-/// Describes the flight recorders in `folder`, a run folder or its folder of flight recorders: the verdict, then
-/// one line per rank. Unusable files are named and skipped.
+/// Describes the flight recorders below `folder`: the verdict, then one line per rank. Names and skips unusable files.
 pub fn flight(folder: &Path) -> Result<String, InspectError> {
     let inside = flight::flight_folder(folder);
     let folder = if inside.is_dir() { inside } else { folder.to_owned() };

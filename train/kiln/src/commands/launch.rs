@@ -82,7 +82,6 @@ fn check_command(command: &[OsString]) -> Result<(), String> {
     }
 }
 
-/// Maximum of `--grace-s`.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);
 
 /// Returns the name of the flag in `argument` if it would give every rank the same place.

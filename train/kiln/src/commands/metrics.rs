@@ -1,5 +1,4 @@
-//! `kiln metrics`: writes the metrics of runs in formats that other programs read. [`kiln_observe::export`]
-//! does the work.
+//! `kiln metrics`: writes the metrics of runs in formats that other programs read.
 
 use std::path::{Path, PathBuf};
 
@@ -33,10 +32,6 @@ struct Form {
 
 impl MetricsArgs {
     /// Exports the metrics; returns a message for the user.
-    ///
-    /// # Errors
-    ///
-    /// If a folder does not hold a run or has no metrics, or on errors of the file system.
     pub fn run(self) -> Result<String> {
         let MetricsArgs { runs, form } = self;
         let runs = kiln_observe::run::find_runs(&runs).map_err(ExportError::from)?;

@@ -1,5 +1,3 @@
-//! The command `kiln plan`.
-
 mod sweep;
 
 use std::path::PathBuf;
@@ -23,7 +21,6 @@ const HOST_BANDWIDTH: f64 = 8e9;
 /// Share of the FLOP/s of a large matrix product that the products of a model reach on a CPU.
 const HOST_PRODUCTS: f64 = 0.8;
 
-/// Default number of GPUs per machine.
 const GPUS_PER_NODE: usize = 8;
 
 /// Arguments of `kiln plan`.
@@ -76,7 +73,6 @@ pub(crate) struct PlanArgs {
 }
 
 impl PlanArgs {
-    /// Returns the plan as text or JSON.
     pub(crate) fn run(self, registry: &Registry) -> Result<String> {
         let mut config = config::load(&self.config, &self.overrides)?;
         let first = self.sweep.map(|range| range.first());
@@ -197,8 +193,7 @@ impl PlanArgs {
     }
 }
 
-/// Changes a batch that the ranks of `config` cannot share evenly, because it was set for another number of ranks.
-/// Returns the changes, as settings.
+/// Changes a batch that the ranks of `config` cannot share evenly; returns the changed settings.
 fn share_batch(config: &mut Config) -> Vec<String> {
     let (ranks, train) = (config.train.ranks, &mut config.train);
     let mut changed = Vec::new();

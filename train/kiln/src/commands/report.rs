@@ -23,7 +23,6 @@ pub(crate) struct ReportArgs {
 }
 
 impl ReportArgs {
-    /// Writes the report; returns a message for the user.
     pub(crate) fn run(self) -> Result<String> {
         check_place(&self.out, "--out")?;
         // A path without a run is an error here; `kiln watch` would wait for the run.
@@ -36,7 +35,6 @@ impl ReportArgs {
     }
 }
 
-/// Fails unless a report can be written to the place that `flag` names.
 pub(crate) fn check_place(place: &Path, flag: &'static str) -> Result<()> {
     report::check_place(place, flag).map_err(|error| CommandError::usage(error.to_string()))
 }

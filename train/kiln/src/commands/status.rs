@@ -1,5 +1,5 @@
-//! The command `kiln status`. Reads the state of a live run from its processes (`kiln_observe::status`), of a starting
-//! run from the ranks that have arrived (`meeting.rs`), and of an ended run from its files (`ended.rs`).
+//! `kiln status`: the state of a live run from its processes, of a starting run (`meeting.rs`) from the ranks that have
+//! arrived, and of an ended run (`ended.rs`) from its files.
 
 pub(crate) mod ended;
 mod meeting;
@@ -19,7 +19,6 @@ use kiln_observe::status::{Look, LookAt, State, look, summary, text};
 use kiln_train::process::output::{eprint_line, print_line, printable};
 use kiln_train::run::{Progress, progress};
 
-/// Interval between two updates of `--follow`.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Arguments of `kiln status`.
@@ -40,10 +39,6 @@ pub struct StatusArgs {
 
 impl StatusArgs {
     /// Prints the status of the run, once or repeatedly. Returns the exit code: 1 if the run needs attention.
-    ///
-    /// # Errors
-    ///
-    /// If the folder holds no run.
     pub fn run(&self) -> Result<u8> {
         let redraws = self.follow && !self.json && stdout().is_terminal();
         let mut is_first = true;
@@ -116,7 +111,6 @@ impl StatusArgs {
     }
 }
 
-/// Writes one status to standard output, after `between`, which separates it from the previous one.
 fn show(between: &str, text: &str) -> io::Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{between}{}", printable(text))?;
@@ -128,7 +122,6 @@ pub(crate) fn look_at_runs() -> LookAt {
     Arc::new(|out| look_at(out, false).map_err(|error| error.to_string()))
 }
 
-/// Returns the current status of the run in the folder `out`.
 fn look_at(out: &Path, stacks: bool) -> Result<Look> {
     let answers = ask_all(out, stacks).map_err(|error| {
         let out = out.display();

@@ -1,5 +1,3 @@
-//! The tools with which users look into runs of this program: debugging, and the page of `log.http`.
-
 use kiln_debug::{DebugOptions, DebugTools};
 use kiln_observe::page;
 use kiln_train::metrics::print_line;

@@ -1,5 +1,3 @@
-//! The command `kiln train`.
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -94,14 +92,12 @@ pub struct TrainArgs {
     fault: Option<Fault>,
 }
 
-/// The error for a smoke run whose ranks are processes of a launcher.
 const SMOKE_ALONE: &str = "--smoke runs its ranks as threads: remove `kiln launch`, and set --ranks N";
 
-/// The error for `--resume latest` without a configuration, which would name the runs to choose from.
 const LATEST_OF: &str = "--resume latest needs CONFIG, which names the runs; or name one: --resume RUN";
 
-/// Returns the configuration and the run folder of the run at `resume`, which is a run folder or one of its checkpoints.
-/// The checkpoint may have been removed since: a restarted job resumes from a later one.
+/// Returns the configuration and folder of the run at `resume`, a run folder or one of its checkpoints. The checkpoint
+/// may be gone, since a restarted job resumes from a later one.
 fn own_config(resume: &Path) -> Result<(PathBuf, RunFolder)> {
     let run = run_of(resume);
     let is_run = |config: &PathBuf| config.is_file() && run.join("config.toml").is_file();
@@ -177,8 +173,7 @@ impl TrainArgs {
 }
 
 impl TrainArgs {
-    /// Builds the debugging options. With a breakpoint and without a world size, `--rank` is an older spelling of
-    /// `--break-rank`.
+    /// Builds the debugging options. With a breakpoint and no world size, `--rank` means `--break-rank`.
     fn debug_options(&mut self) -> Result<DebugOptions> {
         let mut breakpoints = std::mem::take(&mut self.breakpoints);
         let mut held = self.break_rank;

@@ -24,7 +24,6 @@ const TOKEN: &str = "KILN_HTTP_TOKEN";
 /// Environment variable with further names by which clients may address this machine, separated by commas.
 const NAMES: &str = "KILN_HTTP_NAMES";
 
-/// Interval between checks for a request to stop the server.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Arguments of `kiln watch`.
@@ -50,10 +49,6 @@ pub struct WatchArgs {
 
 impl WatchArgs {
     /// Shows the runs until the user quits.
-    ///
-    /// # Errors
-    ///
-    /// If there is no terminal, or the page cannot be served.
     pub fn run(self) -> Result<()> {
         let Some(address) = self.http else {
             let options = WatchOptions::new(self.runs, look_at_runs());
@@ -71,12 +66,8 @@ impl WatchArgs {
     }
 }
 
-/// Serves the page of the runs in `paths` at `address`. With `control`, the page accepts commands to the runs. It
-/// requires a token if other machines can reach it, if it accepts commands, or if a token was chosen.
-///
-/// # Errors
-///
-/// If the address cannot be bound, or the token is weak.
+/// Serves the page of the runs in `paths` at `address`; with `control`, it accepts commands to the runs. Requires a
+/// token if other machines can reach the page, if it accepts commands, or if the user chose a token.
 pub(crate) fn serve(
     address: SocketAddr,
     paths: Vec<PathBuf>,

@@ -1,4 +1,4 @@
-//! Asks all processes of a run, combines their answers, and sends lines to the prompt of the run.
+//! Asks all processes of a run, combines their answers, and sends lines to the run's prompt.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -14,38 +14,34 @@ use super::message::{Known, ProcessStatus, Reply, Request, Thread, ToPrompt, Typ
 use super::socket::{Folder, Owner};
 use super::symbols::Symbols;
 
-/// Maximum time for a process to answer. With [`PATIENCE_FOR_ALL`], a question about a run is answered within two
-/// seconds, whatever its processes do.
+/// Maximum time for a process to answer. With [`PATIENCE_FOR_ALL`], it limits a request to two seconds.
 const PATIENCE: Duration = Duration::from_millis(800);
 
 /// Maximum time for rank 0 to ask all others.
 const PATIENCE_FOR_ALL: Duration = Duration::from_millis(950);
 
-/// Maximum time for a process to collect the call stacks of its threads.
 const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(2);
 
-/// Maximum time for a run to respond to a line: it reads lines at the end of a step.
+/// Maximum time for a run to respond to a line, which it reads at the end of a step.
 const PATIENCE_FOR_LINES: Duration = Duration::from_secs(5);
 
-/// Maximum size of a reply in bytes: a rank takes about 64 KiB.
+/// Maximum size of a reply; a rank takes about 64 KiB.
 const MOST_REPLY: usize = 32 << 20;
 
-/// Maximum number of threads per process, and of functions per thread.
 const MOST_THREADS: usize = 4096;
 const MOST_CALLS: usize = 256;
 
-/// Bytes per read; usually enough for the status of a rank.
 const BUFFER: usize = 1 << 16;
 
 /// A connection to a process of a run.
 pub struct Connection {
     stream: BufReader<UnixStream>,
-    /// Maximum duration of a reply, from its request to its end.
+    /// Maximum time from a request to the end of its reply.
     patience: Duration,
 }
 
 impl Connection {
-    /// Connects to the process `owner`. Each of its replies may take up to `patience`.
+    /// Connects to the process `owner`. Each reply may take up to `patience`.
     pub fn open(folder: &Folder, owner: &Owner, patience: Duration) -> io::Result<Self> {
         let stream = folder.connect(owner)?;
         stream.set_write_timeout(Some(patience))?;
@@ -67,12 +63,11 @@ impl Connection {
         Ok((self.stream.get_ref().try_clone()?, self))
     }
 
-    /// Waits for the next reply, however long it takes.
+    /// Waits for the next reply without a time limit.
     pub fn receive(&mut self) -> io::Result<Reply> {
         self.read(None)
     }
 
-    /// Reads the whole of the next reply, until `end` at the latest.
     fn read(&mut self, end: Option<Instant>) -> io::Result<Reply> {
         let invalid = |problem| io::Error::new(ErrorKind::InvalidData, problem);
         let mut reply = Vec::new();
@@ -96,7 +91,7 @@ impl Connection {
                 return Err(invalid("its reply is too long"));
             }
         }
-        // Checked as a whole, which takes a fraction of checking each of a thousand strings.
+        // One check of the whole reply is much faster than one per string.
         let reply = std::str::from_utf8(&reply).map_err(|_| invalid("its reply is not UTF-8"))?;
         let reply: Reply = serde_json::from_str(reply)?;
         if reply.is_sound() { Ok(reply) } else { Err(invalid("its reply is inconsistent")) }
@@ -110,8 +105,7 @@ pub fn send_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Resul
     stream.write_all(&line)
 }
 
-/// Sends a reply. Not generic, so that it is compiled with this crate's optimisation: a reply has several
-/// hundred operations per rank.
+/// Sends a reply. Not generic, so that it is compiled with this crate's optimisation level, because replies are long.
 pub fn send_reply(stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     send_line(stream, reply)
 }
@@ -135,24 +129,24 @@ pub enum Answer {
 pub struct Process {
     pub owner: Owner,
     pub answer: Answer,
-    /// The process's threads as known to the kernel, if requested and if the process did not answer.
+    /// Threads according to the kernel, if requested and the process did not answer.
     pub threads: Option<Vec<Thread>>,
 }
 
-/// The answers of the processes of a run.
+/// Answers of the processes of a run.
 #[derive(Debug, Default)]
 pub struct Answers {
     pub processes: Vec<Process>,
-    /// Rank 0's knowledge of the ranks, if some have no process here.
+    /// Rank 0's knowledge of all ranks, if some have no process on this machine.
     pub all: Option<Vec<Known>>,
 }
 
-/// Asks all processes that have a socket in the run folder `out`, for at most two seconds, or longer if they must ask
-/// their threads. Returns no processes if none is alive.
+/// Asks all processes with a socket in the run folder `out`. Takes at most two seconds, or longer with `stacks`.
+/// Returns no processes if none is alive.
 ///
 /// # Errors
 ///
-/// If this user may not ask them.
+/// If this user may not connect to them.
 pub fn ask_all(out: &Path, stacks: bool) -> io::Result<Answers> {
     let folder = match Folder::open(out) {
         Ok(folder) => folder,
@@ -163,7 +157,7 @@ pub fn ask_all(out: &Path, stacks: bool) -> io::Result<Answers> {
     let process = |(owner, mut answer): (Owner, Answer)| {
         let pid = owner.process.pid;
         match &mut answer {
-            // In another container, the number refers to another process.
+            // In another container, the process id refers to another process.
             Answer::Status(status) if owner.process.is_gone() == Some(false) => {
                 status.threads.iter_mut().for_each(|threads| name_calls(threads, pid));
             }
@@ -186,7 +180,6 @@ pub fn ask_all(out: &Path, stacks: bool) -> io::Result<Answers> {
     Ok(Answers { processes, all })
 }
 
-/// Asks rank 0 for its knowledge of all ranks, if some ranks have no process on this machine.
 fn ask_first(folder: &Folder, processes: &[Process]) -> Option<Vec<Known>> {
     let (first, status) = processes.iter().find_map(|process| match &process.answer {
         Answer::Status(status) if process.owner.ranks.contains(&0) => Some((process, status)),
@@ -204,12 +197,11 @@ fn ask_first(folder: &Folder, processes: &[Process]) -> Option<Vec<Known>> {
     }
 }
 
-/// Returns the last complete step of each rank of the run in `out` whose process can be asked from here, by
-/// rank.
+/// Returns the last complete step of each rank of the run in `out` that answers, ordered by rank.
 ///
 /// # Errors
 ///
-/// If this user may not ask them.
+/// If this user may not connect to the processes.
 pub fn timelines(out: &Path) -> io::Result<Vec<StepTimeline>> {
     let folder = match Folder::open(out) {
         Ok(folder) => folder,
@@ -219,7 +211,6 @@ pub fn timelines(out: &Path) -> io::Result<Vec<StepTimeline>> {
     let ask = |owner: &Owner| Connection::open(&folder, owner, PATIENCE)?.ask(&Request::Timeline);
     let mut timelines = Vec::new();
     for (_, reply) in ask_each(&folder, ask) {
-        // A process that does not answer in time is omitted.
         if let Ok(Reply::Timeline(of_process)) = reply {
             timelines.extend(of_process);
         }
@@ -228,7 +219,7 @@ pub fn timelines(out: &Path) -> io::Result<Vec<StepTimeline>> {
     Ok(timelines)
 }
 
-/// Calls `ask` for all processes in `folder` at the same time, and returns the results in the order of their ranks.
+/// Calls `ask` for all processes at the same time, and returns the results in rank order.
 fn ask_each<T: Send>(folder: &Folder, ask: impl Fn(&Owner) -> T + Sync) -> Vec<(Owner, T)> {
     let owners = folder.owners();
     let answers: Vec<_> = thread::scope(|scope| {
@@ -240,7 +231,6 @@ fn ask_each<T: Send>(folder: &Folder, ask: impl Fn(&Owner) -> T + Sync) -> Vec<(
     owners.into_iter().zip(answers).filter_map(|(owner, answer)| Some((owner, answer?))).collect()
 }
 
-/// Asks the process `owner` for its status.
 fn answer(folder: &Folder, owner: &Owner, stacks: bool) -> Answer {
     let is_gone = owner.process.is_gone();
     if is_gone == Some(true) {
@@ -262,28 +252,26 @@ fn answer(folder: &Folder, owner: &Owner, stacks: bool) -> Answer {
     }
 }
 
-/// The function whose callers are the same in all threads.
+/// Callers of this function are the same in all threads.
 const BEGIN: &str = "__rust_begin_short_backtrace";
 
-/// Looks up the names of the functions on the call stacks of process `pid`.
 fn name_calls(threads: &mut Vec<Thread>, pid: i32) {
     let mut symbols = Symbols::of(pid);
     threads.truncate(MOST_THREADS);
     for thread in threads {
         thread.addresses.truncate(MOST_CALLS);
-        // A call that never returns may be the last instruction of its function.
+        // The return address of a call that never returns may lie behind its function.
         let addresses =
             thread.addresses.iter().enumerate().map(|(index, at)| at - u64::from(index > 0 && *at > 0));
         let calls = addresses.map(|address| symbols.name(address));
         thread.calls = calls.collect();
         let begin = thread.calls.iter().position(|call| call.contains(BEGIN));
-        // The function for which the thread was started may have been inlined.
+        // The thread's own function may have been inlined.
         thread.calls.truncate(begin.map_or(usize::MAX, |begin| begin.max(1)));
     }
 }
 
-/// Returns the reason why a process of this machine does not answer: it may have ended or been stopped
-/// meanwhile.
+/// Returns the reason why a process does not answer: it may have ended or stopped meanwhile.
 fn silence(owner: &Owner, error: &io::Error) -> Answer {
     if owner.process.is_gone() == Some(true) {
         return Answer::Gone;
@@ -299,8 +287,8 @@ fn silence(owner: &Owner, error: &io::Error) -> Answer {
     }
 }
 
-/// Sends `line` to the prompt of the run in `out`, and returns the run's response. If the current step takes too long,
-/// returns a text that says that the run will act on the line later.
+/// Sends `line` to the prompt of the run in `out`, and returns the response. If the current step takes too long,
+/// returns a text that says that the run will act later.
 ///
 /// # Errors
 ///
@@ -352,7 +340,6 @@ mod tests {
         let out = tempfile::tempdir().unwrap();
         let error = || send_command(out.path(), "checkpoint").unwrap_err().to_string();
         assert!(error().starts_with("it is over"), "{}", error());
-        // A killed process has left its socket.
         let folder = Folder::make(out.path()).unwrap();
         drop(folder.listen(&Owner { process: ProcessId::this(), ranks: vec![0] }).unwrap());
         assert!(error().starts_with("it is over"), "{}", error());

@@ -1,4 +1,4 @@
-//! Information from the kernel about a process that does not answer.
+//! Information from the kernel about processes that do not answer.
 
 use std::fs;
 
@@ -11,15 +11,14 @@ pub enum ProcessState {
     Running,
     /// Stopped by a signal or a debugger.
     Stopped,
-    /// Waiting in the kernel, as for a disk; no signal reaches it.
+    /// In an uninterruptible wait, for example for a disk.
     Stuck,
     /// No such process.
     Gone,
 }
 
-/// Returns the letter of the state in a `stat` file of the kernel.
 fn state_in(stat: &str) -> Option<char> {
-    // The name before it, in brackets, may contain anything.
+    // The process name in brackets may contain anything.
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
@@ -33,8 +32,7 @@ pub fn state_of(pid: i32) -> ProcessState {
     }
 }
 
-/// Returns the threads of process `pid` as reported by the kernel, the only source for a process that does
-/// not answer.
+/// Returns the threads of process `pid` according to the kernel.
 pub fn threads_of(pid: i32) -> Vec<Thread> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mut ids: Vec<i32> = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
@@ -45,7 +43,7 @@ pub fn threads_of(pid: i32) -> Vec<Thread> {
             text.trim().to_owned()
         };
         let mut calls = vec![format!("state {}", state_in(&read("stat")).unwrap_or('?'))];
-        // Both files are often unreadable for ordinary users.
+        // Ordinary users often cannot read these files.
         let (place, call) = (read("wchan"), read("syscall"));
         if !place.is_empty() && place != "0" {
             calls.push(format!("in {place}"));

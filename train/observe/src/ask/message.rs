@@ -11,16 +11,16 @@ use super::socket::MOST_RANKS;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Asks what the ranks of this process are doing.
+    /// Asks for the current state of the process's ranks.
     Status {
-        /// Includes the threads of the process.
+        /// True to include the call stacks of threads.
         stacks: bool,
-        /// Includes the ranks of other processes, if this process can ask those.
+        /// True to include ranks of other processes.
         all: bool,
     },
     /// Asks for the last complete step of the process's ranks.
     Timeline,
-    /// Requests the prompt of a rank. From then on, every line is a [`Typed`], and every reply a prompt's.
+    /// Requests a rank's prompt. Further lines are [`Typed`], and further replies are [`Reply::Prompt`].
     Attach {
         /// The rank; `None` for any held rank.
         rank: Option<usize>,
@@ -35,7 +35,7 @@ pub enum ToPrompt {
     Text(String),
     /// The run waits for a line, with this text as the prompt.
     Ask(String),
-    /// The run continues; lines are read at the end of a step.
+    /// The run continues and reads lines at the end of a step.
     Running,
     /// The run is over.
     End,
@@ -47,7 +47,7 @@ pub struct Typed {
     pub typed: String,
 }
 
-/// Maximum size in bytes of a request, and of a line for a prompt.
+/// Maximum size of a request or a typed line, in bytes.
 pub const MOST_REQUEST: usize = 64 * 1024;
 
 impl Typed {
@@ -55,7 +55,7 @@ impl Typed {
     ///
     /// # Errors
     ///
-    /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the line is too long.
+    /// Returns [`InvalidInput`](io::ErrorKind::InvalidInput) if the line is too long.
     pub fn new(line: &str) -> io::Result<Self> {
         let typed = Typed { typed: line.to_owned() };
         if serde_json::to_vec(&typed)?.len() >= MOST_REQUEST {
@@ -71,17 +71,16 @@ impl Typed {
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     Status(Box<ProcessStatus>),
-    /// The last complete step of each rank of the process that has completed a step.
+    /// The last complete step of each rank of the process.
     Timeline(Vec<StepTimeline>),
     /// A message to the prompt.
     Prompt(ToPrompt),
-    /// The request was refused; the reason is for people.
+    /// The request was refused, for this reason.
     Refused(String),
 }
 
 impl Reply {
-    /// Returns true if the numbers of ranks are consistent. Readers allocate lists of that length, and
-    /// compare each rank with the others of its groups.
+    /// Returns true if the ranks are consistent. Readers use them as indices and as lengths of lists.
     pub(super) fn is_sound(&self) -> bool {
         let Reply::Status(status) = self else { return true };
         let world_size = status.world_size;
@@ -102,44 +101,44 @@ impl Reply {
     }
 }
 
-/// The status of a process, as it reports it.
+/// The status of a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ProcessStatus {
     pub world_size: usize,
-    /// Number of optimizer steps of the run.
+    /// Optimizer steps of the run.
     pub steps: u64,
-    /// Seconds that a rank may wait for the others in one collective; `None` if there is no limit.
+    /// Maximum seconds that a rank may wait in one collective; `None` without a limit.
     pub deadline_s: Option<f64>,
     pub ranks: Vec<RankStatus>,
-    /// Ranks of the run that are held at a prompt or breakpoint.
+    /// Ranks held at a prompt or breakpoint.
     #[serde(default)]
     pub held: Vec<usize>,
-    /// The places where ranks are held, as text, for ranks whose prompt this process serves.
+    /// Descriptions of the places where ranks are held, if this process serves the prompt.
     #[serde(default)]
     pub held_at: Vec<String>,
-    /// Information about all ranks, if requested and if this process can ask them.
+    /// Knowledge about all ranks, if requested and available.
     pub all: Option<Vec<Known>>,
-    /// The call stacks of the process's threads, if requested.
+    /// Call stacks of the process's threads, if requested.
     pub threads: Option<Vec<Thread>>,
 }
 
-/// The status of a rank, as its process reports it.
+/// The status of a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RankStatus {
     pub rank: usize,
-    /// The current optimizer step; 0 before the first one.
+    /// Current optimizer step; 0 before the first one.
     pub step: u64,
-    /// The last step saved in a complete checkpoint; 0 if there is none.
+    /// Last step saved in a complete checkpoint; 0 if there is none.
     pub saved: u64,
-    /// Loss of the last step whose outcome is known; `None` if there is none, or if it is NaN.
+    /// Loss of the last finished step; `None` if there is none, or if it is NaN.
     pub loss: Option<f64>,
-    /// Tokens of all ranks per second in the step of `loss`.
+    /// Tokens of all ranks per second in the same step.
     pub tokens_per_s: Option<f64>,
-    /// Seconds taken by the longest recent step.
+    /// Seconds of the longest recent step.
     pub longest_step_s: Option<f64>,
-    /// Bytes that the rank holds now; `None` where they are not counted, as on a GPU.
+    /// Bytes that the rank holds; `None` where they are not counted, as on a GPU.
     pub bytes: Option<u64>,
-    /// The most bytes that the rank has held.
+    /// Maximum bytes that the rank has held.
     pub peak_bytes: Option<u64>,
     pub flight: Flight,
 }
@@ -183,11 +182,10 @@ impl From<Known> for Witness {
 pub struct Thread {
     pub id: i32,
     pub name: String,
-    /// Names of functions, innermost first, or other information instead. The client looks up the names from the
-    /// addresses.
+    /// Function names, innermost first, which the client looks up; or other information about the thread.
     pub calls: Vec<String>,
     /// Addresses in the functions.
     pub addresses: Vec<u64>,
-    /// The reason why the call stack is unknown; `None` if it is known.
+    /// The reason why the call stack is unknown.
     pub problem: Option<String>,
 }

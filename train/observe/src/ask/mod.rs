@@ -1,9 +1,6 @@
-//! Asking the processes of a live run.
+//! Requests to the processes of a live run, each of which has a socket in the run folder.
 //!
-//! Each process of a run keeps a socket in the run folder (`socket.rs`) and answers its clients. The client
-//! (`client.rs`) combines the answers of all processes with information from the machine about those that do
-//! not answer (`machine.rs`) and the names of functions (`symbols.rs`), or sends a line to the prompt of the
-//! run. Requests and replies are one line of JSON each (`message.rs`).
+//! Requests and replies are one line of JSON each.
 
 mod client;
 mod machine;

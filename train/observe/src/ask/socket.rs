@@ -1,8 +1,6 @@
-//! The sockets of a run, in the folder `debug` of its run folder: one for each process, next to a file that
-//! identifies the process.
+//! The sockets of a run, in the folder `debug` of its run folder, each next to a file that identifies its process.
 //!
-//! The path of a socket may have at most 107 bytes, and a run folder's path may be longer. So the folder is
-//! opened, and its sockets are addressed through `/proc/self/fd`.
+//! Socket paths have at most 107 bytes, so the sockets are addressed through `/proc/self/fd`.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -18,40 +16,37 @@ use serde::{Deserialize, Serialize};
 
 use kiln_sys::{ProcessId, files};
 
-/// Name of the folder inside the run folder.
 const FOLDER: &str = "debug";
 
-/// Maximum number of ranks in a world. A file or a reply that claims more is rejected.
+/// Maximum number of ranks in a world. Files and replies with more ranks are rejected.
 pub(super) const MOST_RANKS: usize = 1 << 16;
 
-/// Maximum file size; longer files were not written by Kiln.
 const MAX_BYTES: u64 = 64 * 1024;
 
-/// The contents of the file next to a socket.
+/// Identifies the process of a socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     pub process: ProcessId,
-    /// The process's ranks, ascending.
+    /// Ranks of the process, ascending.
     pub ranks: Vec<usize>,
 }
 
-/// The open folder of a run's sockets: it stays the same folder even if the run folder is moved.
+/// The open folder of a run's sockets, which stays valid if the run folder is moved.
 #[derive(Debug)]
 pub struct Folder(OwnedFd);
 
-/// Returns the path of the socket folder of the run in `out`.
 fn path_of(out: &Path) -> PathBuf {
     out.join(FOLDER)
 }
 
 impl Folder {
-    /// Opens the existing folder of the run in `out`.
+    /// Opens the existing socket folder of the run in `out`.
     pub fn open(out: &Path) -> io::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(Folder(open(path_of(out), flags, Mode::empty())?))
     }
 
-    /// Creates the folder, accessible to this user only.
+    /// Creates the socket folder with permissions for this user only.
     pub fn make(out: &Path) -> io::Result<Self> {
         match fs::create_dir(path_of(out)) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
@@ -67,12 +62,12 @@ impl Folder {
         Path::new("/proc/self/fd").join(self.0.as_raw_fd().to_string()).join(name)
     }
 
-    /// Listens at the socket of `owner`, replacing a socket that an earlier process left behind.
+    /// Listens at the socket of `owner`, replacing one that an earlier process left behind.
     pub fn listen(&self, owner: &Owner) -> io::Result<UnixListener> {
         let name = owner.name();
         let _ = self.remove(&format!("{name}.sock"));
         let listener = UnixListener::bind(self.path(&format!("{name}.sock")))?;
-        // Written under a temporary name first, so that a file with the right name is complete.
+        // Renamed after it is written, so that readers never see a partial file.
         let temporary = self.path(&format!(".{name}.json"));
         fs::write(&temporary, serde_json::to_vec(owner)?)?;
         fs::rename(&temporary, self.path(&format!("{name}.json")))?;
@@ -83,7 +78,7 @@ impl Folder {
     pub fn remove_of(&self, owner: &Owner) {
         let name = owner.name();
         for name in [format!("{name}.json"), format!("{name}.sock")] {
-            // A leftover file is useless, and the next start replaces it.
+            // The next start replaces a leftover file.
             let _ = self.remove(&name);
         }
     }
@@ -92,7 +87,7 @@ impl Folder {
         Ok(unlinkat(&self.0, name, AtFlags::empty())?)
     }
 
-    /// Returns the processes that have a socket here, ordered by their first rank.
+    /// Returns the processes that have a socket, ordered by their first rank.
     pub fn owners(&self) -> Vec<Owner> {
         let entries = fs::read_dir(self.path("")).into_iter().flatten().flatten();
         let mut owners: Vec<Owner> = entries
@@ -110,8 +105,8 @@ impl Folder {
         owners
     }
 
-    /// Connects to the process `owner` without waiting. Fails if the process accepts no connections, or if
-    /// its user neither owns the folder nor is root.
+    /// Connects to the process `owner` without waiting. Fails if the process accepts no connections, or if its user
+    /// neither owns the folder nor is root.
     pub fn connect(&self, owner: &Owner) -> io::Result<UnixStream> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -128,13 +123,12 @@ impl Folder {
 }
 
 impl Owner {
-    /// Returns the name of its files, without extension.
     fn name(&self) -> String {
         format!("rank_{}", self.ranks.first().copied().unwrap_or_default())
     }
 }
 
-/// Removes sockets left by earlier processes of the run in `out`.
+/// Removes sockets of earlier processes of the run in `out`.
 pub fn clear(out: &Path) {
     let Ok(folder) = Folder::open(out) else { return };
     let entries = fs::read_dir(folder.path("")).into_iter().flatten().flatten();
@@ -145,12 +139,12 @@ pub fn clear(out: &Path) {
     }
 }
 
-/// Removes the folder of sockets if it is empty.
+/// Removes the socket folder if it is empty.
 pub fn remove_if_empty(out: &Path) {
     let _ = fs::remove_dir(path_of(out));
 }
 
-/// Returns the user at the other end of a connection, if it is neither this process's user nor root.
+/// Returns the user at the other end, if it is neither this process's user nor root.
 pub fn stranger(stream: impl AsFd) -> io::Result<Option<u32>> {
     let user = socket_peercred(stream)?.uid;
     Ok((user != geteuid() && !user.is_root()).then(|| user.as_raw()))
@@ -174,7 +168,6 @@ mod tests {
         let mode = fs::metadata(out.join("debug")).unwrap().permissions();
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o700);
 
-        // The folder is moved while the run continues.
         let moved = root.path().join("moved");
         fs::rename(&out, &moved).unwrap();
         let mut client = Folder::open(&moved).unwrap().connect(&owner).unwrap();
@@ -186,7 +179,6 @@ mod tests {
         client.read_to_string(&mut received).unwrap();
         assert_eq!(received, "here");
 
-        // A killed process has left its socket.
         drop(listener);
         assert!(folder.connect(&owner).is_err());
         let again = folder.listen(&owner).unwrap();
@@ -196,7 +188,6 @@ mod tests {
         assert_eq!(fs::read_dir(moved.join("debug")).unwrap().count(), 0);
     }
 
-    /// Passes the socket to the program below.
     const SOCKET: &str = "KILN_TEST_SOCKET";
 
     #[test]
@@ -243,7 +234,7 @@ mod tests {
         clear(out.path());
         remove_if_empty(out.path());
         assert_eq!(fs::read_dir(out.path().join("debug")).unwrap().count(), 1);
-        // Links are not followed: anyone who may write here could otherwise have other users' files removed.
+        // Following links would let anyone who may write here remove other users' files.
         let other = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(out.path().join("debug"), other.path().join("debug")).unwrap();
         assert!(Folder::make(other.path()).is_err());

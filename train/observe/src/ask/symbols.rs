@@ -1,5 +1,4 @@
-//! Names of functions of another process, found in the files that it has mapped. The client finds them, so that the
-//! other process, which has a memory limit, is not disturbed.
+//! Finds names of functions in the files that another process has mapped, without work for that process.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,27 +15,23 @@ pub struct Symbols {
     files: HashMap<PathBuf, Option<Functions>>,
 }
 
-/// A part of a file mapped into the memory of the process.
 struct Mapping {
     addresses: Range<u64>,
-    /// Offset of the mapping in the file.
     offset: u64,
     path: PathBuf,
 }
 
-/// The functions of a program or library.
 struct Functions {
-    /// Loaded parts: their ranges in the file, and their first addresses.
+    /// File ranges of loaded segments, each with its first address.
     loaded: Vec<(Range<u64>, u64)>,
-    /// Functions sorted by address, each with its size and name.
     functions: Vec<(u64, u64, String)>,
 }
 
 impl Symbols {
-    /// Reads the mappings of process `pid` on this machine.
+    /// Reads the mappings of process `pid`.
     pub fn of(pid: i32) -> Self {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        // A program that has been rebuilt since is still available under this name.
+        // Still refers to the running program after a rebuild.
         let program = PathBuf::from(format!("/proc/{pid}/exe"));
         let itself = fs::read_link(&program).unwrap_or_default();
         let mapping = |line: &str| {
@@ -51,13 +46,11 @@ impl Symbols {
         Symbols { mappings: maps.lines().filter_map(mapping).collect(), files: HashMap::new() }
     }
 
-    /// Returns the name of the function at an address; without a name, the address and the file that contains
-    /// it.
+    /// Returns the name of the function at `address`, or the address and its file.
     pub fn name(&mut self, address: u64) -> String {
         let Some(mapping) = self.mappings.iter().find(|mapping| mapping.addresses.contains(&address)) else {
             return format!("{address:#x}");
         };
-        // Another file may be at the path by now.
         let read = || Functions::read(&files::read(&mapping.path, files::MAX_WHOLE).ok()?);
         let functions = self.files.entry(mapping.path.clone()).or_insert_with(read).as_ref();
         let place = (address - mapping.addresses.start).checked_add(mapping.offset);
@@ -82,21 +75,19 @@ impl Functions {
         };
         let mut functions: Vec<_> = file.symbols().filter_map(function).collect();
         if functions.is_empty() {
-            // Functions that a library exports.
+            // Stripped libraries still have the functions that they export.
             functions.extend(file.dynamic_symbols().filter_map(function));
         }
         functions.sort_unstable();
         Some(Functions { loaded, functions })
     }
 
-    /// Returns the name of the function at a place in the file.
     fn at(&self, place: u64) -> Option<&str> {
         let (part, first) = self.loaded.iter().find(|(part, _)| part.contains(&place))?;
         let address = (place - part.start).checked_add(*first)?;
         let after = self.functions.partition_point(|(begin, ..)| *begin <= address);
         let (begin, size, name) = self.functions.get(after.checked_sub(1)?)?;
-        // Between exported functions of a library there are others that are not exported. Functions written
-        // in assembler may have no size.
+        // Functions that are not exported lie between exported ones. Assembler functions may have no size.
         (*size == 0 || address - begin < *size).then_some(name)
     }
 }

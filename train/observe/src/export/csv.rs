@@ -1,4 +1,4 @@
-//! Metrics as a table.
+//! Metrics as CSV.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -7,10 +7,8 @@ use std::path::PathBuf;
 use super::{ExportError, runs};
 use crate::line::{Line, Value};
 
-/// Returns the metrics of the runs in `folders` as CSV (RFC 4180): a row for each step, and a column for each
-/// key, in order of first appearance. A key that a step does not have is an empty cell, and so is a value
-/// that is not a number. With several runs, the first column is the name of the run's folder, or its path
-/// where two have the same name.
+/// Returns the metrics of the runs in `folders` as CSV (RFC 4180), with a row per step and a column per key.
+/// Missing, NaN and infinite values are empty cells. With several runs, the first column is the run's name.
 ///
 /// # Errors
 ///
@@ -31,7 +29,7 @@ pub fn csv(folders: &[PathBuf]) -> Result<String, ExportError> {
     };
     let mut text = row("run", columns.iter().map(|column| cell(column)).collect());
     for run in &runs {
-        // An evaluation has its own line.
+        // An evaluation writes a second line for its step.
         for lines in run.lines.chunk_by(|one, next| one.step == next.step) {
             text += &row(&run.name, cells(lines, &places));
         }
@@ -56,7 +54,6 @@ fn cells<'a>(lines: &'a [Line], places: &HashMap<&str, usize>) -> Vec<Cow<'a, st
     cells
 }
 
-/// Formats `text` as a cell, quoted if it contains separators.
 fn cell(text: &str) -> Cow<'_, str> {
     match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")).into(),

@@ -9,12 +9,12 @@ use kiln_sys::durable::parent_of;
 use super::{ExportError, Exported, runs};
 use crate::tensorboard::{EventWriter, event, sample_tag};
 
-/// Writes an event file for each of the runs in `folders`, in a folder of the run's name in `out`, where each
-/// `/` of a path becomes a `-`. Returns these folders.
+/// Writes an event file for each run into its own new folder in `out`. Returns these folders.
+/// A run that is named by a path gets a folder name with `-` for each `/`.
 ///
 /// # Errors
 ///
-/// If a folder is not a run or has no metrics, or if not everything can be written.
+/// If a folder is not a run or has no metrics, or if writing fails.
 pub fn tensorboard(folders: &[PathBuf], out: &Path) -> Result<Vec<PathBuf>, ExportError> {
     let export = |run: Result<Exported, ExportError>| {
         let run = run?;
@@ -25,8 +25,7 @@ pub fn tensorboard(folders: &[PathBuf], out: &Path) -> Result<Vec<PathBuf>, Expo
             created => created.map_err(ExportError::io("create", &folder))?,
         }
         if let Err(error) = write(&run, &folder) {
-            // An incomplete export would look like a complete one. If the removal fails as well, the first error is
-            // reported.
+            // An incomplete export would look complete. Only the first error is reported.
             let _ = fs::remove_dir_all(&folder);
             return Err(ExportError::io("write to", &folder)(error));
         }
@@ -41,7 +40,6 @@ fn write(run: &Exported, folder: &Path) -> io::Result<()> {
     for (line, time) in run.lines.iter().zip(&run.times) {
         event::metrics(line, *time).iter().for_each(|event| file.write(event));
     }
-    // Several prompts of the same step follow each other.
     for samples in run.samples.chunk_by(|one, next| one.step == next.step) {
         for (index, sample) in samples.iter().enumerate() {
             let at = run.lines.partition_point(|line| line.step < sample.step).min(run.lines.len() - 1);

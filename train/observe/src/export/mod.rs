@@ -1,4 +1,4 @@
-//! Exports metrics of runs as CSV or as TensorBoard event files. An incomplete last line is omitted.
+//! Exports metrics as CSV or as TensorBoard event files.
 
 mod csv;
 mod events;
@@ -24,7 +24,7 @@ pub enum ExportError {
     /// The folder is not a run, or cannot be read.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// There are no lines of metrics yet.
+    /// The run has no metrics yet.
     #[error("{} has no metrics yet: {}", .0.display(), .1)]
     Empty(PathBuf, &'static str),
     /// The output already exists.
@@ -43,24 +43,20 @@ pub enum ExportError {
 }
 
 impl ExportError {
-    /// Returns a closure that turns an I/O error into one that names the operation `doing` and `path`.
     fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ExportError {
         let path = path.to_owned();
         move |source| ExportError::Io { doing, path, source }
     }
 }
 
-/// The exported data of a run.
 struct Exported {
-    /// The name of its folder, or its path if another exported run has the same name.
+    /// Name of the run's folder, or its path if another exported run has the same name.
     name: String,
-    /// Its resolved configuration; empty if it cannot be read.
+    /// Resolved configuration; empty if it cannot be read.
     config: Table,
-    /// Its metrics: at least one line.
     lines: Vec<Line>,
-    /// Time at which each line was written, in seconds since 1970.
+    /// Time of each line, in seconds since 1970.
     times: Vec<f64>,
-    /// Texts that it has generated.
     samples: Vec<Sample>,
 }
 
@@ -79,8 +75,7 @@ impl Exported {
         }
         let config = files::read(&folder.join("config.toml"), files::MAX_WHOLE).unwrap_or_default();
         let config = std::str::from_utf8(&config).ok().and_then(|text| text.parse().ok()).unwrap_or_default();
-        // Lines of older builds do not record a time. They get the time of the next line that does, or else that of the
-        // file.
+        // Lines of older builds have no time. They get the next line's time, or the file's.
         let modified = std::fs::metadata(&path).and_then(|file| file.modified()).ok();
         let modified = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         let mut next = modified.map_or(0.0, |time| time.as_secs_f64());
@@ -94,7 +89,6 @@ impl Exported {
     }
 }
 
-/// Returns the runs in `folders`; each is read only when the iterator reaches it.
 fn runs(folders: &[PathBuf]) -> impl Iterator<Item = Result<Exported, ExportError>> {
     let names = distinct_names(folders.iter().map(PathBuf::as_path));
     folders.iter().zip(names).map(|(folder, name)| Exported::read(folder, name))

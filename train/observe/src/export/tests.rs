@@ -1,4 +1,4 @@
-//! Exports, read back.
+//! Tests of exports.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -77,10 +77,10 @@ fn line_without_time_gets_the_next_one() {
     assert!(run.times[2] > 5.0, "when the file was written");
 }
 
-/// Passes the folder of the test below to the process that it starts.
+/// Environment variable that passes the folder to the child process.
 const SMALL_DISK: &str = "KILN_TEST_SMALL_DISK";
 
-/// A limit on the file size of a process simulates a full disk.
+/// Limits the file size of a child process to simulate a full disk.
 #[test]
 fn export_to_a_full_disk_leaves_no_folder() {
     if let Some(root) = std::env::var_os(SMALL_DISK) {

@@ -1,5 +1,4 @@
-//! A comparison of runs: `/api/comparison`. Final numbers, speeds without the warm-up, builds and devices,
-//! whether losses are the same, and missing data.
+//! A comparison of runs: `/api/comparison`.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,36 +14,32 @@ use super::summary::ACTIVITIES;
 use super::watched::WatchedRun;
 use crate::run::{Metrics, Run, Series};
 
-/// Speeds exclude the first 1/n of a run's logged steps as the warm-up, and at least one step.
+/// Speeds exclude the first tenth of a run's logged steps, and at least one step, as the warm-up.
 const WARM_UP: usize = 10;
 
-/// Maximum size of a file that a run writes, except manifests.
 const MOST: u64 = 1 << 20;
-/// Maximum size of a manifest, which names every weight of a model.
+/// A manifest names every weight of a model.
 const MOST_MANIFEST: u64 = 64 << 20;
-/// The version of `run.json` that this build reads.
 const FORMAT: u64 = 1;
 const CHECKPOINT: &str = "fsdp_cpt";
 
-/// Configuration keys that place the work and do not change what is computed.
+/// Configuration keys that place the work without changing its result.
 const PLACEMENT: [&str; 6] =
     ["shard.", "train.ranks", "train.micro_batch", "comm.", "device.", "checkpoint."];
-/// Configuration keys that only observe a run.
 const REPORTING: [&str; 3] = ["log.", "sample.", "eval."];
 
 #[derive(Serialize)]
 struct Answer {
     runs: Vec<Compared>,
-    /// True if the runs spread their state over ranks differently. If so, speeds and losses are compared with
-    /// those of the first run.
+    /// True if the runs shard their state differently; losses are then compared with the first run.
     is_spread: bool,
-    /// Other keys in which the runs differ, if they are spread differently: losses may then differ.
+    /// Other keys in which the runs differ, which may explain different losses.
     other_keys: Vec<String>,
-    /// Properties in which the runs differ, so that speeds and bits may differ.
+    /// Properties in which the runs differ, which may explain different speeds and bits.
     differences: Vec<&'static str>,
 }
 
-/// A run in the comparison. A value is `None` if it was not recorded.
+/// A run in the comparison. Unrecorded values are `None`.
 #[derive(Serialize)]
 struct Compared {
     id: String,
@@ -52,43 +47,34 @@ struct Compared {
     val_loss: Option<At>,
     best_val_loss: Option<At>,
     tokens: Option<f64>,
-    /// Seconds from the first line of metrics to the last.
     seconds: Option<f64>,
     tokens_per_s: Option<Spread>,
     step_s: Option<Spread>,
     mfu: Option<Spread>,
     tflops: Option<Spread>,
-    /// The most bytes that a rank held.
     peak_bytes: Option<f64>,
-    /// Steps without an update.
     skipped: Option<f64>,
     restarts: Option<usize>,
-    /// Steps of the checkpoints in its folder.
     checkpoints: Vec<u64>,
-    /// Mean seconds of a step on rank 0 by activity, in the order of [`ACTIVITIES`].
+    /// Mean seconds of a step on rank 0, in the order of [`ACTIVITIES`].
     spent: Option<Vec<(&'static str, f64)>>,
-    /// The share of a step in which rank 0 waited for other ranks.
     waits: Option<f64>,
     strategy: Option<String>,
     mesh: Option<String>,
     ranks: Option<u64>,
-    /// A comparison of its training losses with those of the first run.
+    /// Comparison of training losses with those of the first run.
     losses: Option<String>,
     dtypes: Option<String>,
     seed: Option<String>,
     created: Option<String>,
-    /// Version, commit and features of the program that last resumed it.
+    /// Version, commit and features of the program that last resumed the run.
     build: Option<String>,
     device: Option<String>,
-    /// The machine of rank 0.
     host: Option<String>,
-    /// SHA-256 of its training data.
     data: Option<String>,
-    /// Sentences about unknown facts, with the reason.
     missing: Vec<String>,
 }
 
-/// A value and its step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct At {
     step: u64,
@@ -102,7 +88,6 @@ impl From<(u64, f64)> for At {
     }
 }
 
-/// The median of some values, and the quartiles around it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Spread {
     lower: f64,
@@ -111,8 +96,6 @@ struct Spread {
 }
 
 impl Spread {
-    /// Returns the spread of the finite `values`, or `None` if there are none. Quantiles between two values are
-    /// interpolated linearly.
     fn new(values: &[f64]) -> Option<Self> {
         let mut values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
@@ -126,7 +109,6 @@ impl Spread {
     }
 }
 
-/// Compares the runs with the first.
 pub(super) fn comparison(watched: &[Arc<WatchedRun>]) -> impl Serialize {
     let runs: Vec<_> = watched.iter().map(|one| one.read()).collect();
     let mut compared: Vec<_> = watched.iter().zip(&runs).map(|(one, run)| compared(&one.id, run)).collect();
@@ -158,7 +140,6 @@ pub(super) fn comparison(watched: &[Arc<WatchedRun>]) -> impl Serialize {
     }
 }
 
-/// Returns the keys whose values differ among the runs that have a configuration.
 fn differing_keys<R: std::ops::Deref<Target = Run>>(runs: &[R]) -> Vec<String> {
     let configs: Vec<_> = runs.iter().map(|run| run.config()).filter(|config| !config.is_empty()).collect();
     let mut keys: Vec<&String> = configs.iter().flat_map(|config| config.keys()).collect();
@@ -220,7 +201,6 @@ fn compared(id: &str, run: &Run) -> Compared {
 }
 
 impl Compared {
-    /// Adds the facts recorded in the files next to the metrics.
     fn read_facts(&mut self, run: &Run) {
         let folder = run.folder();
         let (identity, problem) = json(&folder.join("run.json"), MOST);
@@ -250,7 +230,6 @@ impl Compared {
         }
     }
 
-    /// Adds notes on missing data.
     fn note_gaps(&mut self, run: &Run) {
         let metrics = run.metrics();
         let mut note = |text: &str| self.missing.push(text.to_owned());
@@ -286,13 +265,11 @@ impl Compared {
     }
 }
 
-/// Returns the finite values of a series, with their steps.
 fn finite(series: &Series) -> Vec<(u64, f64)> {
     let values = series.steps().iter().copied().zip(series.values().iter().copied());
     values.filter(|(_, value)| value.is_finite()).collect()
 }
 
-/// Returns the values of a series after the warm-up.
 fn steady(series: &Series) -> &[f64] {
     match series.values() {
         values @ ([] | [_]) => values,
@@ -306,14 +283,12 @@ fn mean(metrics: &Metrics, key: &str) -> Option<f64> {
     (!finite.is_empty()).then(|| finite.iter().sum::<f64>() / finite.len() as f64)
 }
 
-/// Returns the mean seconds of a step by activity, which add up to the mean of the step.
 fn spent(metrics: &Metrics) -> Option<Vec<(&'static str, f64)>> {
     let means = ACTIVITIES.map(|(name, key)| (name, mean(metrics, key)));
     let is_recorded = means.iter().any(|(_, mean)| mean.is_some());
     is_recorded.then(|| means.into_iter().map(|(name, mean)| (name, mean.unwrap_or(0.0))).collect())
 }
 
-/// Returns the object in a file, or the reason why it cannot be read.
 fn json(path: &Path, most: u64) -> (Value, Option<String>) {
     let read = files::read(path, most).map_err(|error| match error.kind() {
         ErrorKind::NotFound => "the file is missing".to_owned(),
@@ -326,7 +301,7 @@ fn json(path: &Path, most: u64) -> (Value, Option<String>) {
     }
 }
 
-/// Describes the mesh of `ranks` ranks. For hybrids without a `shard.shard_size`, it depends on the machines.
+/// Describes the mesh of `ranks` ranks. `None` for hybrid strategies without `shard.shard_size`.
 fn mesh(run: &Run, ranks: u64) -> Option<String> {
     let shard = match run.config().get("shard.strategy")?.as_str() {
         "FULL_SHARD" | "SHARD_GRAD_OP" => ranks,
@@ -337,7 +312,6 @@ fn mesh(run: &Run, ranks: u64) -> Option<String> {
     is_whole.then(|| format!("replicate {} × shard {shard}", ranks / shard))
 }
 
-/// Returns the steps of the complete checkpoints in `folder`, ascending.
 fn checkpoints(folder: &Path) -> Vec<u64> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let step = |entry: fs::DirEntry| {
@@ -349,7 +323,7 @@ fn checkpoints(folder: &Path) -> Vec<u64> {
     steps
 }
 
-/// Returns the files with steps that were superseded when the run went back to an earlier step.
+/// Returns files with lines that were replaced when the run resumed from an earlier step.
 fn superseded(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
@@ -361,7 +335,6 @@ fn superseded(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Compares the losses of two runs at the steps that both have logged.
 fn losses(first: &Run, other: &Run) -> String {
     let (Some(one), Some(two)) = (first.metrics().get("loss"), other.metrics().get("loss")) else {
         return "not recorded".to_owned();

@@ -1,4 +1,4 @@
-//! The details of a run: its metrics over steps, its configuration, its texts, events and ranks.
+//! Details of a run: metrics, configuration, samples, events and ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,18 +10,13 @@ use super::reduce::{Reduced, last_until, reduce};
 use super::watched::WatchedRun;
 use crate::run::{Event, Sample, Series};
 
-/// The requested part of a run's metrics.
 #[derive(Debug)]
 pub(super) struct SeriesQuery {
-    /// The requested metrics, such as `loss`.
     pub(super) keys: Vec<String>,
-    /// The axis of the curves: a key such as `tokens` or `time`. `None` for steps.
+    /// Key on the horizontal axis, such as `tokens` or `time`; `None` for steps.
     pub(super) over: Option<String>,
-    /// The first and the last step.
     pub(super) steps: (u64, u64),
-    /// Maximum number of points of each curve.
     pub(super) points: usize,
-    /// True if the axis of steps is logarithmic.
     pub(super) is_log: bool,
 }
 
@@ -36,12 +31,11 @@ struct Curves {
 struct Curve {
     #[serde(flatten)]
     reduced: Reduced,
-    /// The position of each step on the axis.
     #[serde(skip_serializing_if = "Option::is_none")]
     over: Option<Vec<Option<f64>>>,
 }
 
-/// The curves of a run: `/api/series`. Unknown keys are skipped.
+/// Answers `/api/series`. Unknown keys are skipped.
 pub(super) fn series(watched: &WatchedRun, query: &SeriesQuery) -> impl Serialize {
     let run = watched.read();
     let over = query.over.as_ref().map(|key| run.metrics().get(key));
@@ -64,7 +58,6 @@ struct AllCurves {
     series: BTreeMap<String, OnAxis>,
 }
 
-/// Steps, and their positions on the other axes.
 #[derive(Serialize)]
 struct Axis {
     steps: Vec<u64>,
@@ -74,7 +67,6 @@ struct Axis {
 
 #[derive(Serialize)]
 struct OnAxis {
-    /// Index of its axis.
     axis: usize,
     last: Option<(u64, Option<f64>)>,
     mean: Vec<Option<f64>>,
@@ -84,7 +76,7 @@ struct OnAxis {
     high: Vec<Option<f64>>,
 }
 
-/// Returns all curves of a run, with at most `points` points each, for a page that cannot ask for more.
+/// Returns all curves of a run, with at most `points` points each, for a report.
 pub(super) fn all_series(watched: &WatchedRun, points: usize) -> impl Serialize {
     let run = watched.read();
     let metrics = run.metrics();
@@ -106,13 +98,13 @@ fn place(over: Option<&Series>, step: u64) -> Option<f64> {
     last_until(over?, step).filter(|place| place.is_finite())
 }
 
-/// The names of all metrics of a run: `/api/keys`.
+/// Answers `/api/keys`: the names of all metrics of a run.
 pub(super) fn keys(watched: &WatchedRun) -> Value {
     let keys: Vec<String> = watched.read().metrics().iter().map(|(key, _)| key.to_owned()).collect();
     json!({ "run": watched.id, "keys": keys })
 }
 
-/// Every key of the configurations with its value in each run, `null` where a run has none: `/api/config`.
+/// Answers `/api/config`: every configuration key with its value in each run, or `null`.
 pub(super) fn config(watched: &[Arc<WatchedRun>]) -> Value {
     let configs: Vec<_> = watched.iter().map(|run| run.read().config().clone()).collect();
     let keys: BTreeSet<&String> = configs.iter().flat_map(|config| config.keys()).collect();
@@ -125,13 +117,12 @@ pub(super) fn config(watched: &[Arc<WatchedRun>]) -> Value {
     json!({ "runs": watched.iter().map(|run| &run.id).collect::<Vec<_>>(), "keys": keys })
 }
 
-/// Maximum number of texts and events sent: the last ones.
+/// Maximum number of samples and events sent, newest first.
 const MOST: usize = 500;
 
-/// Maximum number of characters of a text that are sent.
 const MOST_CHARACTERS: usize = 8000;
 
-/// The last texts of a run, the newest first: `/api/samples`.
+/// Answers `/api/samples`.
 pub(super) fn samples(watched: &WatchedRun) -> Value {
     let run = watched.read();
     let cut = |sample: &Sample| Sample {
@@ -143,8 +134,7 @@ pub(super) fn samples(watched: &WatchedRun) -> Value {
     json!({ "run": watched.id, "total": run.samples().len(), "samples": samples })
 }
 
-/// The last events of a run, the newest first, their number by kind, and the unreadable files of the run:
-/// `/api/events`.
+/// Answers `/api/events`: the last events, counts by kind, and unreadable files.
 pub(super) fn events(watched: &WatchedRun) -> Value {
     let run = watched.read();
     let cut = |event: &Event| Event { text: shortened(&event.text), ..event.clone() };
@@ -162,7 +152,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// The last look at a run, or the reason why it failed: `/api/look`.
+/// Answers `/api/look`: the last known state of a run, or the reason why it is unknown.
 pub(super) fn look(watched: &WatchedRun) -> Value {
     let seen = watched.seen();
     json!({ "run": watched.id, "look": seen.look.as_deref(), "problem": seen.problem })

@@ -1,4 +1,4 @@
-//! The page: one self-contained HTML document, served, or as a file with all its data: a report.
+//! The page: one self-contained HTML document. A report is the same document with all its data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +20,6 @@ const FRAME: &str = include_str!("assets/index.html");
 
 const STYLES: [&str; 2] = [include_str!("assets/uplot/uPlot.min.css"), include_str!("assets/style.css")];
 
-/// Scripts in the order of their dependencies.
 const SCRIPTS: [&str; 13] = [
     include_str!("assets/js/dom.js"),
     include_str!("assets/js/format.js"),
@@ -40,21 +39,16 @@ const SCRIPTS: [&str; 13] = [
 const UPLOT: &str = include_str!("assets/uplot/uPlot.iife.min.js");
 const UPLOT_LICENSE: &str = include_str!("assets/uplot/LICENSE");
 
-/// Returns the page of a server. Its one script and one style sheet carry `nonce`: the browser runs no
-/// others.
+/// Returns the page of a server. The browser runs only the script with `nonce`.
 pub(super) fn served(nonce: &str) -> Bytes {
     Bytes::from(document(nonce, "", ""))
 }
 
-/// Returns the page as a file that contains all its data, and is allowed to load nothing.
+/// Returns the page as a file that contains all its data and loads nothing.
 ///
-/// The nonce is a hash of the answers: no text among them can contain it.
-///
-/// # Errors
-///
-/// If the answers cannot be written as JSON.
+/// The nonce is a hash of the answers, so no text in them can contain it.
 pub(super) fn inlined(answers: &impl Serialize) -> serde_json::Result<String> {
-    // Nothing in a JSON string can then end the element or begin a comment.
+    // Prevents text in a JSON string from ending the element or starting a comment.
     let json = serde_json::to_string(answers)?.replace('<', "\\u003c");
     let nonce: String = Sha256::digest(&json)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     let rule = format!("{}; img-src data:; base-uri 'none'; form-action 'none'", rule(&nonce));
@@ -62,8 +56,7 @@ pub(super) fn inlined(answers: &impl Serialize) -> serde_json::Result<String> {
     Ok(document(&nonce, &head, &format!("<script type=\"application/json\" id=\"report\">{json}</script>\n")))
 }
 
-/// Returns the content security policy that lets a page run the script and use the style sheet with `nonce`,
-/// and nothing else.
+/// Returns a content security policy that allows only the script and the style sheet with `nonce`.
 pub(super) fn rule(nonce: &str) -> String {
     format!("default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'")
 }
@@ -81,16 +74,13 @@ fn document(nonce: &str, head: &str, data: &str) -> String {
         .replace("@DATA@\n", data)
 }
 
-/// Maximum number of points of a curve.
 const POINTS: usize = 800;
 
-/// Runs at one moment.
 pub(crate) struct Snapshot {
     watched: Watched,
 }
 
 impl Snapshot {
-    /// Reads the runs that `paths` name, run folders or folders of run folders, and asks their processes.
     pub(crate) fn new(paths: Vec<PathBuf>, look_at: LookAt, timelines_at: Option<TimelinesAt>) -> Self {
         let watched = Watched::new(paths, look_at, timelines_at);
         watched.read_folders();
@@ -101,15 +91,10 @@ impl Snapshot {
         Snapshot { watched }
     }
 
-    /// Returns the page of the runs with all its data, made by the version `program`. The same runs make the
-    /// same page.
-    ///
-    /// # Errors
-    ///
-    /// If an answer cannot be written as JSON.
+    /// Returns the page of the runs with all its data. `program` is the version of the program that writes the page.
     pub(crate) fn page(&self, program: &str) -> serde_json::Result<String> {
         let runs = self.watched.runs();
-        // The time of the newest line, because a report has no other "now".
+        // A report has no clock: the newest line's time is the current time.
         let now = runs
             .iter()
             .filter_map(|run| Some(run.read().metrics().get("time")?.last()?.1))
@@ -124,13 +109,11 @@ impl Snapshot {
         inlined(&json!({ "program": program, "answers": answers, "runs": of_runs? }))
     }
 
-    /// Calls `with` with every run and its name on the page.
     pub(crate) fn each(&self, mut with: impl FnMut(&str, &Run)) {
         self.watched.runs().iter().for_each(|run| with(&run.id, &run.read()));
     }
 }
 
-/// Returns the answers about one run.
 fn for_run(run: &WatchedRun) -> serde_json::Result<Value> {
     Ok(json!({
         "/api/series": to_value(all_series(run, POINTS))?,
@@ -143,10 +126,6 @@ fn for_run(run: &WatchedRun) -> serde_json::Result<Value> {
 }
 
 /// Returns the page of the measurements of `kiln bench strategies`.
-///
-/// # Errors
-///
-/// If `measured` cannot be written as JSON.
 pub(crate) fn page_of_strategies(measured: &impl Serialize, program: &str) -> serde_json::Result<String> {
     inlined(&json!({ "program": program, "answers": { "/api/strategies": to_value(measured)? } }))
 }
@@ -155,7 +134,6 @@ pub(crate) fn page_of_strategies(measured: &impl Serialize, program: &str) -> se
 mod tests {
     use super::*;
 
-    /// Checks that a page is complete and loads nothing.
     fn check(page: &str, nonce: &str) {
         for mark in ["@NONCE@", "@SCRIPT@", "@STYLE@", "@HEAD@", "@DATA@"] {
             assert!(!page.contains(mark), "{mark}");
@@ -171,7 +149,6 @@ mod tests {
     fn pages_load_nothing() {
         let page = String::from_utf8(served("0123").to_vec()).unwrap();
         check(&page, "0123");
-        // A script that contained its own end tag would stop there.
         assert_eq!(page.matches("</script>").count(), 1);
         assert!(!page.contains("id=\"report\""));
     }

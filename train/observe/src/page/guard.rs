@@ -1,8 +1,7 @@
-//! Decides who gets an answer.
+//! Decides which requests are answered.
 //!
-//! Keeps out three kinds of strangers: someone who reaches the port without the token; a page of another site
-//! that is open in the user's browser (`Origin`, `Sec-Fetch-Site`); and such a page whose own name now
-//! resolves to this machine (`Host`).
+//! Refuses clients without the token, pages of other sites in the user's browser (`Origin`, `Sec-Fetch-Site`), and
+//! pages whose host name was rebound to this machine (`Host`).
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,42 +14,35 @@ use subtle::ConstantTimeEq;
 
 use super::error::PageError;
 
-/// Maximum length of a `Host`.
 const MOST_HOST: usize = 260;
 
-/// Decides which requests are answered.
 #[derive(Debug)]
 pub(super) struct Guard {
     address: SocketAddr,
     token: Option<AccessToken>,
-    /// Names of this machine, lower case.
     names: Vec<String>,
 }
 
-/// The status and reason of a refused request.
 pub(super) type Refusal = (StatusCode, &'static str);
 
 impl Guard {
-    /// Creates a guard for a server bound to `address`. `names` are further names under which clients know
-    /// this machine.
+    /// Creates a guard for a server bound to `address`. `names` are additional names of this machine.
     pub(super) fn new(address: SocketAddr, token: Option<AccessToken>, names: &[String]) -> Guard {
         Guard { address, token, names: names.iter().map(|name| name.to_ascii_lowercase()).collect() }
     }
 
-    /// Returns the name of the cookie that holds the token. Browsers send cookies to all ports of a host, and
-    /// tunnels to two servers may begin at one port: the name distinguishes the servers.
+    /// Returns a cookie name that is unique per token, because browsers send cookies to all ports of a host.
     fn cookie_name(token: &AccessToken) -> String {
         format!("kiln-{}", token.mark())
     }
 
-    /// Returns the header that lets a browser remember the token.
+    /// Returns the `Set-Cookie` header that makes a browser remember the token.
     pub(super) fn cookie(&self) -> Option<String> {
         let token = self.token.as_ref()?;
         Some(format!("{}={}; HttpOnly; SameSite=Strict; Path=/", Self::cookie_name(token), token.text()))
     }
 
-    /// Decides whether a request with these headers and this `?token=` is answered. Returns true if the token came in
-    /// the address, so that the browser should remember it.
+    /// Checks a request's headers and `?token=`. Returns true if the browser should remember a token from the address.
     pub(super) fn admit(&self, headers: &HeaderMap, token: Option<&str>) -> Result<bool, Refusal> {
         let host = self.host(headers)?;
         is_of_this_site(headers, host)?;
@@ -67,7 +59,7 @@ impl Guard {
         }
     }
 
-    /// Returns the `Host`, if it is this machine: with any port, since a tunnel may begin at another one.
+    /// Returns the `Host` if it names this machine. Any port is valid, because tunnels may use another one.
     fn host<'a>(&self, headers: &'a HeaderMap) -> Result<&'a str, Refusal> {
         const WRONG: Refusal = (StatusCode::MISDIRECTED_REQUEST, "this server has another host name");
         let mut hosts = headers.get_all(HOST).iter();
@@ -76,7 +68,7 @@ impl Guard {
         let name = name_of(host).ok_or(WRONG)?.to_ascii_lowercase();
         let is_ours = match name.parse::<IpAddr>() {
             Ok(ip) if self.address.ip().is_loopback() => ip.is_loopback(),
-            // A numeric address cannot be made to point elsewhere.
+            // DNS rebinding does not affect numeric addresses.
             Ok(ip) => ip == self.address.ip() || ip.is_loopback() || self.address.ip().is_unspecified(),
             Err(_) => name == "localhost" || self.names.contains(&name),
         };
@@ -91,7 +83,7 @@ fn has_cookie(headers: &HeaderMap, expected: &AccessToken) -> bool {
     pairs.any(|(name, value)| name == ours && expected.is(value))
 }
 
-/// Returns the name or number in `NAME:PORT`, `1.2.3.4:PORT` or `[::1]:PORT`.
+/// Returns the name or address in `NAME:PORT`, `1.2.3.4:PORT` or `[::1]:PORT`.
 fn name_of(host: &str) -> Option<&str> {
     if host.len() > MOST_HOST {
         return None;
@@ -103,7 +95,7 @@ fn name_of(host: &str) -> Option<&str> {
     port.is_none_or(|port| port.parse::<u16>().is_ok()).then_some(name)
 }
 
-/// Checks that, according to the browser, the request does not come from another site.
+/// Checks that the browser does not mark the request as coming from another site.
 fn is_of_this_site(headers: &HeaderMap, host: &str) -> Result<(), Refusal> {
     const OTHER: Refusal = (StatusCode::FORBIDDEN, "requests from other sites are refused");
     if let Some(origin) = headers.get(ORIGIN) {
@@ -118,7 +110,7 @@ fn is_of_this_site(headers: &HeaderMap, host: &str) -> Result<(), Refusal> {
     let fetch = |name: &'static str| headers.get(HeaderName::from_static(name)).map(|value| value.as_bytes());
     match fetch("sec-fetch-site") {
         None | Some(b"same-origin" | b"none") => Ok(()),
-        // The user has followed a link: the other site cannot read the answer.
+        // The user followed a link, and the other site cannot read the answer.
         Some(_)
             if fetch("sec-fetch-mode") == Some(b"navigate")
                 && fetch("sec-fetch-dest") == Some(b"document") =>
@@ -134,19 +126,16 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// Number of random bytes of a token.
 const BYTES: usize = 24;
 
-/// Minimum number of characters of a token.
 const LEAST: usize = 16;
 
-/// A secret that a client presents to see the page. Its text is for the person who starts the server, who
-/// shares it as part of an address.
+/// A secret that clients must present. It is part of the URL that a user opens.
 #[derive(Clone)]
 pub struct AccessToken(String);
 
 impl AccessToken {
-    /// Creates a token that cannot be guessed.
+    /// Creates a random token.
     ///
     /// # Errors
     ///
@@ -155,7 +144,7 @@ impl AccessToken {
         random_hex::<BYTES>().map(AccessToken)
     }
 
-    /// Creates a token from chosen text, such as the value of an environment variable.
+    /// Creates a token from `text`, such as the value of an environment variable.
     ///
     /// # Errors
     ///
@@ -166,19 +155,19 @@ impl AccessToken {
         if is_plain && text.len() >= LEAST { Ok(AccessToken(text)) } else { Err(PageError::WeakToken) }
     }
 
-    /// The token itself.
+    /// Returns the token.
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// Returns a short text that distinguishes tokens.
+    /// Returns a hash that distinguishes tokens.
     pub(super) fn mark(&self) -> String {
         let mut hasher = DefaultHasher::new();
         self.0.hash(&mut hasher);
         format!("{:016x}", hasher.finish())
     }
 
-    /// Compares `shown` with this token, in a time that does not reveal how much of it is right.
+    /// Compares in constant time.
     pub(super) fn is(&self, shown: &str) -> bool {
         bool::from(self.0.as_bytes().ct_eq(shown.as_bytes()))
     }
@@ -190,7 +179,6 @@ impl fmt::Debug for AccessToken {
     }
 }
 
-/// Returns `N` random bytes in hexadecimal digits.
 pub(super) fn random_hex<const N: usize>() -> io::Result<String> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;

@@ -1,4 +1,4 @@
-//! The runs in Prometheus' text format: `/metrics`.
+//! Runs in Prometheus' text format: `/metrics`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,8 +9,7 @@ use super::summary::{ACTIVITIES, summary};
 use super::watched::{Watched, WatchedRun};
 use crate::status::{Look, State};
 
-/// The last values of a run's metrics: their name and meaning here, their key there, and the factor to the
-/// unit of the name.
+/// Prometheus name and help, key in `metrics.jsonl`, and factor to the unit in the name.
 const VALUES: [(&str, &str, &str, f64); 11] = [
     ("kiln_loss", "Training loss of the last logged step, in nats per token.", "loss", 1.0),
     ("kiln_validation_loss", "Loss of the last evaluation, in nats per token.", "val_loss", 1.0),
@@ -43,14 +42,12 @@ const STATES: [State; 10] = [
     State::Dead,
 ];
 
-/// A family of samples with one name.
 struct Family {
     help: &'static str,
     kind: &'static str,
     samples: Vec<(String, f64)>,
 }
 
-/// Families by their name, each sample with its labels.
 #[derive(Default)]
 struct Page(BTreeMap<&'static str, Family>);
 
@@ -67,7 +64,6 @@ impl Page {
     fn text(&self) -> String {
         let mut text = String::new();
         for (name, Family { help, kind, samples }) in &self.0 {
-            // Writing into a String cannot fail.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
             for (labels, value) in samples {
                 let _ = writeln!(text, "{name}{{{labels}}} {}", number(*value));
@@ -77,7 +73,6 @@ impl Page {
     }
 }
 
-/// Every run and rank in Prometheus' text format.
 pub(super) fn metrics(watched: &Watched) -> String {
     let mut page = Page::default();
     let version = env!("CARGO_PKG_VERSION");
@@ -163,7 +158,6 @@ fn add_look(page: &mut Page, id: &str, look: &Look) {
     }
 }
 
-/// A value as its JSON text, such as `healthy`.
 fn word(state: &State) -> String {
     match serde_json::to_value(state) {
         Ok(Value::String(word)) => word,

@@ -1,18 +1,15 @@
-//! Reducing series to a length that can be drawn.
+//! Reduces series to a length that can be drawn.
 
 use serde::Serialize;
 
 use crate::run::Series;
 
-/// A series over a limited number of stretches of steps: the mean of each stretch, and its smallest and
-/// largest value if it has several. `null` represents values that are not numbers.
+/// A series in a limited number of intervals of steps. Numbers that are NaN or infinite become `null`.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Reduced {
-    /// Number of original values that these were made from.
     pub(crate) total: usize,
-    /// The last step with a value, and that value.
     pub(crate) last: Option<(u64, Option<f64>)>,
-    /// The middle step of each stretch, ascending.
+    /// Middle step of each interval, ascending.
     pub(crate) steps: Vec<u64>,
     pub(crate) mean: Vec<Option<f64>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -21,8 +18,8 @@ pub(crate) struct Reduced {
     pub(crate) high: Vec<Option<f64>>,
 }
 
-/// Reduces the steps `from` to `to` of a series to at most `most` stretches: equally long ones, or with
-/// `is_log` ones that look equally long on a logarithmic axis of steps.
+/// Reduces the steps `from` to `to` of a series to at most `most` intervals. With `is_log`, the intervals are
+/// equally long on a logarithmic axis of steps.
 pub(crate) fn reduce(series: &Series, from: u64, to: u64, most: usize, is_log: bool) -> Reduced {
     let steps = series.steps();
     let first = steps.partition_point(|step| *step < from);
@@ -40,7 +37,7 @@ pub(crate) fn reduce(series: &Series, from: u64, to: u64, most: usize, is_log: b
         true => {
             let (least, largest) = (steps[first].max(1) as f64, steps[end - 1].max(1) as f64);
             let border = least * (largest / least).powf(stretch as f64 / most as f64);
-            // Rounding must not drop the last one.
+            // Rounding must not drop the last step.
             if stretch == most { end } else { steps.partition_point(|step| (*step as f64) <= border) }
         }
     });
@@ -63,13 +60,13 @@ pub(crate) fn reduce(series: &Series, from: u64, to: u64, most: usize, is_log: b
     reduced
 }
 
-/// Returns the value of a series at `step`, or at the last step before it that has one.
+/// Returns the value at the last step up to `step`.
 pub(super) fn last_until(series: &Series, step: u64) -> Option<f64> {
     let index = series.steps().partition_point(|known| *known <= step).checked_sub(1)?;
     Some(series.values()[index])
 }
 
-/// Rounds a number for sending: six digits are more than a screen shows.
+/// Rounds to six digits, which is more than a screen shows.
 fn number(value: f64) -> Option<f64> {
     if !value.is_finite() {
         return None;
@@ -135,7 +132,6 @@ mod tests {
                     assert_eq!(few.mean.last(), Some(&Some(0.5)));
                     assert_eq!(few.last, Some((10_000, Some(0.0))));
                 }
-                // Where the axis is wide, each step gets its own stretch.
                 assert_eq!(reduce(series, 0, u64::MAX, 200, true).steps[..3], [1, 2, 3]);
             },
         );

@@ -1,4 +1,4 @@
-//! Work that is done while someone wants its result, once for all who ask.
+//! Work that is done on request, once for all clients that wait for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,23 +8,21 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-/// Work that refreshes a result on request, with a minimum pause between two starts.
 #[derive(Clone)]
 pub(super) struct Refresher {
     pause: Duration,
     work: Arc<dyn Fn() + Send + Sync>,
-    /// Start of the last completed work: its result is from that moment. Locked while the work is in progress.
+    /// Start of the last completed work. Locked while the work is in progress.
     begun: Arc<Mutex<Option<Instant>>>,
     has_failed: Arc<AtomicBool>,
 }
 
 impl Refresher {
-    /// Creates a refresher that does `work` with at least `pause` between two starts.
     pub(super) fn new(pause: Duration, work: impl Fn() + Send + Sync + 'static) -> Self {
         Refresher { pause, work: Arc::new(work), begun: Arc::default(), has_failed: Arc::default() }
     }
 
-    /// Waits for a result that is no older than `age`, for at most `patience`. Work that takes longer continues.
+    /// Waits at most `patience` for a result no older than `age`. Work that takes longer continues.
     pub(super) async fn fresh(&self, age: Duration, patience: Duration) {
         let asked = Instant::now();
         let wait = async {
@@ -34,7 +32,7 @@ impl Refresher {
                 return;
             }
             let Refresher { pause, work, has_failed, .. } = self.clone();
-            // A separate task, which impatient clients do not cancel.
+            // A separate task, which a disconnecting client does not cancel.
             let task = tokio::spawn(async move {
                 sleep(begun.map_or(Duration::ZERO, |begun| pause.saturating_sub(begun.elapsed()))).await;
                 let start = Instant::now();
@@ -42,7 +40,7 @@ impl Refresher {
                     work();
                     *begun = Some(start);
                 });
-                // After a panic, the last result is the only one.
+                // After a panic, the last result remains.
                 has_failed.fetch_or(done.await.is_err(), Ordering::AcqRel);
             });
             let _ = task.await;
@@ -50,7 +48,7 @@ impl Refresher {
         let _ = timeout(patience, wait).await;
     }
 
-    /// Returns true if the work is no longer done because it has panicked.
+    /// Returns true if the work has panicked; it is not done again.
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
     }

@@ -21,24 +21,19 @@ use super::summary::runs as summaries;
 use super::timeline::timeline;
 use super::watched::{Watched, WatchedRun};
 
-/// Maximum age of answers, as long as the runs can be read and asked that fast.
+/// Maximum age of answers, if the runs can be read and asked that fast.
 const AGE: Duration = Duration::from_millis(900);
 
-/// Maximum time that a client waits for news of folders, and of processes. After that it gets the latest
-/// known state.
+/// Maximum time that a client waits for new data of folders, and of processes. Then it gets the latest known state.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(3)];
 
-/// Maximum number of characters of an address.
 const MOST_URI: usize = 4096;
 
-/// Points of a curve: the default and the maximum.
 const POINTS: (usize, usize) = (800, 5000);
 
-/// Maximum number of runs or keys in a request.
 const MOST_NAMED: usize = 64;
 
-/// Headers of every answer. Only the page's own script may run, and no other page may frame the page or learn its
-/// address.
+/// Headers of every answer. No other page may frame the page or learn its address.
 const HEADERS: [(&str, &str); 6] = [
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
@@ -50,25 +45,20 @@ const HEADERS: [(&str, &str); 6] = [
 
 const JSON: &str = "application/json";
 
-/// A header that an order must have, with any value: no form and no link of another site can send it.
+/// Header that every order needs: forms and links of other sites cannot send it.
 const ORDER: &str = "x-kiln-control";
 
-/// The state from which requests are answered.
 pub(super) struct Site {
     pub(super) guard: Guard,
     pub(super) watched: Arc<Watched>,
-    /// Reads folders.
     pub(super) reader: Refresher,
-    /// Asks processes.
     pub(super) asker: Refresher,
-    /// Sends orders to runs, if the server accepts them.
     pub(super) tell: Option<Tell>,
 }
 
 type Failure = (StatusCode, String);
 
 impl Site {
-    /// Answers a request.
     pub(super) async fn answer<B: Body>(self: Arc<Self>, request: Request<B>) -> Response<Full<Bytes>> {
         let query = Query::of(request.uri().query().unwrap_or_default());
         let sets_cookie = match self.guard.admit(request.headers(), query.first("token")) {
@@ -121,7 +111,6 @@ impl Site {
         Ok(response(StatusCode::OK, kind, body))
     }
 
-    /// Sends an order to a run, and answers with the run's response.
     async fn give(&self, order: &'static str, query: Query) -> Result<Answer, Failure> {
         self.reader.fresh(AGE, PATIENCE[0]).await;
         let run = query.first("run").and_then(|id| self.watched.run(id));
@@ -135,7 +124,6 @@ impl Site {
         json(&serde_json::json!({ "said": sent.map_err(|why| (StatusCode::CONFLICT, why))? }))
     }
 
-    /// Answers from the state of the runs, after refreshing it.
     async fn prepared(self: &Arc<Self>, path: &str, query: Query) -> Result<Answer, Failure> {
         self.reader.fresh(AGE, PATIENCE[0]).await;
         if path == "/api/timeline" {
@@ -148,12 +136,11 @@ impl Site {
             self.asker.fresh(AGE, PATIENCE[1]).await;
         }
         let (site, path) = (self.clone(), path.to_owned());
-        // Kept off the thread that serves all connections: a curve of a million steps takes a while.
+        // Long curves take a while, and the current thread serves all connections.
         let answer = tokio::task::spawn_blocking(move || site.made(&path, &query)).await;
         answer.map_err(|_| (StatusCode::INTERNAL_SERVER_ERROR, "cannot create the answer".to_owned()))?
     }
 
-    /// Returns descriptions of the parts that no longer work.
     fn failures(&self) -> Vec<String> {
         let threads =
             [(&self.reader, "folders are no longer read"), (&self.asker, "ranks are no longer queried")];
@@ -200,7 +187,7 @@ fn json(answer: &impl Serialize) -> Result<Answer, Failure> {
     Ok((JSON, Bytes::from(body)))
 }
 
-/// Returns the page, with a content security policy that allows only its own script, and requests to this server.
+/// Returns the page. Its content security policy allows only its own script, and requests to this server.
 fn page() -> Response<Full<Bytes>> {
     let Ok(nonce) = random_hex::<16>() else {
         return failure(StatusCode::INTERNAL_SERVER_ERROR, "the system has no random bytes");
@@ -242,7 +229,6 @@ fn response(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Ful
 /// Sends a line to the prompt of the run in a folder, as `kiln attach` does, and returns the run's response.
 pub type Tell = Arc<dyn Fn(&Path, &str) -> Result<String, String> + Send + Sync>;
 
-/// Returns the command for a run's prompt that executes the order with this address.
 fn order_at(path: &str) -> Option<&'static str> {
     match path {
         "/api/checkpoint" => Some("checkpoint"),
@@ -251,7 +237,6 @@ fn order_at(path: &str) -> Option<&'static str> {
     }
 }
 
-/// The part of an address after `?`.
 struct Query {
     pairs: Vec<(String, String)>,
 }
@@ -306,7 +291,6 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A content type and a body.
 type Answer = (&'static str, Bytes);
 
 #[cfg(test)]

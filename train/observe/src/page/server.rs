@@ -1,4 +1,4 @@
-//! Connections, and the limits that keep clients from being costly.
+//! Accepts connections, and limits the cost of clients.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -25,41 +25,40 @@ use super::routes::{Site, Tell};
 use super::watched::{TimelinesAt, Watched};
 use crate::status::LookAt;
 
-/// Maximum number of simultaneous connections. The oldest one makes room for the next.
+/// Maximum number of connections. A new connection replaces the oldest.
 const MOST_CONNECTIONS: usize = 256;
 
-/// Maximum number of bytes of a request's first line and headers, and of headers.
+/// Maximum bytes of a request's first line and headers, and maximum number of headers.
 const MOST_HEAD: usize = 16 << 10;
 const MOST_HEADERS: usize = 64;
 
-/// Time for a request's headers to arrive, including the time in which a connection is idle.
+/// Time for a request's headers to arrive, including idle time.
 const HEAD: Duration = Duration::from_secs(10);
 
-/// A connection accepts no more requests after this time, and is closed after the same time again, whatever
-/// the client has read by then.
+/// A connection accepts requests for this time, and closes after the same time again.
 const LIFE: Duration = Duration::from_secs(30);
 
 /// Minimum pause between reads of folders, and between questions to processes.
 const PAUSE: Duration = Duration::from_millis(800);
 
-/// Number of threads that read folders, ask processes, and make answers: one, one, and two.
+/// One thread reads folders, one asks processes, and two compute answers.
 const WORKERS: usize = 4;
 
 /// Options of a server.
 pub struct ServeOptions {
-    /// The address to listen on. With port 0 the system chooses one.
+    /// Address to listen on. The system chooses the port if it is 0.
     pub address: SocketAddr,
-    /// Run folders, and folders of run folders. They may be created later.
+    /// Run folders, and folders of run folders, which may not exist yet.
     pub paths: Vec<PathBuf>,
-    /// The token that clients must present. Required for an address that other machines can reach.
+    /// Token that clients must present. Required for an address that other machines can reach.
     pub token: Option<AccessToken>,
-    /// Names under which clients know this machine, besides its own, such as that of a load balancer.
+    /// Additional names of this machine that clients use, such as that of a load balancer.
     pub names: Vec<String>,
-    /// Looks at a run.
+    /// Reads the state of a run.
     pub look_at: LookAt,
     /// Reads the last step of every rank of a run.
     pub timelines_at: Option<TimelinesAt>,
-    /// Sends orders to a run, for clients that have the token. Without it, no request changes a run.
+    /// Sends orders to a run, for clients that have the token. If `None`, no request changes a run.
     pub tell: Option<Tell>,
 }
 
@@ -73,23 +72,22 @@ pub struct Server {
 }
 
 impl Server {
-    /// The address that the server is bound to.
+    /// Returns the bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The URL to open in a browser, with the token.
+    /// Returns the URL to open in a browser, with the token.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Ends all connections and frees the address. Does not wait for processes that are being asked.
+    /// Closes all connections and frees the address, without waiting for processes that are being asked.
     pub fn stop(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        // An error means that the server is already gone.
         let _ = self.stop.take().map(|stop| stop.send(()));
         let _ = self.thread.take().map(JoinHandle::join);
     }
@@ -123,7 +121,7 @@ pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
     names.extend(node.split('.').next().map(str::to_owned));
     let query = token.as_ref().map_or_else(String::new, |token| format!("?token={}", token.text()));
     let host = match address.ip().is_unspecified() && !node.is_empty() {
-        // 0.0.0.0 cannot be opened.
+        // Browsers cannot open 0.0.0.0.
         true => format!("{node}:{}", address.port()),
         false => address.to_string(),
     };
@@ -150,19 +148,17 @@ pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
     let (stop, stopped) = oneshot::channel();
     let thread = thread::Builder::new().name("kiln-page".to_owned()).spawn(move || {
         runtime.spawn(accept(listener, site));
-        // An error means that the server was dropped, which also stops it.
         let _ = runtime.block_on(stopped);
         runtime.shutdown_background();
     })?;
     Ok(Server { address, url, stop: Some(stop), thread: Some(thread) })
 }
 
-/// Accepts connections until it is dropped.
 async fn accept(listener: tokio::net::TcpListener, site: Arc<Site>) {
     let mut connections: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // No file descriptors are left: some connection will end.
+            // No file descriptors are left until a connection ends.
             time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -178,9 +174,7 @@ async fn accept(listener: tokio::net::TcpListener, site: Arc<Site>) {
     }
 }
 
-/// Answers the requests of one connection.
 async fn attend(stream: TcpStream, site: Arc<Site>) {
-    // Affects only the speed of small answers.
     let _: io::Result<()> = stream.set_nodelay(true);
     let service = service_fn(move |request| {
         let site = site.clone();
@@ -193,7 +187,6 @@ async fn attend(stream: TcpStream, site: Arc<Site>) {
         .max_headers(MOST_HEADERS)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
-    // Errors are the client's and concern no one else.
     if time::timeout(LIFE, connection.as_mut()).await.is_err() {
         connection.as_mut().graceful_shutdown();
         let _ = time::timeout(LIFE, connection).await;

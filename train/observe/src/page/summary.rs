@@ -9,7 +9,6 @@ use crate::status::{Look, State};
 /// Number of logged steps whose mean or median represents a varying time.
 const RECENT: usize = 20;
 
-/// Activities of a step, and the metrics that record their time.
 pub(super) const ACTIVITIES: [(&str, &str); 6] = [
     ("data", "data_s"),
     ("forward", "forward_s"),
@@ -21,46 +20,40 @@ pub(super) const ACTIVITIES: [(&str, &str); 6] = [
 
 #[derive(Serialize)]
 struct All {
-    /// Seconds since 1970 on this machine's clock.
     now: f64,
     runs: Vec<Summary>,
-    /// True if the server accepts orders for them.
     orders: bool,
     problems: Vec<String>,
 }
 
-/// A summary of a run.
 #[derive(Serialize)]
 pub(super) struct Summary {
     id: String,
     folder: String,
-    /// `None` if no one has looked yet, or if no one can.
+    /// `None` if the run's processes have not been asked, or cannot be asked.
     pub(super) state: Option<State>,
     is_bad: bool,
     is_over: bool,
-    /// A description of the state, or the reason why it is unknown.
     text: String,
     culprits: Vec<usize>,
     ranks: usize,
     #[serde(flatten)]
     pub(super) progress: Progress,
-    /// Times at which its first and last lines were written, in seconds since 1970.
+    /// Times of the first and the last line, in seconds since 1970.
     began: Option<f64>,
     changed: Option<f64>,
-    /// Recent seconds of a step by activity.
+    /// Mean seconds of recent steps by activity.
     spent: Vec<(&'static str, f64)>,
     samples: usize,
     events: usize,
     problems: Vec<String>,
 }
 
-/// The progress of a run, with the last value of its most important metrics. `None` is unknown.
+/// Progress of a run, with the last values of its main metrics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Progress {
-    /// The last step known to be done.
     pub(crate) step: Option<u64>,
     pub(crate) steps: Option<u64>,
-    /// The step of the newest checkpoint.
     pub(crate) saved: Option<u64>,
     pub(crate) loss: Option<f64>,
     pub(crate) val_loss: Option<f64>,
@@ -71,12 +64,11 @@ pub(crate) struct Progress {
     pub(crate) tflops: Option<f64>,
     pub(crate) peak_bytes: Option<f64>,
     step_s: Option<f64>,
-    /// Estimated seconds until its last step is done, at its recent pace.
+    /// Estimated seconds until the last step is done.
     pub(crate) eta_s: Option<f64>,
 }
 
 impl Progress {
-    /// Reads the progress from the files of a run and a look at its processes.
     pub(crate) fn new(run: &Run, look: Option<&Look>) -> Progress {
         let metrics = run.metrics();
         let last = |key: &str| Some(metrics.get(key)?.last()?.1);
@@ -84,7 +76,7 @@ impl Progress {
         let is_over = look.is_some_and(|look| look.state.is_over());
         let checkpoints = run.events().iter().rev().find(|event| event.kind == "checkpoint");
         let saved = look.and_then(|look| look.saved).or(checkpoints.map(|event| event.step));
-        // Live ranks report their current step, which is not done yet.
+        // Live ranks report the current step, which is not done yet.
         let ended = look.filter(|_| is_over).and_then(|look| look.step);
         let step = metrics.last_step().max(saved).max(ended);
         let steps = look.and_then(|look| look.steps).or(run.steps());
@@ -106,14 +98,12 @@ impl Progress {
     }
 }
 
-/// Summarises all runs at the time `now`, in seconds since 1970. `failures` lists the parts of the server
-/// that have failed; `orders` is true if it accepts orders.
+/// Summarises all runs at the time `now`, in seconds since 1970. `failures` lists failed parts of the server.
 pub(super) fn runs(watched: &Watched, now: f64, failures: Vec<String>, orders: bool) -> impl Serialize {
     let runs = watched.runs().iter().map(|run| summary(run)).collect();
     All { now, runs, orders, problems: [failures, watched.problems()].concat() }
 }
 
-/// Summarises a run.
 pub(super) fn summary(watched: &WatchedRun) -> Summary {
     let run = watched.read();
     let metrics = run.metrics();
@@ -150,7 +140,6 @@ pub(super) fn summary(watched: &WatchedRun) -> Summary {
     }
 }
 
-/// Returns the mean of the last values.
 pub(super) fn recent_mean(metrics: &Metrics, key: &str) -> Option<f64> {
     let values = metrics.get(key)?.values();
     let recent = values[values.len().saturating_sub(RECENT)..].iter().filter(|value| value.is_finite());
@@ -158,8 +147,6 @@ pub(super) fn recent_mean(metrics: &Metrics, key: &str) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// Estimates the seconds until the last step, from the times of the last lines or from the length of the last
-/// steps.
 fn remaining(metrics: &Metrics, step: Option<u64>, steps: Option<u64>) -> Option<f64> {
     let todo = steps?.saturating_sub(step?) as f64;
     let by_clock = metrics.get("time").and_then(|time| time.growth(RECENT)).filter(|pace| *pace > 0.0);
@@ -187,7 +174,6 @@ mod tests {
         assert_eq!((progress.step, progress.steps), (Some(30), Some(100)));
         assert_eq!((progress.loss, progress.val_loss), (Some(2.0), Some(2.5)));
         assert_eq!((progress.best_val_loss, progress.step_s), (Some(2.5), Some(0.25)));
-        // By the times of lines, which include evaluations and saves.
         assert_eq!(progress.eta_s, Some(35.0));
     }
 }

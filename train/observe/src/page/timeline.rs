@@ -1,7 +1,6 @@
 //! The last step that most ranks have reported: `/api/timeline`.
 //!
-//! Names are sent once, and times as whole microseconds since the step began on the first rank: a step of 64
-//! ranks has some ten thousand spans.
+//! A step of 64 ranks has some ten thousand spans, so each name is sent once, and times are whole microseconds.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -15,12 +14,10 @@ use super::watched::WatchedRun;
 #[derive(Default, Serialize)]
 struct Answer {
     run: String,
-    /// The reason why there is no timeline.
     problem: Option<String>,
     step: Option<u64>,
-    /// A sentence that names the omitted ranks.
     note: Option<String>,
-    /// Microseconds from the first beginning to the last end.
+    /// Microseconds from the first start to the last end.
     length: u64,
     names: Vec<String>,
     ranks: Vec<Rank>,
@@ -32,14 +29,12 @@ struct Rank {
     node: String,
     start: u64,
     end: u64,
-    /// Activity and module (indices of names; -1 for none), start, end, bytes held at the end, and the
-    /// collective it waited for (an index of names; -1 if it did not wait).
+    /// Activity, module, start, end, bytes held at the end, and awaited collective. Names are indices, or -1.
     spans: Vec<(usize, isize, u64, u64, u64, isize)>,
-    /// Operation, module and phase (indices of names), start, end, bytes sent.
+    /// Operation, module, phase (indices of names), start, end, bytes sent.
     calls: Vec<(usize, usize, usize, u64, u64, u64)>,
 }
 
-/// Names by their index.
 #[derive(Default)]
 struct Names {
     all: Vec<String>,
@@ -61,8 +56,7 @@ impl Names {
     }
 }
 
-/// Returns the last complete step that most ranks of a run have reported. Ranks that reported another step
-/// are omitted.
+/// Returns the last complete step that most ranks have reported, without ranks that reported another step.
 pub(super) fn timeline(watched: &WatchedRun) -> impl Serialize {
     let (timelines, look) = {
         let seen = watched.seen();
@@ -79,7 +73,7 @@ pub(super) fn timeline(watched: &WatchedRun) -> impl Serialize {
         }
         Some(Ok(timelines)) => {
             let mut answer = answer(run, timelines);
-            // The launcher's name of a node, such as node0, is not the machine's name, which other views show.
+            // Replaces the launcher's node name, such as node0, with the machine's name, which other views show.
             for process in look.iter().flat_map(|look| &look.processes) {
                 let ranks = answer.ranks.iter_mut().filter(|rank| process.ranks.contains(&rank.rank));
                 ranks.for_each(|rank| rank.node.clone_from(&process.host));
@@ -94,7 +88,7 @@ fn answer(run: String, timelines: &[StepTimeline]) -> Answer {
     let step = common_step(timelines);
     let (shown, others): (Vec<_>, Vec<_>) = timelines.iter().partition(|one| Some(one.step) == step);
     let note = (!others.is_empty()).then(|| left_out(&others));
-    // Clocks of different machines are unrelated: on each machine, the first rank begins at 0.
+    // Clocks of machines are unrelated, so the first rank of each machine starts at 0.
     let mut zeros: HashMap<&str, f64> = HashMap::new();
     for timeline in &shown {
         let begin = timeline.created + timeline.start;
@@ -118,8 +112,7 @@ fn answer(run: String, timelines: &[StepTimeline]) -> Answer {
     }
 }
 
-/// Returns the step that most ranks have reported; of two equally common steps, the lower one. Ranks are
-/// asked one after another, so some are ahead.
+/// Returns the most common step, or the lowest of several. Ranks are asked one after another, so some are ahead.
 fn common_step(timelines: &[StepTimeline]) -> Option<u64> {
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     timelines.iter().for_each(|timeline| *counts.entry(timeline.step).or_default() += 1);
@@ -163,7 +156,6 @@ fn rank(timeline: &StepTimeline, shift: f64, names: &mut Names) -> Rank {
     Rank { rank: timeline.rank, node: timeline.node.clone(), start, end, spans, calls }
 }
 
-/// Describes the collective that a span waited for.
 fn awaited(span: &Span, records: &HashMap<(&str, u64), &Record>) -> Option<String> {
     let (group, sequence) = span.waits_for.as_ref()?;
     Some(match records.get(&(group.as_str(), *sequence)) {
@@ -188,7 +180,6 @@ mod tests {
             &[timeline(0, 8, 20.5), timeline(2, 7, 20.25), timeline(1, 7, 20.0), timeline(3, 9, 21.0)],
         );
         let ranks: Vec<_> = told.ranks.iter().map(|rank| (rank.rank, rank.start, rank.end)).collect();
-        // Rank 0 began a later step: it does not shift the beginnings of the others.
         assert_eq!(ranks, [(1, 0, 500_000), (2, 250_000, 750_000)]);
         assert_eq!((told.step, told.length), (Some(7), 750_000));
         assert_eq!(told.note.unwrap(), "without 2 ranks, which reported another step");

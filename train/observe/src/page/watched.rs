@@ -10,40 +10,34 @@ use kiln_collectives::StepTimeline;
 use crate::run::{Run, find_runs};
 use crate::status::{Look, LookAt};
 
-/// Interval between questions to runs that have ended.
+/// Interval between requests to runs that have ended.
 const SELDOM: Duration = Duration::from_secs(10);
 
-/// Time after which unused timelines are no longer read.
+/// Time after the last request for timelines at which they are no longer read.
 const FORGOTTEN: Duration = Duration::from_secs(5);
 
-/// Reads the last complete step of every reachable rank of the run in a folder, or returns the reason for
-/// people.
+/// Reads the last complete step of every reachable rank of the run in a folder, or returns an error message.
 pub type TimelinesAt = Arc<dyn Fn(&Path) -> Result<Vec<StepTimeline>, String> + Send + Sync>;
 
-/// The runs that are shown.
 pub(super) struct Watched {
     paths: Vec<PathBuf>,
     look_at: LookAt,
     timelines_at: Option<TimelinesAt>,
     runs: RwLock<Vec<Arc<WatchedRun>>>,
-    /// Messages about paths that are not runs.
     problems: RwLock<Vec<String>>,
 }
 
-/// A run that is shown.
 pub(super) struct WatchedRun {
-    /// Its name for clients: the name of its folder, with a number where two are the same.
+    /// Name for clients: the folder's name, with a number if it is not unique.
     pub(super) id: String,
     folder: PathBuf,
     run: RwLock<Run>,
     seen: Mutex<Seen>,
 }
 
-/// Answers of its processes.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) look: Option<Arc<Look>>,
-    /// The reason why there is no look.
     pub(super) problem: Option<String>,
     pub(super) timelines: Option<Arc<Result<Vec<StepTimeline>, String>>>,
     looked: Option<Instant>,
@@ -51,29 +45,23 @@ pub(super) struct Seen {
 }
 
 impl Watched {
-    /// Watches the runs that `paths` name: run folders and folders of run folders, which may be created
-    /// later.
     pub(super) fn new(paths: Vec<PathBuf>, look_at: LookAt, timelines_at: Option<TimelinesAt>) -> Watched {
         let (runs, problems) = Default::default();
         Watched { paths, look_at, timelines_at, runs, problems }
     }
 
-    /// Returns all runs.
     pub(super) fn runs(&self) -> Vec<Arc<WatchedRun>> {
         self.runs.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the run with the client name `id`.
     pub(super) fn run(&self, id: &str) -> Option<Arc<WatchedRun>> {
         self.runs().into_iter().find(|run| run.id == id)
     }
 
-    /// Returns messages about paths that are not runs.
     pub(super) fn problems(&self) -> Vec<String> {
         self.problems.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the new contents of the folders.
     pub(super) fn read_folders(&self) {
         self.find();
         for run in self.runs() {
@@ -81,14 +69,12 @@ impl Watched {
         }
     }
 
-    /// Asks the processes of all runs for their state.
     pub(super) fn ask_processes(&self) {
         for run in self.runs() {
             run.ask(&self.look_at, self.timelines_at.as_ref());
         }
     }
 
-    /// Opens runs that have appeared, and drops those that have gone.
     fn find(&self) {
         let (mut folders, mut problems) = (Vec::new(), Vec::new());
         for path in &self.paths {
@@ -105,7 +91,6 @@ impl Watched {
         for folder in folders {
             let opened = match known.iter().find(|run| run.folder == folder) {
                 Some(run) => Ok(run.clone()),
-                // The slow part, done while no one waits for a lock.
                 None => WatchedRun::open(&folder, &known, &ids),
             };
             match opened {
@@ -140,18 +125,15 @@ impl WatchedRun {
         }))
     }
 
-    /// The contents of its folder.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, Run> {
         self.run.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The answers of its processes.
     pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests timelines with the next question to the processes. Returns true if there already is an
-    /// answer.
+    /// Requests timelines with the next question to the processes. Returns true if there already is an answer.
     pub(super) fn want_timelines(&self) -> bool {
         let mut seen = self.seen();
         seen.timelines_wanted = Some(Instant::now());

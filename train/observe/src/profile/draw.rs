@@ -1,4 +1,4 @@
-//! Draws a profile as an SVG: stacked areas over the time of a step.
+//! Draws a profile as SVG: stacked areas over the time of a step.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -12,10 +12,8 @@ const RIGHT: f64 = 290.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = 40.0;
 
-/// Maximum number of separate areas; the smaller ones are combined.
 const AREAS: usize = 13;
 
-/// Colours of owners other than activations, from the bottom up.
 const OWNERS: [(&str, &str); 4] = [
     ("weights", "#4477aa"),
     ("optimizer state", "#66ccee"),
@@ -23,7 +21,6 @@ const OWNERS: [(&str, &str); 4] = [
     ("gathered weights", "#228833"),
 ];
 
-/// Colours of the activations of modules.
 const MODULES: [&str; 8] =
     ["#ccbb44", "#ee7733", "#cc3311", "#ee99aa", "#997700", "#ddaa33", "#bb5566", "#eecc66"];
 
@@ -36,7 +33,6 @@ fn mib(bytes: u64) -> String {
 struct Area {
     name: String,
     colour: &'static str,
-    /// Indices of its holders.
     holders: Vec<usize>,
 }
 
@@ -65,7 +61,6 @@ impl Profile {
             self.step
         );
         self.draw_bands(&mut svg, x_of);
-        // From the bottom up.
         let mut ground = vec![0.0; self.samples.len()];
         for area in &areas {
             let tops: Vec<f64> = self
@@ -78,7 +73,6 @@ impl Profile {
             for (index, (sample, top)) in self.samples.iter().zip(&tops).enumerate() {
                 // Memory is held until it is freed, so the outline has steps instead of slopes.
                 let (x, y) = (x_of(sample.after), y_of(*top));
-                // Writing into a String cannot fail.
                 let _ = match index {
                     0 => write!(path, "M{x:.1} {y:.1}"),
                     _ => write!(path, "H{x:.1}V{y:.1}"),
@@ -110,7 +104,6 @@ impl Profile {
         svg
     }
 
-    /// Returns the areas to draw, from the bottom up.
     fn areas(&self) -> Vec<Area> {
         let most = |holder: usize| {
             let held = self.samples.iter().chain([&self.peak.held]);
@@ -149,7 +142,6 @@ impl Profile {
         (0..self.holders.len()).filter(|at| is(&self.holders[*at])).collect()
     }
 
-    /// Draws the phases of the step, behind the areas and above them.
     fn draw_bands(&self, svg: &mut String, x_of: impl Fn(f64) -> f64) {
         for (index, band) in self.bands.iter().enumerate() {
             let (start, end) = (x_of(band.start), x_of(band.end));
@@ -161,7 +153,6 @@ impl Profile {
                 "<rect x=\"{start:.1}\" y=\"28\" width=\"{width:.1}\" height=\"{height}\" fill=\"#808080\" \
                  fill-opacity=\"{opacity}\"><title>{name}</title></rect>"
             );
-            // About the width of its letters.
             if width > 7.0 * band.activity.len() as f64 {
                 let _ = writeln!(
                     svg,
@@ -185,7 +176,6 @@ impl Profile {
         );
     }
 
-    /// Lists the bytes of each area at the peak, from the top down.
     fn draw_legend(&self, svg: &mut String, areas: &[Area]) {
         let left = WIDTH - RIGHT + 20.0;
         let _ = writeln!(svg, "<text x=\"{left}\" y=\"43\">at the peak</text>");
@@ -205,7 +195,6 @@ impl Profile {
     }
 }
 
-/// Draws lines for bytes, and times below.
 fn draw_axes(svg: &mut String, most: f64, seconds: f64, y_of: impl Fn(f64) -> f64) {
     let (right, ground) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     let step = round_step(most / f64::from(1 << 20) / 4.0) * f64::from(1 << 20);
@@ -237,7 +226,6 @@ fn draw_axes(svg: &mut String, most: f64, seconds: f64, y_of: impl Fn(f64) -> f6
     }
 }
 
-/// Returns 1, 2 or 5 times a power of ten, not below `about`.
 fn round_step(about: f64) -> f64 {
     let about = about.max(1e-9);
     let power = 10_f64.powf(about.log10().floor());
@@ -248,15 +236,14 @@ fn round_step(about: f64) -> f64 {
         .unwrap_or(10.0 * power)
 }
 
-/// Returns the sort key of a module name: numbers sort by value, and memory outside of modules comes first.
+/// Returns a sort key: numbers sort by value, and memory outside of modules comes first.
 fn in_order(module: Option<&str>) -> Vec<(Option<u64>, String)> {
     let parts = module.into_iter().flat_map(|module| module.split('.'));
     parts.map(|part| (part.parse().ok(), part.to_owned())).collect()
 }
 
-/// Escapes text between tags.
 fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;");
-    // Characters that XML does not allow.
+    // XML does not allow control characters.
     text.chars().filter(|c| !c.is_control()).collect()
 }

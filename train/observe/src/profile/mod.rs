@@ -1,7 +1,4 @@
-//! The memory profile of a step: who held how much when, as a drawing and in words.
-//!
-//! Ranks provide their recordings ([`Recorded`]); [`Profile::of`] reduces them to a size that can be sent,
-//! [`Profile::svg`] draws the result, and its text explains the peak.
+//! The memory profile of a step: bytes by owner over time, as a drawing and as text.
 
 mod draw;
 #[cfg(test)]
@@ -19,7 +16,7 @@ use crate::fresh::write_new;
 /// An owner of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// The purpose of the memory, such as `activations` or `gradients`.
+    /// Purpose of the memory, such as `activations` or `gradients`.
     pub owner: String,
     /// For activations, the module that they belong to.
     pub module: Option<String>,
@@ -30,13 +27,13 @@ pub struct Holder {
 pub struct Change {
     /// Seconds since the step began.
     pub after: f64,
-    /// Index of its holder.
+    /// Index in [`Recorded::holders`].
     pub holder: usize,
-    /// The change of the holder's memory in bytes.
+    /// Change of the holder's memory in bytes.
     pub bytes: i64,
 }
 
-/// Every allocation of a rank in a step.
+/// All allocations and releases of a rank in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
     /// Rank in the world.
@@ -47,20 +44,19 @@ pub struct Recorded {
     pub seconds: f64,
     /// All holders of memory.
     pub holders: Vec<Holder>,
-    /// Bytes of each holder at the beginning of the step.
+    /// Bytes of each holder at the start of the step.
     pub held: Vec<u64>,
     /// The changes during the step, in order.
     pub changes: Vec<Change>,
-    /// Bytes that the rank held at the end, counted independently.
+    /// Bytes held at the end of the step, counted independently of the changes.
     pub held_at_end: u64,
     /// Number of changes that could not be recorded.
     pub missing: usize,
-    /// The activities of the rank, in order: the start in seconds since the step began, the activity, and the
-    /// module.
+    /// Activities in order: start in seconds since the step began, activity, and module.
     pub doings: Vec<(f64, String, Option<String>)>,
 }
 
-/// The memory of a rank in a step, at as many moments as a drawing can show.
+/// Memory of a rank in a step, at as many moments as a drawing can show.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     /// Rank in the world.
@@ -71,15 +67,15 @@ pub struct Profile {
     pub seconds: f64,
     /// All holders of memory.
     pub holders: Vec<Holder>,
-    /// Moments, in order. Of moments close to each other, only the one with the most bytes is kept.
+    /// Moments in order. Of moments close to each other, only the one with the most bytes is kept.
     pub samples: Vec<Sample>,
     /// The activities of the rank.
     pub bands: Vec<Band>,
-    /// The moment with most bytes.
+    /// The moment with the most bytes.
     pub peak: Peak,
     /// Number of allocations and releases in the step.
     pub changes: usize,
-    /// Bytes that the rank held at the end, minus the sum of all changes: zero if every change was recorded.
+    /// Bytes held at the end that the changes do not explain; zero if every change was recorded.
     pub unexplained: i64,
     /// Number of changes that could not be recorded.
     pub missing: usize,
@@ -95,7 +91,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Bytes of all holders.
+    /// Returns the bytes of all holders.
     pub fn total(&self) -> u64 {
         self.bytes.iter().sum()
     }
@@ -112,7 +108,7 @@ pub struct Band {
     pub end: f64,
 }
 
-/// The moment at which a rank held most memory.
+/// The moment at which a rank held the most memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peak {
     /// The memory held.
@@ -123,7 +119,7 @@ pub struct Peak {
     pub module: Option<String>,
 }
 
-/// Number of parts of a step; the moment with the most bytes is kept from each.
+/// The step is divided into this many parts; each keeps only its moment with the most bytes.
 const PARTS: f64 = 600.0;
 
 impl Profile {
@@ -135,14 +131,13 @@ impl Profile {
         let mut now: Vec<i64> =
             (0..holders.len()).map(|at| held.get(at).map_or(0, |bytes| *bytes as i64)).collect();
         let mut total: i64 = now.iter().sum();
-        // Another thread may free memory from before the step slightly before the release is recorded.
+        // Bytes may be negative: a release of memory from before the step may be recorded late.
         let sample = |after, now: &[i64]| {
             let bytes = now.iter().map(|bytes| u64::try_from(*bytes).unwrap_or(0)).collect();
             Sample { after, bytes }
         };
         let mut samples = vec![sample(0.0, &now)];
         let (mut peak, mut most) = (samples[0].clone(), total);
-        // These describe the current part of the step.
         let (mut part, mut most_of_part, mut kept) = (0, i64::MIN, None);
         for change in &changes {
             let Some(bytes) = now.get_mut(change.holder) else { continue };
@@ -189,7 +184,6 @@ impl Profile {
     }
 }
 
-/// Maximum number of modules that the text names for an owner.
 const MODULES: usize = 6;
 
 fn mib(bytes: u64) -> f64 {
@@ -242,12 +236,11 @@ impl Display for Profile {
     }
 }
 
-/// Writes a drawing for each rank and a text for all of them into `folder`. Existing files are not replaced.
-/// Returns the path of the text.
+/// Writes an SVG per rank and a text for all ranks into `folder`, without replacing files. Returns the text's path.
 ///
 /// # Errors
 ///
-/// Returns the errors of the file system.
+/// If a file operation fails.
 pub fn save(profiles: &[Profile], folder: &Path) -> io::Result<PathBuf> {
     let mut text = String::new();
     let step = profiles.first().map_or(0, |profile| profile.step);
@@ -255,7 +248,6 @@ pub fn save(profiles: &[Profile], folder: &Path) -> io::Result<PathBuf> {
         let name = format!("step-{step}-rank-{}.svg", profile.rank);
         let drawing = write_new(&folder.join(name), profile.svg().as_bytes())?;
         let drawing = drawing.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // Writing into a String cannot fail.
         let _ = writeln!(text, "rank {}, step {step}: {profile}", profile.rank);
         let after = profile.peak.held.after * 1e3;
         let _ = writeln!(

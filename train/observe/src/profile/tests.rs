@@ -24,7 +24,6 @@ fn recorded() -> Recorded {
         changes: vec![
             change(0.2, 1, 3),
             change(0.3, 2, 5),
-            // Shorter than a drawing can show.
             change(0.60001, 3, 4),
             change(0.60002, 3, -3),
             change(0.7, 2, -5),
@@ -53,7 +52,6 @@ fn text_explains_the_peak() {
     assert_eq!((profile.unexplained, profile.changes), (0, 6));
     let bands: Vec<_> = profile.bands.iter().map(|band| (band.activity.as_str(), band.end)).collect();
     assert_eq!(bands, [("data loading", 0.1), ("forward", 0.5), ("backward", 0.9), ("optimizer", 1.0)]);
-    // The drawing includes the peak, the beginning and the end.
     let totals: Vec<_> = profile.samples.iter().map(|sample| sample.total() as i64 / MIB).collect();
     assert_eq!(totals, [4, 7, 12, 16, 8, 5, 5]);
 }

@@ -5,25 +5,23 @@ use std::path::{Path, PathBuf};
 
 use super::RunError;
 
-/// Every run folder has at least one of these files. `run.json` is the first that a run writes.
+/// Every run folder has at least one of these files. A run writes `run.json` first.
 const MARKS: [&str; 3] = ["run.json", "metrics.jsonl", "config.toml"];
 
-/// Returns true if the folder is a run folder.
 pub(super) fn is_run(path: &Path) -> bool {
     MARKS.iter().any(|mark| path.join(mark).is_file())
 }
 
-/// Folders of a run that only the run itself writes into.
+/// Folders inside a run folder that only the run writes into.
 const OWN_FOLDERS: [&str; 6] = [".kiln", "checkpoints", "crash", "debug", "flight", "logs"];
 
-/// Extensions of the files that a run keeps in its folder.
 const OWN_ENDINGS: [&str; 3] = ["json", "jsonl", "toml"];
 
-/// Returns the run folder whose run writes, or would write, the file at `path` itself. Follows links, even to
-/// places that do not exist yet. `None` for any other file, in a run folder or elsewhere.
+/// Returns the folder of the run that writes, or would write, the file at `path`; `None` for any other file.
+/// Follows links, even to files that do not exist yet.
 pub fn run_of_file(path: &Path) -> Option<PathBuf> {
     let mut place = path.to_owned();
-    // As many links as the system follows.
+    // Linux follows at most 40 links.
     for _ in 0..40 {
         let Ok(to) = fs::read_link(&place) else { break };
         place = place.parent()?.join(to);
@@ -41,12 +39,11 @@ pub fn run_of_file(path: &Path) -> Option<PathBuf> {
     Some(own?.parent()?.to_owned())
 }
 
-/// Returns the run folders that `paths` name, without duplicates: each path is a run folder, or a folder that
-/// contains some, which are then sorted by name.
+/// Returns the run folders in `paths`, without duplicates. Each path is a run folder or a folder of run folders.
 ///
 /// # Errors
 ///
-/// For a path that is neither.
+/// If a path is neither.
 pub fn find_runs(paths: &[PathBuf]) -> Result<Vec<PathBuf>, RunError> {
     let mut runs: Vec<PathBuf> = Vec::new();
     for path in paths {

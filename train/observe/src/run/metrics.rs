@@ -1,4 +1,4 @@
-//! The numbers of `metrics.jsonl`, by key.
+//! Numbers in `metrics.jsonl`, by key.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// The numbers of a run's metrics: a [`Series`] for each key, such as `loss`, `val_loss` or `layers.3.ffn.rms`.
+/// Numbers of a run: a [`Series`] for each key, such as `loss`, `val_loss` or `layers.3.ffn.rms`.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     series: Vec<(String, Series)>,
@@ -16,7 +16,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Returns the series of `key`, if any line has it.
+    /// Returns the series of `key`.
     pub fn get(&self, key: &str) -> Option<&Series> {
         self.places.get(key).map(|place| &self.series[*place].1)
     }
@@ -26,15 +26,15 @@ impl Metrics {
         self.series.iter().map(|(key, series)| (key.as_str(), series))
     }
 
-    /// Returns the last step of any line.
+    /// Returns the last step of any series.
     pub fn last_step(&self) -> Option<u64> {
         self.series.iter().filter_map(|(_, series)| series.steps().last().copied()).max()
     }
 
-    /// Adds a line. Returns false if it is not an object with a `step`.
+    /// Adds a line. Returns false if the line is not an object with a `step`.
     pub(super) fn add(&mut self, line: &[u8]) -> bool {
         let Ok(Line { step: Some(step), numbers }) = serde_json::from_slice(line) else { return false };
-        // Lines mostly have the keys of the line before, in the same order.
+        // Consecutive lines mostly have the same keys in the same order.
         let mut expected = 0;
         for (key, value) in numbers {
             let place = match self.series.get(expected) {
@@ -47,7 +47,6 @@ impl Metrics {
         true
     }
 
-    /// Returns the index of the series of `key`, creating the series if necessary.
     fn place_of(&mut self, key: Cow<'_, str>) -> usize {
         if let Some(place) = self.places.get(key.as_ref()) {
             return *place;
@@ -58,13 +57,11 @@ impl Metrics {
     }
 }
 
-/// A line of metrics: its step, and all its other numbers. `null` represents NaN or an infinite number.
 struct Line<'a> {
     step: Option<u64>,
     numbers: Vec<(Cow<'a, str>, f64)>,
 }
 
-/// A key, borrowed where it has no escapes.
 #[derive(Deserialize)]
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -98,7 +95,7 @@ impl<'de> Deserialize<'de> for Line<'de> {
     }
 }
 
-/// Values over ascending steps. A value that is not a number is stored as NaN.
+/// Values over ascending steps. Missing numbers are stored as NaN.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
     steps: Vec<u64>,
@@ -106,8 +103,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// Adds a value. Drops values of this step and later ones: a run that resumed from an earlier checkpoint
-    /// has written them again.
+    /// Adds a value, and drops values of `step` and later steps: a run that resumes writes them again.
     pub(super) fn push(&mut self, step: u64, value: f64) {
         if self.steps.last().is_some_and(|last| *last >= step) {
             let stay = self.steps.partition_point(|known| *known < step);
@@ -123,7 +119,7 @@ impl Series {
         &self.steps
     }
 
-    /// Returns the values, one for each of [`Series::steps`].
+    /// Returns the values, one for each step.
     pub fn values(&self) -> &[f64] {
         &self.values
     }
@@ -133,8 +129,7 @@ impl Series {
         self.steps.last().copied().zip(self.values.last().copied())
     }
 
-    /// Returns the recent growth of the value per step: the median over the last `most` pairs of neighbours,
-    /// which a pause does not change. For times in seconds, this is the pace.
+    /// Returns the median growth of the value per step over the last `most` pairs, so pauses do not change it.
     pub fn growth(&self, most: usize) -> Option<f64> {
         let from = self.steps.len().saturating_sub(most.saturating_add(1));
         let pairs = self.steps[from..].windows(2).zip(self.values[from..].windows(2));
@@ -144,8 +139,8 @@ impl Series {
         growths.get(growths.len() / 2).copied()
     }
 
-    /// The exponential moving average with this weight of earlier values, from 0 to 1 without 1. The weights of the
-    /// values so far are normalized to 1, as in TensorBoard. Values that are not numbers are skipped.
+    /// Returns the exponential moving average, skipping NaN. `weight` is in `[0, 1)`.
+    /// As in TensorBoard, the weights of the values so far are normalized to 1.
     pub fn smoothed(&self, weight: f64) -> Series {
         let (mut sum, mut weights) = (0.0, 0.0);
         let numbers = self.steps.iter().zip(&self.values).filter(|(_, value)| value.is_finite());

@@ -1,7 +1,6 @@
-//! The contents of a run folder, for programs that show them: configuration, metrics, samples, events.
+//! The contents of a run folder: configuration, metrics, samples and events.
 //!
-//! A folder is read as far as possible: lines that are incomplete, or that another build has written, are
-//! skipped and counted. This module never waits for the run, locks anything or writes.
+//! Invalid lines are skipped and counted. This module never writes, locks files or blocks the run.
 
 mod find;
 mod folder;
@@ -22,9 +21,9 @@ pub enum RunError {
     /// The folder contains no files of a run.
     #[error("{} is not a run folder: {why}; pass the folder given as --out, or a folder of runs", .path.display())]
     NoRun {
-        /// The folder.
+        /// The path.
         path: PathBuf,
-        /// A description of the actual content.
+        /// A description of the problem.
         why: String,
     },
     /// A file operation failed.

@@ -1,4 +1,4 @@
-//! A file of lines, read while it grows.
+//! A file of lines that is read while it grows.
 
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
@@ -6,24 +6,19 @@ use std::path::{Path, PathBuf};
 
 use kiln_sys::{LineReader, files};
 
-/// A file of lines, and how far it was read.
 #[derive(Clone, Debug)]
 pub(super) struct Tail {
     path: PathBuf,
-    /// Inode of the file that was read, to notice if another file replaces it.
+    /// Inode of the file last read, to detect that another file replaced it.
     inode: Option<u64>,
-    /// Number of bytes of complete lines read.
     read: u64,
 }
 
-/// The change of a file since it was last read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Change {
-    /// No change.
     None,
-    /// New lines were added.
     Grown,
-    /// The file was replaced or truncated: earlier lines are void, and it was read again from its start.
+    /// The file was replaced or truncated, and was read again from its start.
     Replaced,
 }
 
@@ -36,13 +31,12 @@ impl Tail {
         &self.path
     }
 
-    /// Returns true if the file existed when it was last read.
     pub(super) fn has_been_read(&self) -> bool {
         self.inode.is_some()
     }
 
-    /// Passes the lines added since the last call to `line`, and `None` first if the earlier lines are void. A line
-    /// without an end is kept for the next call. A missing file has no lines.
+    /// Passes new lines to `line`, after a `None` if the file was replaced. Reads only complete lines.
+    /// A missing file has no lines.
     pub(super) fn read(&mut self, mut line: impl FnMut(Option<&[u8]>)) -> io::Result<Change> {
         let mut file = match files::open(&self.path) {
             Ok(file) => file,
@@ -99,7 +93,7 @@ mod tests {
         fs::write(&other, "a longer file\nthat replaces it\n").unwrap();
         fs::rename(&other, &path).unwrap();
         assert_eq!(lines(&mut tail).0, Change::Replaced);
-        // An endless line in a sparse file: the lines before it remain read.
+        // Lines before an endless line in a sparse file remain read.
         let file = fs::File::options().write(true).open(&path).unwrap();
         file.set_len(1 << 38).unwrap();
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Assessing whether something is wrong with a live run.
+//! Assesses the health of a live run.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,19 +10,17 @@ use serde::Serialize;
 /// Waits shorter than this, in seconds, are ignored.
 const SHORT: f64 = 1.0;
 
-/// A wait is longer than usual if it is this many times the longest recent step.
+/// A wait is suspicious if it is longer than this many times the longest recent step.
 const STEPS: f64 = 3.0;
 
-/// Seconds that a rank may spend outside of steps, or in its first step, before a wait for it is suspicious.
+/// Seconds after which a wait is suspicious if the rank is outside of steps or in its first step.
 const OUTSIDE: f64 = 30.0;
 
-/// Share of the deadline after which a wait is suspicious, however long recent steps were.
+/// Share of the deadline after which any wait is suspicious.
 const SHARE_OF_DEADLINE: f64 = 0.5;
 
-/// The activity of a rank before its first step.
 const START: &str = "start";
 
-/// Activities of ranks in a step.
 const IN_A_STEP: [&str; 4] = ["data loading", "forward", "backward", "optimizer"];
 
 /// The health of a run.
@@ -31,21 +29,21 @@ const IN_A_STEP: [&str; 4] = ["data loading", "forward", "backward", "optimizer"
 pub enum State {
     /// The run is progressing.
     Healthy,
-    /// Ranks of the run are held for debugging.
+    /// Ranks are held for debugging.
     Held,
     /// The run is progressing, but waits for one rank most of the time.
     Slow,
-    /// The other ranks have waited for one rank for longer than usual.
+    /// Ranks have waited for another rank for longer than usual.
     Suspicion,
     /// A process is stopped, gone or does not answer.
     Trouble,
-    /// The run has begun, and no rank has reported yet; or it is about to end.
+    /// No rank has reported yet, or the run is about to end.
     Starting,
     /// All steps are done.
     Finished,
-    /// The run was ended before its last step, and can be resumed.
+    /// The run was stopped before its last step, and can be resumed.
     Stopped,
-    /// The run has ended with an error.
+    /// The run ended with an error.
     Failed,
     /// The run was killed.
     Dead,
@@ -80,17 +78,15 @@ impl State {
     }
 }
 
-/// The assessment of a run.
 #[derive(Debug, PartialEq)]
 pub(super) struct Assessment {
     pub(super) state: State,
     pub(super) text: String,
-    /// World ranks to look at first.
     pub(super) culprits: Vec<usize>,
 }
 
-/// Assesses a run from the `witnesses` of all its ranks. The `unknown` ranks count as gone but may be healthy.
-/// `longest_step_s` is the longest recent step, `deadline_s` the time after which a wait ends the run.
+/// Assesses a run from the `witnesses` of all its ranks. The `unknown` ranks are recorded as gone but may be healthy.
+/// A wait longer than `deadline_s` ends the run.
 pub(super) fn assess(
     witnesses: &[Witness],
     unknown: &BTreeSet<usize>,
@@ -108,7 +104,6 @@ pub(super) fn assess(
     let is_in_trouble =
         |rank: &usize| !unknown.contains(rank) && !matches!(witnesses[*rank], Witness::Answered(_));
     if let Some(first) = (0..witnesses.len()).find(is_in_trouble) {
-        // The verdict counts unknown ranks as gone, but they may be healthy.
         let (text, culprits) = match (unknown.is_empty(), &witnesses[first]) {
             (false, Witness::Gone { reason }) => (format!("rank {first} {reason}"), vec![first]),
             (false, _) => (format!("rank {first} is stopped or does not answer"), vec![first]),
@@ -153,8 +148,7 @@ pub(super) fn assess(
     Assessment { state, text, culprits }
 }
 
-/// Returns an assessment of ranks that have been starting for too long, if any, whether or not others wait for
-/// them.
+/// Assesses ranks that have been starting for too long, even if no other rank waits for them.
 fn stuck_at_start(witnesses: &[Witness], deadline_s: Option<f64>) -> Option<Assessment> {
     let patience = deadline_s.map_or(OUTSIDE, |deadline| OUTSIDE.min(SHARE_OF_DEADLINE * deadline));
     let seconds_of = |witness: &Witness| match witness {
@@ -172,7 +166,6 @@ fn stuck_at_start(witnesses: &[Witness], deadline_s: Option<f64>) -> Option<Asse
     Some(Assessment { state: State::Suspicion, text, culprits: ranks })
 }
 
-/// Returns the length of a wait, in seconds, above which it is longer than usual.
 fn patience(
     witnesses: &[Witness],
     culprits: &[usize],
@@ -181,7 +174,7 @@ fn patience(
 ) -> f64 {
     let is_in_a_step = |rank: &usize| match witnesses.get(*rank) {
         Some(Witness::Answered(flight)) => IN_A_STEP.contains(&flight.activity.name.as_str()),
-        // An unknown rank is taken to be in a step, like the ranks that wait for it.
+        // An unknown rank is assumed to be in a step, like the ranks that wait for it.
         _ => true,
     };
     let usual = longest_step_s.map(|longest| SHORT.max(STEPS * longest));
@@ -204,7 +197,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns ranks where rank 0 has waited for `seconds` for rank 1, which is in `activity`.
     fn ranks(seconds: f64, activity: &str) -> Vec<Witness> {
         let group = LocalGroup::new(2);
         let _work = group[0].barrier(Label::new("step", Phase::Other));
@@ -223,14 +215,13 @@ mod tests {
             state
         };
         for (seconds, activity, longest, deadline, expected) in [
-            // Three times the longest step, and more than a second.
+            // Limit: three times the longest step, and at least one second.
             (0.9, "backward", Some(0.1), None, State::Healthy),
             (1.1, "backward", Some(0.1), None, State::Suspicion),
             (5.0, "forward", Some(2.0), None, State::Healthy),
             (6.5, "forward", Some(2.0), None, State::Suspicion),
-            // Before half of the deadline.
             (5.5, "forward", Some(2.0), Some(10.0), State::Suspicion),
-            // Saves and first steps take long.
+            // Saves and first steps may take 30 seconds.
             (29.0, "checkpoint", Some(0.1), None, State::Healthy),
             (31.0, "checkpoint", Some(0.1), Some(600.0), State::Suspicion),
             (29.0, "forward", None, None, State::Healthy),

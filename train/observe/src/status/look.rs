@@ -1,4 +1,4 @@
-//! The state of a run, in a form for people and programs.
+//! The state of a run, for people and programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::health::{Assessment, State, assess, ranks_of};
 use crate::ask::{Answer, Answers, Process, ProcessStatus, RankStatus, Thread};
 
-/// A run at one moment.
+/// The state of a run at one moment.
 #[derive(Debug, Serialize)]
 pub struct Look {
     /// The run folder.
@@ -16,30 +16,29 @@ pub struct Look {
     pub state: State,
     /// A description of the state.
     pub text: String,
-    /// World ranks to look at first.
     pub culprits: Vec<usize>,
-    /// The step of the foremost rank, or the last step that was logged.
+    /// Step of the foremost rank, or the last step logged.
     pub step: Option<u64>,
     pub steps: Option<u64>,
-    /// The step of the newest checkpoint.
+    /// Step of the newest checkpoint.
     pub saved: Option<u64>,
     pub loss: Option<f64>,
     pub tokens_per_s: Option<f64>,
-    /// Seconds that a rank may wait for the others in one collective.
+    /// Maximum seconds that a rank may wait in one collective.
     pub deadline_s: Option<f64>,
     pub ranks: Vec<RankLook>,
     pub processes: Vec<ProcessLook>,
 }
 
-/// A rank at one moment.
+/// The state of a rank.
 #[derive(Debug, Default, Serialize)]
 pub struct RankLook {
     pub rank: usize,
-    /// The reason why nothing is known about the rank; `None` if it has answered.
+    /// The reason why the rank has not answered; `None` if it has.
     pub silent: Option<String>,
     pub step: Option<u64>,
     pub activity: Option<Activity>,
-    /// The pending collective that was called first.
+    /// The oldest pending collective.
     pub pending: Option<Call>,
     /// The collective that the rank called last.
     pub last: Option<Call>,
@@ -48,7 +47,7 @@ pub struct RankLook {
     pub peak_bytes: Option<u64>,
 }
 
-/// A collective, as called by a rank.
+/// A collective called by a rank.
 #[derive(Debug, Serialize)]
 pub struct Call {
     pub group: String,
@@ -56,11 +55,10 @@ pub struct Call {
     pub operation: Operation,
     pub module: String,
     pub phase: Phase,
-    /// Seconds since the call.
     pub seconds: f64,
 }
 
-/// A process at one moment.
+/// The state of a process.
 #[derive(Debug, Serialize)]
 pub struct ProcessLook {
     pub host: String,
@@ -81,12 +79,12 @@ pub fn look(run: String, answers: Answers) -> Look {
         })
         .collect();
     let first = statuses.first();
-    // If no process answers, only the ranks that have a socket are known.
+    // If no process answers, only ranks with a socket are known.
     let named: BTreeSet<usize> =
         processes.iter().flat_map(|process| process.owner.ranks.iter().copied()).collect();
     let world_size = first.map_or(named.last().map_or(0, |last| last + 1), |status| status.world_size);
     let mut witnesses: Vec<Witness> = all.into_iter().flatten().map(Witness::from).collect();
-    // Ranks that cannot be reached from this machine and may be healthy.
+    // Ranks that no process on this machine has reported; they may be healthy.
     let mut unknown: BTreeSet<usize> = (witnesses.len()..world_size).collect();
     witnesses.resize_with(world_size, || Witness::Gone {
         reason: "has not started, is about to exit, or is on another machine".to_owned(),
@@ -130,7 +128,7 @@ pub fn look(run: String, answers: Answers) -> Look {
     let deadline_s = first.and_then(|status| status.deadline_s);
     let assessment = assess(&witnesses, &unknown, longest, deadline_s);
     let Assessment { state, text, culprits } = match held(&statuses) {
-        // Waits for a held rank are expected. A process that is gone still means trouble.
+        // Waits for a held rank are expected, but a missing process still means trouble.
         Some(text) if assessment.state != State::Trouble => Assessment {
             state: State::Held,
             text: format!("{text}; inspect with: kiln attach {run}"),
@@ -159,7 +157,6 @@ pub fn look(run: String, answers: Answers) -> Look {
     }
 }
 
-/// Describes which ranks are held, and where.
 fn held(statuses: &[&ProcessStatus]) -> Option<String> {
     let ranks: BTreeSet<_> = statuses.iter().flat_map(|status| status.held.iter().copied()).collect();
     let places: Vec<_> = statuses.iter().flat_map(|status| status.held_at.iter().cloned()).collect();
@@ -188,7 +185,6 @@ fn rank_look(rank: usize, status: Option<&RankStatus>, witnesses: &[Witness]) ->
         Witness::Gone { reason } => return silent(reason.clone()),
         Witness::Silent { seconds } => return silent(format!("has not answered for {seconds:.0} s")),
     };
-    // The collective that the rank has been in for the longest time.
     let pending = flight.groups.iter().filter_map(|group| {
         let pending = group.pending.first()?;
         Some(Call {
@@ -228,7 +224,6 @@ mod tests {
     use super::*;
     use crate::ask::Owner;
 
-    /// Returns an unresponsive process with these ranks.
     fn silent(ranks: Vec<usize>) -> Process {
         let owner = Owner { process: ProcessId::this(), ranks };
         Process { owner, answer: Answer::Silent("the request timed out".to_owned()), threads: None }

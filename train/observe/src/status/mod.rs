@@ -1,5 +1,4 @@
-//! A run at one moment: the combined answers of all its processes (`look.rs`), the assessment of its health
-//! (`health.rs`), and its description (`table.rs`).
+//! The state of a run: combined answers of its processes, an assessment of its health, and a text for people.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +11,6 @@ pub use health::{State, ranks_of};
 pub use look::{Call, Look, ProcessLook, RankLook, look};
 pub use table::{summary, text};
 
-/// Returns the current state of the run in a folder, or the reason why that is impossible, for people. The
-/// caller, which knows the folder's locks and checkpoints, provides it: this crate knows neither.
+/// Returns the state of the run in a folder, or an error message. The caller provides this function because
+/// this crate does not know the run's locks and checkpoints.
 pub type LookAt = Arc<dyn Fn(&Path) -> Result<Look, String> + Send + Sync>;

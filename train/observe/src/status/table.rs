@@ -5,19 +5,16 @@ use kiln_sys::words::{in_ranges, number_of, size};
 use super::{Look, ProcessLook, RankLook, ranks_of};
 use crate::ask::Thread;
 
-/// Number of columns of a line.
 const WIDTH: usize = 80;
 
-/// Maximum number of functions shown for a thread, from the innermost one.
 const MOST_CALLS: usize = 24;
 
-/// Formats the state of a run.
+/// Formats the state of a run, with its ranks and threads.
 pub fn text(look: &Look) -> String {
     let mut lines = wrapped(&headline(look), "", "  ");
     if !look.ranks.is_empty() {
         lines.push(row(["rank", "step", "doing", "for", "memory", "waits for"]));
     }
-    // Ranks that are silent for the same reason share a line.
     let is_same = |a: &RankLook, b: &RankLook| a.silent.is_some() && a.silent == b.silent;
     lines.extend(look.ranks.chunk_by(is_same).map(rank));
     lines.extend(wrapped(&format!("{}: {}", look.state, look.text), "", "  "));
@@ -25,7 +22,7 @@ pub fn text(look: &Look) -> String {
     lines.join("\n")
 }
 
-/// Formats the state of a run among others: its progress and its state, without its ranks.
+/// Formats the state of a run in one paragraph, without its ranks.
 pub fn summary(look: &Look) -> String {
     wrapped(&format!("{}; {}: {}", headline(look), look.state, look.text), "", "  ").join("\n")
 }
@@ -55,7 +52,6 @@ fn headline(look: &Look) -> String {
     format!("run {}: {}", look.run, parts.join(", "))
 }
 
-/// Formats a number with separators, as in `41,200`.
 fn thousands(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();
@@ -68,7 +64,6 @@ fn thousands(number: f64) -> String {
     text
 }
 
-/// Formats the line of one rank, or of several that are silent.
 fn rank(looks: &[RankLook]) -> String {
     let [look, ..] = looks else { return String::new() };
     let number = in_ranges(&looks.iter().map(|look| look.rank).collect::<Vec<_>>());
@@ -102,7 +97,6 @@ fn row([rank, step, doing, seconds, memory, waits]: [&str; 6]) -> String {
     fit(line.trim_end(), WIDTH)
 }
 
-/// Cuts `text` to `width` characters.
 fn fit(text: &str, width: usize) -> String {
     match text.chars().count() > width {
         true => text.chars().take(width - 1).chain(['…']).collect(),
@@ -110,7 +104,7 @@ fn fit(text: &str, width: usize) -> String {
     }
 }
 
-/// Wraps `text` to 80 columns: the first line begins with `first`, the others with `indent`.
+/// Wraps `text` to 80 columns: the first line starts with `first`, the others with `indent`.
 fn wrapped(text: &str, first: &str, indent: &str) -> Vec<String> {
     let mut words = text.split(' ');
     let mut lines = vec![first.to_owned() + words.next().unwrap_or_default()];
@@ -135,7 +129,6 @@ fn threads(process: &ProcessLook) -> Vec<String> {
     let problem =
         threads.iter().filter(|thread| !thread.calls.is_empty()).find_map(|thread| thread.problem.as_ref());
     lines.extend(problem.into_iter().flat_map(|problem| wrapped(&format!("({problem})"), "", "")));
-    // Threads that wait for the same thing are shown together.
     let mut shown: Vec<(&Thread, Vec<String>)> = Vec::new();
     for thread in threads {
         let name = format!("{} ({})", thread.name, thread.id);

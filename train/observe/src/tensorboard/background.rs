@@ -1,4 +1,4 @@
-//! The event files of a live run, written in the background.
+//! Writes the event files of a live run on a separate thread.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -14,31 +14,28 @@ use super::proto::Event;
 use super::writer::{EventWriter, has_events};
 use crate::line::Line;
 
-/// Maximum number of events that wait for the disk. Further events are dropped.
+/// Maximum number of queued events. Further events are dropped.
 const MOST_WAITING: usize = 4096;
 
 /// Maximum time that the end of a run waits for the disk.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Options of a run's TensorBoard output.
+/// Options of TensorBoard output.
 #[derive(Clone, Debug)]
 pub struct TensorBoardOptions {
     /// Folder of the event files.
     pub folder: PathBuf,
-    /// The run's `metrics.jsonl`, with the lines of the completed steps. They are also shown if there is no
-    /// event file yet.
+    /// The run's `metrics.jsonl`. Its existing lines are copied if there is no event file yet.
     pub metrics: PathBuf,
-    /// The configuration, as TOML.
+    /// Configuration as TOML.
     pub config: String,
     /// Number of completed steps.
     pub done: u64,
 }
 
-/// Writes a run's TensorBoard output on a separate thread: a slow or full disk neither blocks nor ends the
-/// run.
+/// Writes a run's TensorBoard output on a separate thread, so that a slow or full disk does not block the run.
 ///
-/// The event file is created with the first event. Events in the files of earlier starts that belong to steps
-/// not yet done are then void, so that curves continue where the run resumes.
+/// The first event creates the event file, and voids events of steps that the resumed run repeats.
 pub struct TensorBoard {
     sender: Option<SyncSender<Entry>>,
     ended: Receiver<()>,
@@ -47,15 +44,13 @@ pub struct TensorBoard {
 }
 
 enum Entry {
-    /// A line of `metrics.jsonl`.
     Line(String),
     Event(Event),
 }
 
 impl TensorBoard {
-    /// Starts the thread. `None` if the system cannot create it, which is logged.
+    /// Starts the thread. If that fails, logs a warning and returns `None`.
     pub fn start(options: TensorBoardOptions) -> Option<Self> {
-        // Lines that arrive from now on are sent to the thread.
         let length = std::fs::metadata(&options.metrics).map_or(0, |file| file.len());
         let (sender, entries) = mpsc::sync_channel(MOST_WAITING);
         let (end, ended) = mpsc::channel();
@@ -74,17 +69,17 @@ impl TensorBoard {
         }
     }
 
-    /// Shows the numbers of a line of `metrics.jsonl`.
+    /// Adds the numbers of a line of `metrics.jsonl`.
     pub fn line(&mut self, line: &str) {
         self.send(Entry::Line(line.to_owned()));
     }
 
-    /// Shows a text of `step`, verbatim.
+    /// Adds a text, which TensorBoard shows verbatim.
     pub fn text(&mut self, step: u64, tag: &str, text: &str) {
         self.send(Entry::Event(event::text(now(), step, tag, text)));
     }
 
-    /// Shows a histogram of `step`.
+    /// Adds a histogram.
     pub fn histogram(&mut self, step: u64, tag: &str, histogram: Histogram) {
         self.send(Entry::Event(event::histogram(now(), step, tag, &histogram)));
     }
@@ -106,7 +101,6 @@ impl Drop for TensorBoard {
         if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("the disk takes too long: TensorBoard's files lack the last events");
         } else if let Some(thread) = self.thread.take() {
-            // The thread has reported its end; a panic has been reported as well.
             let _ = thread.join();
         }
         if self.dropped > 0 {
@@ -115,13 +109,11 @@ impl Drop for TensorBoard {
     }
 }
 
-/// The state of the thread.
 struct Board {
     options: TensorBoardOptions,
-    /// Size of `metrics.jsonl` in bytes when the run began.
     length: u64,
     file: Option<EventWriter>,
-    /// Number of entries that arrived while no file could be created.
+    /// Number of entries lost because no file could be created.
     lost: u64,
 }
 
@@ -143,13 +135,12 @@ impl Board {
         }
     }
 
-    /// Creates the event file, if there is none yet.
     fn begin(&mut self) {
         if self.file.is_some() {
             return;
         }
         let folder = &self.options.folder;
-        // Without any line, this folder has no history of the run.
+        // An empty `metrics.jsonl` means a new run.
         let first = if self.length == 0 { 0 } else { self.options.done + 1 };
         let created = has_events(folder).and_then(|has| Ok((has, EventWriter::create(folder, first)?)));
         match created {
@@ -172,7 +163,6 @@ impl Board {
         }
     }
 
-    /// Writes the lines that existed when the run began.
     fn catch_up(&self, file: &mut EventWriter) {
         let read = || -> std::io::Result<()> {
             let metrics = files::open(&self.options.metrics)?;
@@ -191,7 +181,6 @@ impl Board {
     }
 }
 
-/// Writes the numbers of a line of `metrics.jsonl`, if it is complete.
 fn write_line(file: &mut EventWriter, line: &[u8]) {
     let event = Line::read(line).and_then(|line| event::metrics(&line, now()));
     event.iter().for_each(|event| file.write(event));

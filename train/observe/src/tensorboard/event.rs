@@ -17,8 +17,8 @@ use crate::line::Line;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Keys of `metrics.jsonl`, each with its tag and a factor for its value. Tags are the same as in torchtitan, so
-/// that runs of both can be overlaid.
+/// Keys of `metrics.jsonl`, each with its tag and a factor for its value. Tags match torchtitan's, so that
+/// TensorBoard can overlay runs of both.
 const TAGS: [(&str, &str, f64); 13] = [
     ("loss", "loss_metrics/global_avg_loss", 1.0),
     ("tokens_per_s", "throughput(tps)", 1.0),
@@ -35,48 +35,45 @@ const TAGS: [(&str, &str, f64); 13] = [
     ("tokens", "n_tokens_seen", 1.0),
 ];
 
-/// Keys in seconds that are also shown as a share of the step's time, each with the tag of the share.
 const SHARES: [(&str, &str); 2] = [("data_s", "time_metrics/data_loading(%)"), ("wait_s", "comm/exposed(%)")];
 
-/// The number of values in each bucket.
+/// A histogram with variable bucket widths.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
-    /// The lowest value.
+    /// Lowest value.
     pub min: f64,
-    /// The highest value.
+    /// Highest value.
     pub max: f64,
-    /// The sum of all values.
+    /// Sum of all values.
     pub sum: f64,
-    /// The sum of the squares of all values.
+    /// Sum of the squares of all values.
     pub sum_squares: f64,
     /// Upper limits of the buckets, ascending.
     pub limits: Vec<f64>,
-    /// Number of values in each bucket, which begins where the one before it ends.
+    /// Number of values in each bucket. A bucket starts at the limit of the previous one.
     pub counts: Vec<f64>,
 }
 
-/// Returns the tag of texts that a run generates from the prompt at `index`.
+/// Returns the tag for samples of the prompt at `index`.
 pub fn sample_tag(index: usize) -> String {
     format!("samples/{index}")
 }
 
-/// Returns the current time in seconds since 1970.
 pub(crate) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-/// Returns the first event of a file: its version, which also defines the meaning of a START in it.
+/// Returns a file's first event. TensorBoard honours [`start`] only after this version.
 pub(super) fn version(time: f64) -> Event {
     Event { wall_time: time, step: 0, what: Some(What::FileVersion("brain.Event:2".to_owned())) }
 }
 
-/// Returns an event that makes events of `step` and later ones, in files before this one, void.
+/// Returns an event that voids earlier files' events of `step` and later steps.
 pub(super) fn start(time: f64, step: u64) -> Event {
     let what = Some(What::SessionLog(SessionLog { status: START }));
     Event { wall_time: time, step: step.cast_signed(), what }
 }
 
-/// Returns the scalars of a line: tags and values. Keys missing in the line are omitted.
 fn scalars(line: &Line) -> Vec<(Cow<'_, str>, f64)> {
     let mut scalars: Vec<(Cow<'_, str>, f64)> = Vec::with_capacity(line.values.len() + SHARES.len());
     for (key, value) in line.numbers() {
@@ -92,22 +89,20 @@ fn scalars(line: &Line) -> Vec<(Cow<'_, str>, f64)> {
     scalars
 }
 
-/// Returns the numbers of a line of metrics; `time` is used if the line does not record when it was written.
-/// `None` if it has no numbers.
+/// Returns the numbers of a line, or `None` if it has none. `time` replaces a missing time.
 pub(crate) fn metrics(line: &Line, time: f64) -> Option<Event> {
     let values = scalars(line).into_iter().map(|(tag, value)| SummaryValue {
         tag: tag.into_owned(),
         metadata: None,
-        // TensorBoard has no wider scalars.
+        // TensorBoard's scalars are 32 bits wide.
         value: Some(Value::Simple(value as f32)),
     });
     let values: Vec<_> = values.collect();
     (!values.is_empty()).then(|| summary(line.time.unwrap_or(time), line.step, values))
 }
 
-/// Returns a text that is shown verbatim.
 pub(crate) fn text(time: f64, step: u64, tag: &str, text: &str) -> Event {
-    // TensorBoard interprets texts as Markdown, in which indented lines are shown verbatim.
+    // TensorBoard interprets text as Markdown, which shows indented lines verbatim.
     let lines: Vec<_> = text.split('\n').map(|line| format!("    {line}")).collect();
     let tensor = TensorProto {
         dtype: DT_STRING,
@@ -117,13 +112,12 @@ pub(crate) fn text(time: f64, step: u64, tag: &str, text: &str) -> Event {
     summary(time, step, vec![tensor_value(tag, "text", Vec::new(), tensor)])
 }
 
-/// Returns a histogram. Empty buckets at its ends are omitted.
 pub(super) fn histogram(time: f64, step: u64, tag: &str, histogram: &Histogram) -> Event {
     let Histogram { min, max, sum, sum_squares, ref limits, ref counts } = *histogram;
     let has_values = |count: &f64| *count > 0.0;
     let first = counts.iter().position(has_values).unwrap_or(0);
     let end = counts.iter().rposition(has_values).map_or(0, |last| last + 1);
-    // An empty bucket in front provides the lower limit of the first one.
+    // An empty bucket in front gives the first one its lower limit.
     let (first, end) = (first.saturating_sub(1), end.min(limits.len()));
     let proto = HistogramProto {
         min,
@@ -138,8 +132,7 @@ pub(super) fn histogram(time: f64, step: u64, tag: &str, histogram: &Histogram) 
     summary(time, step, vec![value])
 }
 
-/// Returns the configuration of a run, which TensorBoard shows under "HParams". TensorBoard reads the first one of
-/// each folder.
+/// Returns the configuration for TensorBoard's "HParams" tab, which reads the first such event per folder.
 pub(crate) fn settings(time: f64, config: Table) -> Event {
     let setting = |(key, value)| {
         let kind = match value {
@@ -154,13 +147,11 @@ pub(crate) fn settings(time: f64, config: Table) -> Event {
     let hparams: BTreeMap<_, _> = flatten(config).into_iter().map(setting).collect();
     let info = SessionStartInfo { hparams, start_time_secs: time };
     let data = HParamsPluginData { version: 0, session_start_info: Some(info) };
-    // The metadata holds the relevant content.
     let nothing = TensorProto {
         dtype: DT_FLOAT,
         tensor_shape: Some(TensorShape { dim: vec![Dimension { size: 0 }] }),
         string_val: Vec::new(),
     };
-    // The tag under which the plugin `hparams` looks for settings.
     let tag = "_hparams_/session_start_info";
     summary(time, 0, vec![tensor_value(tag, "hparams", data.encode_to_vec(), nothing)])
 }

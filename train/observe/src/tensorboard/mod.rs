@@ -1,7 +1,4 @@
-//! Event files for TensorBoard: scalars of `metrics.jsonl`, histograms, texts, and the configuration.
-//!
-//! - `EventWriter`: one event file;
-//! - [`TensorBoard`]: the event files of a running run.
+//! Event files for TensorBoard: scalars of `metrics.jsonl`, histograms, texts and the configuration.
 
 mod background;
 pub(crate) mod event;

@@ -1,7 +1,5 @@
-//! The TensorBoard messages that Kiln writes, from `tensorflow/core/util/event.proto`,
-//! `tensorflow/core/framework/{summary,tensor,tensor_shape}.proto`, `tensorflow/tsl/protobuf/histogram.proto`,
-//! `tensorboard/plugins/hparams/plugin_data.proto` and `google/protobuf/struct.proto`, with the fields that are needed
-//! here.
+//! The TensorBoard messages and fields that Kiln writes, from `event.proto`, `summary.proto`, `tensor.proto`,
+//! `tensor_shape.proto`, `histogram.proto`, `struct.proto` and `plugins/hparams/plugin_data.proto`.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +16,6 @@ pub(crate) struct Event {
 
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub(super) enum What {
-    /// The first event of every file.
     #[prost(string, tag = "3")]
     FileVersion(String),
     #[prost(message, tag = "5")]
@@ -29,7 +26,6 @@ pub(super) enum What {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct SessionLog {
-    /// An enumeration; see [`START`].
     #[prost(int32, tag = "1")]
     pub(super) status: i32,
 }
@@ -83,25 +79,20 @@ pub(super) struct HistogramProto {
     pub(super) min: f64,
     #[prost(double, tag = "2")]
     pub(super) max: f64,
-    /// Number of values.
     #[prost(double, tag = "3")]
     pub(super) num: f64,
     #[prost(double, tag = "4")]
     pub(super) sum: f64,
     #[prost(double, tag = "5")]
     pub(super) sum_squares: f64,
-    /// Upper limit of each bucket.
     #[prost(double, repeated, tag = "6")]
     pub(super) bucket_limit: Vec<f64>,
-    /// Number of values in each bucket.
     #[prost(double, repeated, tag = "7")]
     pub(super) bucket: Vec<f64>,
 }
 
-/// `dtype` of a tensor of f32.
 pub(super) const DT_FLOAT: i32 = 1;
 
-/// `dtype` of a tensor of strings.
 pub(super) const DT_STRING: i32 = 7;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -126,7 +117,6 @@ pub(super) struct Dimension {
     pub(super) size: i64,
 }
 
-/// The data that the plugin `hparams` keeps about a run.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct HParamsPluginData {
     #[prost(int32, tag = "1")]
@@ -143,7 +133,6 @@ pub(super) struct SessionStartInfo {
     pub(super) start_time_secs: f64,
 }
 
-/// `google.protobuf.Value`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct AnyValue {
     #[prost(oneof = "Kind", tags = "2, 3, 4")]

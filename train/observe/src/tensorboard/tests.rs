@@ -11,7 +11,6 @@ use super::proto::{Event, HParamsPluginData, Kind, START, SummaryValue, Value, W
 use super::writer::read;
 use super::{EventWriter, TensorBoard, TensorBoardOptions};
 
-/// Scalars by tag: steps and values.
 type Curves = BTreeMap<String, Vec<(i64, f32)>>;
 
 fn events(folder: &Path) -> Vec<Event> {
@@ -96,10 +95,8 @@ fn resume_continues_the_curves() {
         |step| move |event: &&Event| event.step == step && matches!(event.what, Some(What::Summary(_)));
     assert_eq!(events(&folder).iter().filter(of_step(3)).count(), 2);
 
-    // Without anything to show, nothing is written.
     show(options(run.path(), 3), &[]);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
-    // A run that starts from the beginning.
     fs::write(run.path().join("metrics.jsonl"), "").unwrap();
     show(options(run.path(), 0), &[&line(1, 4.0)]);
     assert_eq!(curves(&folder).into_values().collect::<Vec<_>>(), [[(1, 4.0)]]);

@@ -1,4 +1,4 @@
-//! A file of events, in the format of TensorFlow's record files:
+//! Writes event files in the format of TensorFlow's record files:
 //! <https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details>.
 
 use std::fs::{self, File, OpenOptions};
@@ -12,30 +12,27 @@ use prost::Message;
 use super::event::{self, now};
 use super::proto::{Event, What};
 
-/// The start of the name of every event file; seconds since 1970 follow.
+/// Seconds since 1970 follow this prefix.
 const PREFIX: &str = "events.out.tfevents.";
 
-/// The end of the names of files that are written here.
+/// Marks files written by Kiln.
 const SUFFIX: &str = ".kiln";
 
-/// Maximum size of a record in bytes; Kiln writes no longer ones.
 const MOST_RECORD: u64 = 1 << 30;
 
-/// Size of a record's header in bytes: the length and its checksum.
+/// Length and its checksum, in bytes.
 const HEADER: usize = 12;
 
-/// Size of a record's trailer in bytes: the checksum of the data.
+/// Checksum of the data, in bytes.
 const TRAILER: usize = 4;
 
-/// Returns the length of the data from the header of a record; `None` if the header is invalid.
 fn length(header: &[u8]) -> Option<u64> {
     let (length, crc) = header.split_first_chunk::<8>()?;
     let is_header = u32::from_le_bytes(crc.try_into().ok()?) == masked_crc(length);
     is_header.then_some(u64::from_le_bytes(*length))
 }
 
-/// Frames `data` as one record: its length, the masked CRC-32C of the length, the data, and their masked
-/// CRC-32C, all little-endian.
+/// Frames `data` as a record: length, masked CRC-32C of the length, data, masked CRC-32C of the data; little-endian.
 fn framed(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(data.len() + 16);
@@ -46,32 +43,24 @@ fn framed(data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// Returns the CRC-32C of `data`, rotated and shifted: the data of record files often contains other
-/// checksums, and the CRC of data that contains its own CRC is useless.
+/// Returns the rotated and shifted CRC-32C: a plain CRC is useless for data that contains its own CRC.
 fn masked_crc(data: &[u8]) -> u32 {
-    // The checksum has 32 bits.
     let crc = checksum(CrcAlgorithm::Crc32Iscsi, data) as u32;
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// Writes an event file. An event that cannot be written leaves no part of itself; the log reports it.
+/// Writes an event file. A failed write leaves no partial event, and is logged.
 pub(crate) struct EventWriter {
     records: Records,
-    /// Records that must come before all others, until they are written.
     first: Vec<u8>,
 }
 
 impl EventWriter {
-    /// Starts another event file in `folder`, which is created if it does not exist. Events of the step `first` and
-    /// later ones are cut off from existing files, and marked as void for programs that have read them.
-    ///
-    /// # Errors
-    ///
-    /// If the folder or the file cannot be created, or existing files cannot be cut.
+    /// Starts a new event file in `folder`, and removes events of the step `first` and later ones from earlier files.
     pub(crate) fn create(folder: &Path, first: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let existing = event_files(folder)?;
-        // Files of other programs stay, and so does everything when a run starts: it may belong to another run.
+        // A new run changes no existing file, which may belong to another run.
         let is_ours = |path: &Path| path.to_string_lossy().ends_with(SUFFIX);
         let mut earlier = existing.iter().filter(|(_, path)| first > 0 && is_ours(path));
         earlier.try_for_each(|(_, path)| cut(path, first))?;
@@ -81,7 +70,6 @@ impl EventWriter {
         Ok(EventWriter { records, first })
     }
 
-    /// Writes an event.
     pub(crate) fn write(&mut self, event: &Event) {
         let record = framed(&event.encode_to_vec());
         if self.first.is_empty() {
@@ -91,22 +79,17 @@ impl EventWriter {
         }
     }
 
-    /// Closes the file.
-    ///
-    /// # Errors
-    ///
-    /// If any event could not be written.
+    /// Closes the file. Fails if any event could not be written.
     pub(crate) fn finish(self) -> io::Result<()> {
         self.records.finish()
     }
 }
 
-/// Returns true if there are event files in `folder`.
 pub(crate) fn has_events(folder: &Path) -> io::Result<bool> {
     Ok(!event_files(folder)?.is_empty())
 }
 
-/// Returns a path for the next event file. TensorBoard reads files in the order of their names, so it comes after `existing`.
+/// Returns a path that sorts after `existing`, because TensorBoard reads files in the order of their names.
 fn next_file(folder: &Path, existing: &[(u64, PathBuf)]) -> PathBuf {
     let last = existing.iter().map(|(time, _)| *time).max();
     let seconds = (now() as u64).max(last.map_or(0, |last| last + 1));
@@ -117,7 +100,6 @@ fn next_file(folder: &Path, existing: &[(u64, PathBuf)]) -> PathBuf {
     folder.join(format!("{PREFIX}{seconds:010}.{host}.{}.0{SUFFIX}", std::process::id()))
 }
 
-/// Returns the event files in `folder`, each with the time in its name.
 fn event_files(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -132,12 +114,8 @@ fn event_files(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(entries.flatten().filter_map(event_file).collect())
 }
 
-/// Ends the event file at `path` before its first event of the step `first` or a later one, and before an incomplete
-/// record. No event of an earlier step is lost: a run writes all events of a step that has a checkpoint before it
-/// starts the next.
-///
-/// The next file marks these events as void, too. TensorBoard's fast loader ignores that, unless other points replace
-/// them.
+/// Truncates the event file at `path` before its first event of step `first` or later, and before an incomplete record.
+/// A run writes all events of a step with a checkpoint before it starts the next, so no earlier event is lost.
 pub(super) fn cut(path: &Path, first: u64) -> io::Result<()> {
     let file = files::open_with(OpenOptions::new().read(true).write(true), path)?;
     let (mut reader, all) = (BufReader::new(&file), file.metadata()?.len());
@@ -147,7 +125,6 @@ pub(super) fn cut(path: &Path, first: u64) -> io::Result<()> {
             Ok(Event { step, what: Some(What::Summary(_)), .. }) => {
                 u64::try_from(step).is_ok_and(|step| step >= first)
             }
-            // The version of the file, or an event of another program.
             _ => false,
         };
         if is_void {
@@ -161,7 +138,6 @@ pub(super) fn cut(path: &Path, first: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the next complete record with its header and trailer, if there is one.
 fn next(from: &mut BufReader<&File>) -> io::Result<Option<Vec<u8>>> {
     let mut record = Vec::new();
     from.by_ref().take(HEADER as u64).read_to_end(&mut record)?;
@@ -171,7 +147,6 @@ fn next(from: &mut BufReader<&File>) -> io::Result<Option<Vec<u8>>> {
     Ok((read as u64 == rest).then_some(record))
 }
 
-/// Returns the data of the records in `bytes`, and the bytes after the last complete record.
 #[cfg(test)]
 pub(super) fn read(mut bytes: &[u8]) -> (Vec<&[u8]>, &[u8]) {
     let mut records = Vec::new();

@@ -1,34 +1,20 @@
-//! A common clock for the ranks of several machines.
+//! A common clock for the ranks of several machines, estimated from collectives as NTP does from messages (Mills,
+//! "Internet time synchronization: the network time protocol", 1991).
 //!
-//! Times of a rank are on the monotonic clock of its machine, which ranks of one machine share. For another
-//! machine, the difference of the two clocks is estimated from the collectives of the trace, as NTP estimates
-//! it from messages that go to a server and back (Mills, "Internet time synchronization: the network time
-//! protocol", 1991).
+//! A collective in which every rank needs data from all others cannot end on any rank before it has started on all. Let
+//! `s` be its last start on a machine's ranks, and `e` its first end there. Then the offset `θ` by which A's clock is
+//! ahead of B's satisfies `s_A - e_B ≤ θ ≤ e_A - s_B`.
 //!
-//! A collective in which every rank needs data from every other rank cannot end on any rank before it has
-//! begun on all of them. Let `θ` be the offset by which the clock of machine A is ahead of that of machine B,
-//! `s` the last start of a collective on the ranks of a machine and `e` its first end there, both on the
-//! machine's own clock. The end on A comes after the start on B, and the end on B after the start on A:
-//!
-//! ```text
-//! s_A - e_B  ≤  θ  ≤  e_A - s_B
-//! ```
-//!
-//! That holds for every collective, so `θ` lies in the intersection of these intervals, whatever the network
-//! does. The width of an interval is the time from the last start to the end on A plus the same on B: NTP's
-//! round trip. Within the intersection, the estimate is the median of `e_A - e_B` over the all-reduces and
-//! barriers, which end on all ranks at about the same time; as a median, it is not affected by single ranks
-//! that wake up late. The error bound is the distance from the estimate to the farther end of the
-//! intersection. It assumes that the clocks do not drift apart during the trace; two quartz clocks may drift
-//! by some 10 µs per second.
+//! The estimate is the median of `e_A - e_B` over all-reduces and barriers, which end everywhere at about the same
+//! time, limited to the intersection of these intervals. The error bound is the distance to the intersection's farther
+//! end. It ignores clock drift of about 10 µs per second.
 
 use std::collections::BTreeMap;
 
-/// Identifies a collective that all ranks of a group take part in: the ranks, the group's name, and its
-/// number there.
+/// Identifies a collective: the ranks of its group, the group's name, and its sequence number.
 pub(super) type CallKey = (Vec<usize>, String, u64);
 
-/// The times of a collective on one rank, in seconds on the monotonic clock of its machine.
+/// Times of a collective on one rank, in seconds on its machine's monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallTimes {
     pub(super) started: f64,
@@ -37,28 +23,24 @@ pub(super) struct CallTimes {
     pub(super) ends_together: bool,
 }
 
-/// The data about the clock of one rank.
 pub(super) struct RankClock<'a> {
     pub(super) node: &'a str,
-    /// Collectives in which every rank needs data from every other rank.
+    /// Collectives in which every rank needs data from all others.
     pub(super) calls: BTreeMap<CallKey, CallTimes>,
 }
 
-/// The offset by which a rank's clock is ahead of that of the first rank, in seconds.
+/// The offset by which a rank's clock is ahead of the first rank's, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Offset {
     pub(super) seconds: f64,
-    /// The error bound; `None` if there is no data for one.
     pub(super) error: Option<f64>,
 }
 
-/// Clocks of one machine may seem apart by this much: times are read slightly before or after the events.
+/// Clocks of one machine may seem to differ by this much, because times are not read exactly at the events.
 const TOLERANCE: f64 = 1e-3;
 
-/// Returns the offset by which the clock of each rank is ahead of the first one's.
 pub(super) fn offsets(ranks: &[RankClock<'_>]) -> Vec<Offset> {
-    // Ranks that name the same machine share one, unless their clocks prove that two machines have the same
-    // name.
+    // Ranks with the same machine name share a machine unless their clocks differ.
     let mut machines: Vec<Vec<usize>> = Vec::new();
     for (index, rank) in ranks.iter().enumerate() {
         let is_same = |machine: &&mut Vec<usize>| {
@@ -82,28 +64,25 @@ pub(super) fn offsets(ranks: &[RankClock<'_>]) -> Vec<Offset> {
     offsets
 }
 
-/// The constraints of collectives on the difference of two clocks.
 struct Difference {
     low: f64,
     high: f64,
     /// Differences of the ends of collectives that end together.
     together: Vec<f64>,
-    /// Differences of the ends of all collectives.
     all: Vec<f64>,
 }
 
 impl Difference {
     fn estimate(mut self) -> Offset {
         let median = median(if self.together.is_empty() { &mut self.all } else { &mut self.together });
-        // Not `clamp`, which panics: drifting clocks may make the intersection empty.
+        // `clamp` would panic if drifting clocks make the intersection empty.
         let seconds = median.min(self.high).max(self.low.min(self.high));
         let error = (seconds - self.low).abs().max((self.high - seconds).abs());
         Offset { seconds, error: Some(error) }
     }
 }
 
-/// Returns the offset by which the clock of the ranks `ahead` is ahead of that of the ranks `of`; `None` if
-/// they have no collective in common.
+/// Compares the clock of the ranks `ahead` with that of the ranks `of`. `None` if they share no collective.
 fn difference(ranks: &[RankClock<'_>], ahead: &[usize], of: &[usize]) -> Option<Difference> {
     let (ahead, of) = (machine_calls(ranks, ahead), machine_calls(ranks, of));
     let mut found =
@@ -120,7 +99,7 @@ fn difference(ranks: &[RankClock<'_>], ahead: &[usize], of: &[usize]) -> Option<
     (!found.all.is_empty()).then_some(found)
 }
 
-/// Returns the last start and the first end of every collective on some ranks.
+/// Returns the last start and the first end of every collective on the ranks of a machine.
 fn machine_calls<'a>(ranks: &'a [RankClock<'_>], machine: &[usize]) -> BTreeMap<&'a CallKey, CallTimes> {
     let mut calls: BTreeMap<&CallKey, CallTimes> = BTreeMap::new();
     for (key, times) in machine.iter().flat_map(|index| &ranks[*index].calls) {
@@ -131,7 +110,7 @@ fn machine_calls<'a>(ranks: &'a [RankClock<'_>], machine: &[usize]) -> BTreeMap<
     calls
 }
 
-/// Returns the median; for an even number of values, the lower middle one; NaN if there are none.
+/// Returns the lower median, or NaN if there are no values.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
@@ -141,13 +120,12 @@ fn median(values: &mut [f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// Returns collectives of two ranks, each a second apart; the clock of the second rank is `ahead`.
+    /// Returns collectives of two ranks, one per second. The clock of the second rank is `ahead`.
     fn ranks<'a>(nodes: [&'a str; 2], ahead: f64) -> Vec<RankClock<'a>> {
         let mut clocks: Vec<_> =
             nodes.iter().map(|node| RankClock { node, calls: BTreeMap::new() }).collect();
         for sequence in 0..9_u64 {
             let begun = 100.0 + sequence as f64;
-            // Which rank is late, and how late ends are noticed, varies between collectives.
             let late = (sequence % 3) as f64 * 1e-4;
             for (rank, clock) in clocks.iter_mut().enumerate() {
                 let offset = ahead * rank as f64;
@@ -170,7 +148,6 @@ mod tests {
             assert_eq!(found[0], Offset { seconds: 0.0, error: Some(0.0) });
             let error = found[1].error.unwrap();
             assert!((found[1].seconds - ahead).abs() < 4e-6, "{found:?} for {ahead}");
-            // In the narrowest interval, one rank is 0.2 ms late.
             assert!((found[1].seconds - ahead).abs() <= error && error < 4e-4, "{found:?}");
         }
     }
@@ -179,7 +156,6 @@ mod tests {
     fn ranks_of_one_machine_share_a_clock() {
         let offset = offsets(&ranks(["a", "a"], 0.0))[1];
         assert_eq!(offset, Offset { seconds: 0.0, error: Some(0.0) });
-        // Containers on different machines may have the same name.
         let apart = offsets(&ranks(["localhost", "localhost"], 5.0))[1];
         assert!((apart.seconds - 5.0).abs() < 4e-6, "{apart:?}");
     }

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::align::{CallTimes, Offset, RankClock, offsets};
 use super::model::{CollectiveTrace, GpuTrace, RankTrace, SpanTrace, StepTrace, Trace};
 
-/// The recorded steps of one rank, in the form in which ranks send them to rank 0.
+/// Recorded steps of one rank, as sent to rank 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecordedRank {
-    /// The groups that the rank belongs to, each with the world ranks of its members.
+    /// World ranks of each group that the rank belongs to.
     pub groups: BTreeMap<String, Vec<usize>>,
     /// The steps, in order; not empty.
     pub steps: Vec<RecordedStep>,
-    /// The activities of the rank's GPU, ordered by start.
+    /// Activities of the rank's GPU, ordered by start.
     #[serde(default)]
     pub gpu: Vec<GpuActivity>,
 }
@@ -23,29 +23,29 @@ pub struct RecordedRank {
 /// An activity of a GPU: a kernel, a copy or a fill.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuActivity {
-    /// The kernel's name, or the kind of copy.
+    /// Name of the kernel, or kind of copy.
     pub name: String,
     /// Number of the stream.
     pub stream: u32,
-    /// Number of bytes copied or filled.
+    /// Bytes copied or filled.
     pub bytes: Option<u64>,
-    /// The start, in seconds on the machine's monotonic clock.
+    /// Start, in seconds on the machine's monotonic clock.
     pub start: f64,
-    /// The end, on the same clock.
+    /// End, on the same clock.
     pub end: f64,
 }
 
-/// A step that a rank has recorded.
+/// A recorded step of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecordedStep {
-    /// The activities of the rank.
+    /// Activities and collectives of the rank.
     pub timeline: StepTimeline,
     /// See [`StepTrace::recorder`].
     pub sums: BTreeMap<String, u64>,
 }
 
 impl Trace {
-    /// Builds the trace of `ranks`, on the clock of the first one's machine. A rank without steps is omitted.
+    /// Builds the trace of `ranks`, on the clock of the first rank's machine. Ranks without steps are omitted.
     pub fn from_ranks(ranks: &[RecordedRank]) -> Trace {
         let ranks: Vec<_> = ranks.iter().filter(|rank| !rank.steps.is_empty()).collect();
         let clocks: Vec<_> = ranks.iter().map(|rank| rank_clock(rank)).collect();
@@ -66,7 +66,6 @@ impl Trace {
     }
 }
 
-/// Collects the data about a rank's clock from its collectives.
 fn rank_clock(rank: &RecordedRank) -> RankClock<'_> {
     let mut calls = BTreeMap::new();
     for RecordedStep { timeline, .. } in &rank.steps {

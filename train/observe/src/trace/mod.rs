@@ -1,9 +1,4 @@
-//! Traces: a few steps of all ranks in a file for [Perfetto](https://ui.perfetto.dev), and summaries of such
-//! files.
-//!
-//! Ranks provide their recordings ([`RecordedRank`]); [`Trace::from_ranks`] puts them on one clock,
-//! [`Trace::save`] writes a file, [`Trace::open`] reads it back, and [`Summary`] reports where the time
-//! went.
+//! Traces: some steps of all ranks in a file for [Perfetto](https://ui.perfetto.dev), and summaries of traces.
 
 mod align;
 mod assemble;
@@ -31,7 +26,7 @@ pub enum TraceError {
     /// A file operation failed.
     #[error("cannot {doing} {}: {source}", .path.display())]
     Io {
-        /// The attempted operation: read or write.
+        /// The attempted operation.
         doing: &'static str,
         /// The file.
         path: PathBuf,

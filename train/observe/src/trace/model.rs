@@ -1,11 +1,11 @@
-//! The contents of a trace, to be written or read back: steps of all ranks on one clock.
+//! The contents of a trace: steps of all ranks on one clock.
 
 use std::collections::{BTreeMap, HashMap};
 
 /// Some steps of a run. All times are nanoseconds on the clock of rank 0's machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// The ranks, in ascending order.
+    /// The ranks, ascending.
     pub ranks: Vec<RankTrace>,
 }
 
@@ -14,50 +14,49 @@ pub struct Trace {
 pub struct RankTrace {
     /// Rank in the world.
     pub rank: usize,
-    /// Machine that the rank runs on.
+    /// Name of the rank's machine.
     pub node: String,
     /// Error bound of the rank's times relative to rank 0: zero on the same machine, and `None` if unknown.
     pub clock_error: Option<u64>,
-    /// The groups that the rank belongs to, each with the world ranks of its members.
+    /// World ranks of each group that the rank belongs to.
     pub groups: BTreeMap<String, Vec<usize>>,
-    /// The steps, in ascending order.
+    /// The steps, ascending.
     pub steps: Vec<StepTrace>,
-    /// The activities of the rank's GPU, ordered by start. They may lag behind the steps.
+    /// Activities of the rank's GPU, ordered by start. They may lag behind the steps.
     pub gpu: Vec<GpuTrace>,
 }
 
-/// One step of one rank, from its beginning to the beginning of the next one.
+/// One step of one rank, from its start to the start of the next one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepTrace {
     /// The optimizer step.
     pub step: u64,
-    /// The start of the step.
+    /// Start of the step.
     pub start: u64,
-    /// The end of the step.
+    /// End of the step.
     pub end: u64,
-    /// The activities of the rank's thread, in order.
+    /// Activities of the rank's thread, in order.
     pub spans: Vec<SpanTrace>,
-    /// The collectives issued in the step, ordered by start.
+    /// Collectives issued in the step, ordered by start.
     pub collectives: Vec<CollectiveTrace>,
-    /// Sums kept by the rank's recorder independently, by name; the trace's own sums are checked against
-    /// them.
+    /// Sums by name, counted independently by the rank's recorder, to check the trace.
     pub recorder: BTreeMap<String, u64>,
 }
 
 /// An activity of a rank's thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpanTrace {
-    /// The kind of activity, such as `forward`.
+    /// Kind of activity, such as `forward`.
     pub activity: String,
-    /// The module during the activity.
+    /// The module that was active.
     pub module: Option<String>,
-    /// The collective that the thread waited for, by group and number.
+    /// The collective that the thread waited for, by group and sequence number.
     pub waits_for: Option<(String, u64)>,
-    /// The start.
+    /// Start of the activity.
     pub start: u64,
-    /// The end.
+    /// End of the activity.
     pub end: u64,
-    /// Bytes that the rank held at the end, where they are counted.
+    /// Bytes that the rank held at the end, if counted.
     pub bytes: Option<u64>,
 }
 
@@ -71,30 +70,30 @@ impl SpanTrace {
 /// An activity of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuTrace {
-    /// The kernel's name, or the kind of copy.
+    /// Name of the kernel, or kind of copy.
     pub name: String,
     /// Number of the stream.
     pub stream: u32,
-    /// Number of bytes copied or filled.
+    /// Bytes copied or filled.
     pub bytes: Option<u64>,
-    /// The start.
+    /// Start of the activity.
     pub start: u64,
-    /// The end.
+    /// End of the activity.
     pub end: u64,
 }
 
 /// A collective of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CollectiveTrace {
-    /// The kind of operation, such as `all_gather`.
+    /// Kind of operation, such as `all_gather`.
     pub operation: String,
-    /// The part of the model whose data it moves, such as `layers.3`.
+    /// Part of the model whose data is moved, such as `layers.3`.
     pub scope: String,
-    /// The part of the step that it belongs to, such as `forward`.
+    /// Part of the step, such as `forward`.
     pub phase: String,
     /// Name of the group.
     pub group: String,
-    /// Number of the operation in its group, the same on every rank of the group.
+    /// Sequence number in the group, the same on all its ranks.
     pub sequence: u64,
     /// Element type.
     pub dtype: String,
@@ -102,20 +101,18 @@ pub struct CollectiveTrace {
     pub bytes: u64,
     /// Bytes that the rank would send on a ring.
     pub bytes_sent: u64,
-    /// The time at which the rank's thread issued the collective.
+    /// Time at which the rank's thread issued the collective.
     pub enqueued: u64,
-    /// The time at which the collective reached the head of its group's queue.
+    /// Time at which the collective reached the head of its group's queue.
     pub started: u64,
-    /// The end of the collective; the end of the step if the collective had not ended by then.
+    /// End of the collective, or of the step if the collective had not ended by then.
     pub finished: u64,
     /// True if the collective had ended when the trace was taken.
     pub is_finished: bool,
 }
 
-/// The tracks of a rank's thread, in order.
 pub(super) const THREAD_TRACKS: [&str; 4] = ["compute", "waits", "data", "checkpoint"];
 
-/// Returns the track of an activity other than a wait.
 pub(super) fn track_of(activity: &str) -> &'static str {
     match activity {
         "data loading" => "data",
@@ -124,10 +121,9 @@ pub(super) fn track_of(activity: &str) -> &'static str {
     }
 }
 
-/// The members of a group, its name, and the number of a collective there.
 type CallKey<'a> = (&'a [usize], &'a str, u64);
 
-/// The collectives of a trace, each with the ranks that have recorded it.
+/// Collectives of a trace, each with the ranks that recorded it.
 pub(super) struct Calls<'a>(HashMap<CallKey<'a>, Vec<(usize, &'a CollectiveTrace)>>);
 
 impl<'a> Calls<'a> {
@@ -144,7 +140,6 @@ impl<'a> Calls<'a> {
         Calls(by_key)
     }
 
-    /// Returns collective `sequence` of `rank`'s group `group`, on all ranks that have recorded it.
     pub(super) fn get(
         &self,
         rank: &'a RankTrace,
@@ -155,7 +150,6 @@ impl<'a> Calls<'a> {
         self.0.get(&(ranks, group, sequence)).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the rank that issued the collective last, and its call.
     pub(super) fn last(
         &self,
         rank: &'a RankTrace,

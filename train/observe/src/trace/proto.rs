@@ -1,29 +1,25 @@
-//! The messages of Perfetto's trace format, with the fields that Kiln writes and reads.
+//! The messages and fields of Perfetto's trace format that Kiln reads and writes.
 //!
-//! Names and numbers of fields are those of `protos/perfetto/trace/perfetto_trace.proto` in Perfetto's
-//! repository, which only ever adds fields. Other fields of a file are skipped.
+//! Names and numbers are those of `protos/perfetto/trace/perfetto_trace.proto` in Perfetto's repository.
 
 use prost::Message;
 
-/// A whole trace file.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Trace {
     #[prost(message, repeated, tag = "1")]
     pub(super) packet: Vec<TracePacket>,
 }
 
-/// [`TracePacket::sequence_flags`]: previously interned names are no longer valid.
+/// [`TracePacket::sequence_flags`]: names interned earlier are no longer valid.
 pub(super) const INCREMENTAL_STATE_CLEARED: u32 = 1;
 /// [`TracePacket::sequence_flags`]: the packet uses names interned by earlier packets.
 pub(super) const NEEDS_INCREMENTAL_STATE: u32 = 2;
 
-/// One entry of a trace.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TracePacket {
-    /// Nanoseconds.
     #[prost(uint64, optional, tag = "8")]
     pub(super) timestamp: Option<u64>,
-    /// The writer of the packet. Names are interned per writer.
+    /// Packets with the same id share interned names.
     #[prost(uint32, optional, tag = "10")]
     pub(super) trusted_packet_sequence_id: Option<u32>,
     #[prost(message, optional, tag = "11")]
@@ -36,7 +32,6 @@ pub(super) struct TracePacket {
     pub(super) track_descriptor: Option<TrackDescriptor>,
 }
 
-/// The description of a track.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TrackDescriptor {
     #[prost(uint64, optional, tag = "1")]
@@ -49,12 +44,10 @@ pub(super) struct TrackDescriptor {
     pub(super) parent_uuid: Option<u64>,
     #[prost(message, optional, tag = "8")]
     pub(super) counter: Option<CounterDescriptor>,
-    /// An enumeration; see [`ORDERED_EXPLICITLY`].
     #[prost(int32, optional, tag = "11")]
     pub(super) child_ordering: Option<i32>,
     #[prost(int32, optional, tag = "12")]
     pub(super) sibling_order_rank: Option<i32>,
-    /// An explanation for people who look at the track.
     #[prost(string, optional, tag = "14")]
     pub(super) description: Option<String>,
 }
@@ -62,30 +55,24 @@ pub(super) struct TrackDescriptor {
 /// [`TrackDescriptor::child_ordering`]: by [`TrackDescriptor::sibling_order_rank`].
 pub(super) const ORDERED_EXPLICITLY: i32 = 3;
 
-/// Marks a track as that of a process.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ProcessDescriptor {
     #[prost(int32, optional, tag = "1")]
     pub(super) pid: Option<i32>,
-    /// Orders processes.
     #[prost(int32, optional, tag = "3")]
     pub(super) legacy_sort_index: Option<i32>,
     #[prost(string, optional, tag = "6")]
     pub(super) process_name: Option<String>,
 }
 
-/// Marks a track as that of a counter.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct CounterDescriptor {
-    /// An enumeration; see [`SIZE_BYTES`].
     #[prost(int32, optional, tag = "3")]
     pub(super) unit: Option<i32>,
 }
 
-/// [`CounterDescriptor::unit`]: bytes.
 pub(super) const SIZE_BYTES: i32 = 3;
 
-/// A beginning, an end or a value on a track.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TrackEvent {
     #[prost(uint64, repeated, packed = "false", tag = "3")]
@@ -100,7 +87,7 @@ pub(super) struct TrackEvent {
     pub(super) track_uuid: Option<u64>,
     #[prost(int64, optional, tag = "30")]
     pub(super) counter_value: Option<i64>,
-    /// Arrows that begin at this event or continue from it.
+    /// Arrows that start at this event or continue from it.
     #[prost(fixed64, repeated, packed = "false", tag = "47")]
     pub(super) flow_ids: Vec<u64>,
     /// Arrows that end at this event.
@@ -117,7 +104,6 @@ pub(super) enum EventType {
     Counter = 4,
 }
 
-/// A named value at an event.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct DebugAnnotation {
     #[prost(uint64, optional, tag = "1")]
@@ -132,12 +118,10 @@ pub(super) enum Value {
     Uint(u64),
     #[prost(double, tag = "5")]
     Double(f64),
-    /// An interned text.
     #[prost(uint64, tag = "17")]
     Text(u64),
 }
 
-/// Names, each with the number that represents it from here on.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct InternedData {
     #[prost(message, repeated, tag = "1")]
@@ -159,7 +143,6 @@ pub(super) struct InternedName {
     pub(super) name: Option<String>,
 }
 
-/// The lists of [`InternedData`], in order.
 #[derive(Clone, Copy)]
 pub(super) enum Interned {
     Category,

@@ -1,6 +1,4 @@
-//! Reads back a trace file that Kiln has written.
-//!
-//! Tracks and slices of other programs are skipped.
+//! Reads trace files written by Kiln, and skips tracks and slices of other programs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -11,14 +9,12 @@ use super::TraceError;
 use super::model::{CollectiveTrace, GpuTrace, RankTrace, SpanTrace, StepTrace, Trace};
 use super::proto::{self, EventType, Interned, TracePacket, TrackDescriptor, TrackEvent, Value};
 
-/// Maximum size of a file in bytes.
 const MOST_BYTES: u64 = 1 << 31;
 
-/// Maximum number of ranks in a group of a trace.
 const MOST_RANKS: usize = 1 << 20;
 
 impl Trace {
-    /// Reads the trace in the file `path`.
+    /// Reads the trace file at `path`.
     ///
     /// # Errors
     ///
@@ -37,7 +33,7 @@ impl Trace {
     }
 }
 
-/// Parses the rank and the machine from the name of a process, as in `rank 3 (node7)`.
+/// Parses a process name, as in `rank 3 (node7)`.
 fn rank_of(process: &str) -> Option<(usize, &str)> {
     let (rank, node) = process.strip_prefix("rank ")?.split_once(" (")?;
     Some((rank.parse().ok()?, node.strip_suffix(')')?))
@@ -56,7 +52,6 @@ fn parse_ranks(text: &str) -> Option<Vec<usize>> {
     Some(ranks)
 }
 
-/// A slice as stored in the file.
 struct Slice {
     track: u64,
     name: String,
@@ -87,7 +82,6 @@ impl Slice {
         }
     }
 
-    /// Returns nanoseconds from a value stored in microseconds.
     fn nanoseconds(&self, name: &str) -> Option<u64> {
         match self.notes.get(name)? {
             Note::Number(micros) => Some((micros * 1e3).round() as u64),
@@ -96,7 +90,6 @@ impl Slice {
     }
 }
 
-/// Interned names of one writer, by kind and number.
 #[derive(Default)]
 struct Names([HashMap<u64, String>; 4]);
 
@@ -108,13 +101,11 @@ impl Names {
 
 #[derive(Default)]
 struct Reader {
-    /// The names of each writer.
     names: HashMap<u32, Names>,
     tracks: HashMap<u64, TrackDescriptor>,
-    /// Slices that have begun but not ended, by track.
     open: HashMap<u64, Vec<Slice>>,
     slices: Vec<Slice>,
-    /// Tracks of counters, each with a time and a value.
+    /// Track, time and value.
     counters: Vec<(u64, u64, u64)>,
 }
 
@@ -138,7 +129,6 @@ impl Reader {
         Trace { ranks: ranks.filter(|rank| !rank.steps.is_empty()).collect() }
     }
 
-    /// Returns the rank and the machine of a track, from the process that it belongs to.
     fn rank_of(&self, track: u64) -> Option<(usize, &str)> {
         let mut descriptor = self.tracks.get(&track)?;
         if let Some(parent) = descriptor.parent_uuid {
@@ -174,7 +164,7 @@ impl Reader {
             }
             EventType::SliceEnd => {
                 if let Some(slice) = self.open.get_mut(&track).and_then(Vec::pop) {
-                    // A file of another program may have an end before the beginning.
+                    // Files of other programs may have an end before its beginning.
                     self.slices.push(Slice { end: time.max(slice.start), ..slice });
                 }
             }
@@ -206,12 +196,10 @@ fn slice(names: &Names, track: u64, time: u64, event: &TrackEvent) -> Slice {
     }
 }
 
-/// The contents of the tracks of one rank.
 #[derive(Default)]
 struct RankTracks {
     node: String,
     slices: Vec<Slice>,
-    /// Bytes that the rank held, by time.
     memory: BTreeMap<u64, u64>,
 }
 
@@ -255,7 +243,6 @@ fn rank_trace(rank: usize, RankTracks { node, slices, memory }: RankTracks) -> R
         if let Some(ranks) = ranks {
             groups.entry(collective.group.clone()).or_insert(ranks);
         }
-        // Belongs to the step in which it was issued; it may extend into the next one.
         let after = steps.partition_point(|step| step.start <= collective.enqueued);
         if let Some(step) = after.checked_sub(1).and_then(|at| steps.get_mut(at)) {
             step.collectives.push(collective);
@@ -275,7 +262,6 @@ fn rank_trace(rank: usize, RankTracks { node, slices, memory }: RankTracks) -> R
     RankTrace { rank, node, clock_error, groups, steps, gpu: gpu.collect() }
 }
 
-/// Returns the slices that begin in `start..end` from slices ordered by start.
 fn within(slices: &[Slice], start: u64, end: u64) -> &[Slice] {
     let at = |time| slices.partition_point(|slice| slice.start < time);
     &slices[at(start)..at(end).max(at(start))]

@@ -7,8 +7,8 @@ use prost::Message;
 use super::proto::{self, EventType};
 use super::*;
 
-/// Returns two ranks on two machines whose clocks differ, with times in microseconds since the first step
-/// began. Rank 1 takes longer for the forward pass of `layers.1`, and rank 0 waits for it.
+/// Returns two ranks on two machines whose clocks differ. Rank 1 takes longer for the forward pass of `layers.1`, and
+/// rank 0 waits for it.
 fn recorded(ahead: f64) -> Vec<RecordedRank> {
     [0, 1]
         .map(|rank| RecordedRank {
@@ -19,7 +19,7 @@ fn recorded(ahead: f64) -> Vec<RecordedRank> {
         .to_vec()
 }
 
-/// Returns kernels on two streams; the clock readings of two consecutive ones are slightly inconsistent.
+/// Returns kernels on two streams; two consecutive ones overlap slightly.
 fn recorded_gpu(begun: f64) -> Vec<GpuActivity> {
     let activity = |name: &str, stream, bytes, start: f64, end: f64| GpuActivity {
         name: name.to_owned(),
@@ -78,7 +78,6 @@ fn recorded_step(rank: usize, index: u64, ahead: f64) -> RecordedStep {
         ],
         records: vec![
             record(Operation::AllGather, "layers.0", Phase::Forward, 0, [60.0, 70.0, 158.0]),
-            // Rank 0 begins to wait before the operation has reached the head of the queue.
             record(Operation::AllReduce, "loss", Phase::Loss, 1, [300.0 + slow, 310.0 + slow, 449.0]),
         ],
     };
@@ -93,7 +92,6 @@ fn reading_returns_the_written_trace() {
     std::fs::write(&path, trace.encode()).unwrap();
     let mut expected = trace.clone();
     for rank in &mut expected.ranks {
-        // A stream runs one activity after the other.
         rank.gpu[2].start = rank.gpu[0].end;
     }
     assert_eq!(Trace::open(&path).unwrap(), expected);
@@ -107,7 +105,7 @@ fn clocks_of_machines_are_aligned() {
     let apart = starts(&far)[1].abs_diff(starts(&far)[0]);
     assert!(apart < 10_000, "{apart} ns");
     let error = far.ranks[1].clock_error.unwrap();
-    // The narrowest round trip is that of the all-reduce: rank 0 arrived 100 us before rank 1.
+    // The all-reduce has the narrowest interval: rank 0 arrived 100 us before rank 1.
     assert!(apart <= error && error < 140_000, "{apart} {error}");
 }
 
@@ -128,7 +126,6 @@ fn slices_nest_and_arrows_connect() {
         let Some(event) = packet.track_event else { continue };
         let (track, time) = (event.track_uuid.unwrap(), packet.timestamp.unwrap());
         assert!(tracks.contains_key(&track));
-        // In order, so that a slice ends within the one in which it began.
         assert!(last.insert(track, time).is_none_or(|before| before <= time));
         let kind = EventType::try_from(event.r#type.unwrap()).unwrap();
         let open = open.entry(track).or_default();
@@ -145,7 +142,6 @@ fn slices_nest_and_arrows_connect() {
         }
     }
     assert!(open.values().all(Vec::is_empty));
-    // Two waits in each step of each rank.
     assert!(leaving.len() == 12 && leaving.keys().eq(arriving.keys()));
     assert!(leaving.iter().all(|(flow, time)| *time <= arriving[flow]), "{leaving:?} {arriving:?}");
     let names: Vec<_> = tracks.values().filter_map(|track| track.name.as_deref()).collect();
@@ -190,13 +186,11 @@ fn summary_names_the_slowest_rank() {
     let [first, second] = &step.ranks[..] else { panic!("two ranks") };
     assert_eq!((us(first.exposed_s), us(second.exposed_s)), (210, 110));
     assert_eq!((us(first.data_s), us(first.computing_s)), (50, 640));
-    // Out of 88 + 139 us of communication.
     assert!((first.overlap.unwrap() - (1.0 - 210.0 / 227.0)).abs() < 1e-3, "{first:?}");
     assert_eq!(step.exposed[0].place, "backward");
     assert_eq!((us(step.exposed[0].mean_s), us(step.exposed[0].most_s)), (100, 150));
     let gather = step.operations.iter().find(|sum| sum.operation == "all_gather").unwrap();
     assert_eq!((gather.calls, gather.bytes_sent), (2, 400));
-    // 400 bytes in 176 us.
     assert!((gather.gb_per_s.unwrap() - 400.0 / 176e3).abs() < 2e-4, "{gather:?}");
 }
 
@@ -205,7 +199,7 @@ fn critical_path_crosses_the_last_rank() {
     let summary = Summary::of(&Trace::from_ranks(&recorded(0.0)));
     let path = &summary.steps[0].critical_path;
     let total: f64 = path.iter().map(|part| part.seconds).sum();
-    // Rank 0's clock is slightly off, so some of its parts may be missing.
+    // Rank 0's clock is slightly off, so short parts may be missing.
     assert!((total - summary.steps[0].seconds).abs() < 1e-5, "{total} {path:?}");
     let part = |what: &str| path.iter().find(|part| part.what == what).unwrap();
     assert_eq!(part("forward of layers.1").rank, 1);
@@ -226,7 +220,7 @@ fn summary_fits_80_columns() {
         assert!(line.chars().count() <= 80, "{line}");
     }
     assert!(text.contains("slowest rank: 1 on a-machine"), "{text}");
-    // 50 of 300 us: the gather continues after the copy has ended.
+    // The gather continues after the copy has ended, for 50 of 300 us.
     assert!(text.contains("0         0.300 ms      100.0 %       16.7 %"), "{text}");
     assert!(
         text.contains("ncclDevKernel_AllGather_RING_LL                     2      0.500 ms  50.0 %"),
@@ -234,7 +228,7 @@ fn summary_fits_80_columns() {
     );
 }
 
-/// As in a file that another program has written.
+/// Other programs may write such files.
 #[test]
 fn slices_ending_before_they_begin_are_empty() {
     let mut file = proto::Trace::decode(&*Trace::from_ranks(&recorded(0.0)).encode()).unwrap();

@@ -1,12 +1,8 @@
 //! Writes a trace as a file for Perfetto.
 //!
-//! A rank is a process with these tracks: `compute` with nested slices for steps, phases and modules; `waits`
-//! with the waits of the rank's thread; `data` and `checkpoint` with the phases of these names; one track for
-//! each communication group with its collectives, one for each stream of its GPU with its activities, and
-//! `memory` with the bytes that the rank held. The slice of a module ends where its thread waits, and another
-//! one continues it, so that `compute` shows only computation.
-//!
-//! Annotations of slices have times in microseconds, as Perfetto's UI shows them.
+//! A rank is a process with the tracks `compute`, `waits`, `data`, `checkpoint` and `memory`, and one track per
+//! communication group and per GPU stream. Slices of modules end where the thread waits, so `compute` shows only
+//! computation. Annotations are in microseconds, like Perfetto's UI.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -23,8 +19,7 @@ use super::proto::{
 use crate::fresh::write_new;
 
 impl Trace {
-    /// Writes the trace to a new file: `path`, or a path next to it with a number in its name. Returns the
-    /// path used.
+    /// Writes the trace to `path`, or to a numbered path next to it if `path` exists. Returns the path used.
     ///
     /// # Errors
     ///
@@ -34,21 +29,18 @@ impl Trace {
         write_new(path, &self.encode()).map_err(io)
     }
 
-    /// Returns the trace in Perfetto's format.
     pub(super) fn encode(&self) -> Vec<u8> {
         let calls = Calls::new(self);
-        // Concatenated files form one file.
+        // Concatenated protobuf messages form one message.
         let of_rank = |rank| proto::Trace { packet: RankWriter::write(rank, &calls) }.encode_to_vec();
         self.ranks.iter().flat_map(of_rank).collect()
     }
 }
 
-/// Formats ranks compactly, as in `0-3,8`.
 pub(super) fn ranks(ranks: &[usize]) -> String {
     in_ranges(ranks).replace(' ', "")
 }
 
-/// Annotations of a slice.
 type Notes<'a> = Vec<(&'a str, Note<'a>)>;
 
 enum Note<'a> {
@@ -61,43 +53,31 @@ fn micros(nanoseconds: u64) -> Note<'static> {
     Note::Number(nanoseconds as f64 / 1e3)
 }
 
-/// Arrows from a collective to the waits for it.
 struct Arrows {
-    /// The start of the collective.
     start: u64,
-    /// The number of the arrow to each wait, in order.
     flows: Vec<u64>,
-    /// Number of waits written so far.
     arrived: usize,
 }
 
-/// Writes the packets of one rank.
 struct RankWriter<'a> {
     rank: &'a RankTrace,
     calls: &'a Calls<'a>,
-    /// Number of the rank's process and of the writer of its packets.
     id: u32,
     packets: Vec<TracePacket>,
-    /// Numbers of interned names, by kind.
     names: [HashMap<String, u64>; 4],
-    /// Names that are not in a packet yet.
     new_names: InternedData,
     arrows: HashMap<(&'a str, u64), Arrows>,
     /// For each group, the end of the last slice on each of its tracks.
     lanes: Vec<(&'a str, Vec<u64>)>,
 }
 
-/// Track ids of a rank after those of its thread.
 const MEMORY: u64 = 8;
 const GROUPS: u64 = 16;
-/// Number of track ids per group.
 const LANES: u64 = 1 << 12;
-/// First track id of streams, after all groups.
 const STREAMS: u64 = 1 << 23;
 
 impl<'a> RankWriter<'a> {
     fn write(rank: &'a RankTrace, calls: &'a Calls<'a>) -> Vec<TracePacket> {
-        // Zero is reserved.
         let id = u32::try_from(rank.rank).unwrap_or(u32::MAX).saturating_add(1);
         let mut writer = RankWriter {
             rank,
@@ -129,12 +109,10 @@ impl<'a> RankWriter<'a> {
         writer.packets
     }
 
-    /// Returns a track id, composed of the rank's process and a place in it.
     fn track(&self, place: u64) -> u64 {
         u64::from(self.id) << 24 | place
     }
 
-    /// Returns the id of a track of the rank's thread.
     fn thread_track(&self, name: &str) -> u64 {
         self.track(THREAD_TRACKS.iter().zip(1..).find(|(track, _)| **track == name).map_or(0, |(_, id)| id))
     }
@@ -144,7 +122,6 @@ impl<'a> RankWriter<'a> {
         if let Some(iid) = known.get(name) {
             return *iid;
         }
-        // Zero represents no name.
         let iid = known.len() as u64 + 1;
         known.insert(name.to_owned(), iid);
         let list = match kind {
@@ -171,7 +148,6 @@ impl<'a> RankWriter<'a> {
         });
     }
 
-    /// Describes the rank's tracks, except those of groups and streams.
     fn describe_rank(&mut self) {
         let pid = i32::try_from(self.id).unwrap_or(i32::MAX);
         let descriptor = TrackDescriptor {
@@ -200,7 +176,6 @@ impl<'a> RankWriter<'a> {
         self.describe_track(self.track(MEMORY), "memory", 1000, Some(bytes));
     }
 
-    /// Describes a track of the rank's process.
     fn describe_track(&mut self, uuid: u64, name: &str, place: i32, counter: Option<CounterDescriptor>) {
         let descriptor = TrackDescriptor {
             uuid: Some(uuid),
@@ -213,13 +188,11 @@ impl<'a> RankWriter<'a> {
         self.push(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() });
     }
 
-    /// Writes a beginning, an end or a value at `time`.
     fn event(&mut self, kind: EventType, track: u64, time: u64, event: TrackEvent) {
         let event = TrackEvent { r#type: Some(kind.into()), track_uuid: Some(track), ..event };
         self.push(TracePacket { timestamp: Some(time), track_event: Some(event), ..TracePacket::default() });
     }
 
-    /// Returns the beginning of a slice.
     fn slice(&mut self, name: &str, category: &str, notes: Notes<'_>) -> TrackEvent {
         let note = |(name, value): (&str, Note<'_>)| DebugAnnotation {
             name_iid: Some(self.intern(Interned::Annotation, name)),
@@ -245,7 +218,6 @@ impl<'a> RankWriter<'a> {
         self.event(EventType::SliceEnd, track, time, TrackEvent::default());
     }
 
-    /// Writes a step of the rank's thread: phases, modules and waits.
     fn write_thread(&mut self, step: &'a StepTrace) {
         let compute = self.thread_track("compute");
         let sums: Vec<_> =
@@ -294,8 +266,7 @@ impl<'a> RankWriter<'a> {
         let mut begin = self.slice(&name, "wait", notes);
         let mut end = TrackEvent::default();
         if let Some(arrows) = self.arrows.get_mut(&(group, sequence)) {
-            // An arrow must not arrive before it has left: a wait may begin before its collective has reached
-            // the head of the queue. It does not end before.
+            // An arrow must not arrive before it has left, and a wait may start before its collective does.
             let event = if span.start >= arrows.start { &mut begin } else { &mut end };
             event.terminating_flow_ids.extend(arrows.flows.get(arrows.arrived));
             arrows.arrived += 1;
@@ -333,8 +304,8 @@ impl<'a> RankWriter<'a> {
         self.end(track, collective.finished);
     }
 
-    /// Returns the track for a collective. Collectives of a group share one track; where they overlap, as on
-    /// GPUs, the group has several tracks of the same name, which Perfetto shows as one.
+    /// Returns the track of a collective. A group with overlapping collectives has several tracks of the same name,
+    /// which Perfetto shows as one.
     fn lane(&mut self, collective: &'a CollectiveTrace) -> u64 {
         let group = collective.group.as_str();
         let place = self.lanes.iter().position(|(known, _)| *known == group).unwrap_or_else(|| {
@@ -357,7 +328,6 @@ impl<'a> RankWriter<'a> {
         uuid
     }
 
-    /// Writes the activities of the GPU, with a track for each stream.
     fn write_gpu(&mut self) {
         let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
         for activity in &self.rank.gpu {
@@ -368,7 +338,7 @@ impl<'a> RankWriter<'a> {
                 let place = i32::try_from(stream).unwrap_or(i32::MAX - 1200);
                 self.describe_track(track, &format!("GPU stream {stream}"), 1100 + place, None);
             }
-            // A stream runs one activity after the other, but clock readings are slightly inconsistent.
+            // A stream runs one activity after the other, but its times are slightly inconsistent.
             let start = activity.start.max(previous.unwrap_or(0));
             let end = activity.end.max(start);
             ends.insert(stream, end);

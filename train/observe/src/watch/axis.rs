@@ -1,14 +1,13 @@
-//! Axes of charts: their range, and round labels.
+//! Axes of charts: ranges, and labels with round numbers.
 
 use super::format::short;
 
-/// Larger values are drawn as this value, so that differences of values are finite.
+/// Larger values are drawn as this value, so that differences stay finite.
 const LARGEST: f64 = f64::MAX / 4.0;
 
-/// Smallest range of a logarithmic axis, in powers of ten.
 const LEAST_POWERS: f64 = 0.01;
 
-/// The range of an axis. Ends of a logarithmic axis are powers of ten.
+/// The range of an axis. The ends of a logarithmic axis are powers of ten.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scale {
     from: f64,
@@ -17,7 +16,6 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// Returns the scale for the steps `from` to `to`, and labels for its start, middle and end.
     pub(super) fn for_steps(from: u64, to: u64, is_log: bool) -> (Scale, [String; 3]) {
         let from = if is_log { from.max(1) } else { from };
         let (from, to) = (from as f64, to.max(from + 1) as f64);
@@ -26,7 +24,7 @@ impl Scale {
         (Scale { from: ends.0, to: ends.1, is_log }, [from, middle, to].map(|step| format!("{step:.0}")))
     }
 
-    /// The scale for the values `least` to `most`, with round ends, and its labels: about `parts`, and at least two.
+    /// Returns a scale for the values `least` to `most` with round ends, and about `parts` labels.
     pub(super) fn for_values(least: f64, most: f64, is_log: bool, parts: usize) -> (Scale, Vec<String>) {
         let place = |value: f64| match is_log {
             true => value.max(f64::MIN_POSITIVE).log10(),
@@ -39,7 +37,6 @@ impl Scale {
             (from, to) = (from - room, to + room);
         }
         let step = round_step((to - from) / parts.max(1) as f64);
-        // Differences are not exact.
         let (first, last) = ((from / step + 1e-6).floor(), (to / step - 1e-6).ceil());
         let ticks = (0..=(last - first) as usize).map(|index| (first + index as f64) * step);
         let labels = if is_log {
@@ -50,7 +47,7 @@ impl Scale {
         (Scale { from: first * step, to: last * step, is_log }, labels)
     }
 
-    /// Returns the place of `value`: 0 at the start of the axis and 1 at its end. `None` if it has no place.
+    /// Returns the position of `value`, from 0 at the start to 1 at the end. `None` if it has no logarithm.
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         let value = match self.is_log {
             true if value <= 0.0 => return None,
@@ -58,19 +55,18 @@ impl Scale {
             false => value.clamp(-LARGEST, LARGEST),
         };
         let place = (value - self.from) / (self.to - self.from);
-        // Far places would overflow when lines are clipped.
+        // Large positions would overflow when lines are clipped.
         place.is_finite().then_some(place.clamp(-1e6, 1e6))
     }
 }
 
-/// Returns the next 1, 2 or 5 times a power of ten, from `least` up.
+/// Returns the smallest number of at least `least` that is 1, 2 or 5 times a power of ten.
 fn round_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor()).max(f64::MIN_POSITIVE);
     let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * power >= least * (1.0 - 1e-9));
     factor.unwrap_or(10.0) * power
 }
 
-/// Returns the label of ten to the power of `power`, where labels are `step` powers apart.
 fn power(power: f64, step: f64) -> String {
     let is_whole = (power - power.round()).abs() < 1e-9;
     let (power, digits) =
@@ -82,10 +78,8 @@ fn power(power: f64, step: f64) -> String {
     }
 }
 
-/// Returns the labels that distinguish ticks `step` apart.
 fn labels(ticks: &[f64], step: f64) -> Vec<String> {
     let largest = ticks.iter().fold(0.0f64, |most, tick| most.max(tick.abs()));
-    // The decimal place of a value; 0 for units.
     let place = |value: f64| (value.log10() + 1e-6).floor();
     let is_plain = largest < 1e4 && step >= 0.99e-4;
     let digits = if is_plain { (-place(step)).max(0.0) as usize } else { 0 };
@@ -123,7 +117,6 @@ mod tests {
 
     #[test]
     fn axis_has_at_least_two_labels() {
-        // A constant learning rate, and one that warms up, in a low chart.
         assert_eq!(labels(3e-4, 3e-4, false, 2), ["2.5e-4", "3.0e-4", "3.5e-4"]);
         assert_eq!(labels(7.5e-5, 3e-3, false, 2), ["0.000", "0.002", "0.004"]);
         for (from, to, is_log) in

@@ -17,40 +17,31 @@ use super::theme::Theme;
 use crate::page::reduce;
 use crate::run::Series;
 
-/// Smallest size of a chart, and the largest number of parts of its axis of values.
+/// Smallest size of a chart, and maximum number of intervals on its vertical axis.
 const LEAST: (u16, u16) = (30, 5);
 const MOST_PARTS: usize = 8;
 
-/// Width at which the list of metrics is always shown.
 const WIDE: u16 = 120;
 
-/// Columns of the list of metrics.
 const LIST: u16 = 28;
 
-/// Up to this number of runs, values before smoothing are shown as well.
 const MOST_WITH_RAW: usize = 2;
 
-/// The colour of validation values of a single run.
 const VALIDATION: Color = Color::Yellow;
 
-/// The visible part of a metric of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Curve {
     run: usize,
     /// Values by step, smoothed if smoothing is on.
     points: Vec<(f64, f64)>,
-    /// Values before smoothing; empty without smoothing.
     raw: Vec<(f64, f64)>,
-    /// Visible steps whose value is not a number.
+    /// Visible steps whose values are NaN or infinite.
     broken: Vec<f64>,
-    /// The last step of the whole series and its value.
     last: Option<(u64, f64)>,
-    /// The last value, smoothed if smoothing is on.
     last_shown: Option<f64>,
 }
 
 impl Curve {
-    /// Creates a curve of the part of `series` that a chart with this number of columns shows.
     fn new(run: usize, series: &Series, settings: &CurveSettings, range: (u64, u64), columns: u16) -> Curve {
         let (from, to) = range;
         let visible = series.steps().iter().zip(series.values());
@@ -69,8 +60,7 @@ impl Curve {
     }
 }
 
-/// Finite values of the steps `from` to `to`. If there are many, each column has its smallest and its largest value,
-/// so that every peak is visible.
+/// Returns the finite values of the steps `from` to `to`: if there are many, each column's minimum and maximum.
 fn points(series: &Series, (from, to): (u64, u64), columns: usize, is_log: bool) -> Vec<(f64, f64)> {
     let few = reduce(series, from, to, 2 * columns, is_log);
     let (low, high) = if few.low.is_empty() { (&few.mean, &[][..]) } else { (&few.low, &few.high[..]) };
@@ -78,7 +68,6 @@ fn points(series: &Series, (from, to): (u64, u64), columns: usize, is_log: bool)
     values.filter_map(|(at, value)| Some((few.steps[at] as f64, (*value?)?))).collect()
 }
 
-/// Draws the view.
 pub(super) fn draw(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let is_wide = area.width >= WIDE;
     let indent = if is_wide { LIST + 1 } else { 0 };
@@ -109,7 +98,6 @@ fn list(watch: &Watch, area: Rect, screen: &mut Buffer) {
     StatefulWidget::render(List::new(items).highlight_style(Theme::SELECTED), inside, screen, &mut state);
 }
 
-/// Draws a chart of the metric `key` with its title, and with the names of the runs if `has_legend`.
 pub(super) fn pane(watch: &Watch, key: &str, has_legend: bool, area: Rect, screen: &mut Buffer) {
     let (settings, runs) = (&watch.curves, watch.shown());
     let (from, to) = settings.window.range(watch.extent());
@@ -121,7 +109,7 @@ pub(super) fn pane(watch: &Watch, key: &str, has_legend: bool, area: Rect, scree
         runs.iter().filter_map(curve).collect()
     };
     let curves = curves_of(key, area.width);
-    // Validation is shown with the loss, as dots that do not touch.
+    // Validation losses are drawn as separate dots.
     let evaluations = if key == "loss" { curves_of("val_loss", area.width / 8) } else { Vec::new() };
     let mut inside = titled(title(watch, key, &curves, &evaluations), area, screen);
     if curves.iter().all(|curve| curve.last.is_none()) {
@@ -161,7 +149,6 @@ pub(super) fn pane(watch: &Watch, key: &str, has_legend: bool, area: Rect, scree
     let chart =
         Chart::new(datasets.collect()).x_axis(axis().labels(x_labels)).y_axis(axis().labels(y_labels));
     chart.render(inside, screen);
-    // On the axis of steps: values that are not numbers, and events of the current run.
     let broken = curves.iter().flat_map(|curve| &curve.broken).map(|step| (*step, "×", Theme::BAD));
     let front = watch.front().filter(|_| runs.contains(&watch.front)).and_then(|run| run.run.as_ref());
     let events = front.into_iter().flat_map(|run| run.events()).filter_map(|event| {
@@ -181,10 +168,9 @@ pub(super) fn pane(watch: &Watch, key: &str, has_legend: bool, area: Rect, scree
     }
 }
 
-/// Points of a chart, and how they are drawn.
 type Drawn = (Vec<(f64, f64)>, Marker, Color);
 
-/// The lines of a chart, whose points `place` puts into the unit square. Later ones are drawn over earlier ones.
+/// Returns the lines of a chart, bottom to top. `place` maps points to the unit square.
 fn lines(
     watch: &Watch,
     curves: &[Curve],
@@ -202,7 +188,6 @@ fn lines(
     }
     for curve in curves {
         let marker = match (is_one || has_all, has_unicode) {
-            // Characters distinguish curves where colours cannot.
             (false, _) => Marker::Custom(label(curve.run)),
             (true, true) => Marker::Braille,
             (true, false) => Marker::Custom('*'),
@@ -251,7 +236,6 @@ fn title(watch: &Watch, key: &str, curves: &[Curve], evaluations: &[Curve]) -> L
     line
 }
 
-/// Returns the names of runs with their last values, in rows.
 fn legend(watch: &Watch, key: &str, curves: &[Curve], area: Rect) -> Vec<Line<'static>> {
     let mut rows = vec![Line::from(" ")];
     for Curve { run, last_shown, .. } in curves {

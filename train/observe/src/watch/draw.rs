@@ -1,4 +1,4 @@
-//! Draws the screen: a head of three lines, the view, the verdict on the current run, and the keys.
+//! Draws the screen: header, view, state of the current run, and key hints.
 
 use std::time::Duration;
 
@@ -19,20 +19,15 @@ use super::{curves, log_and_samples, ranks, runs};
 use crate::page::Progress;
 use crate::status::State;
 
-/// The smallest usable screen.
 const LEAST: (u16, u16) = (40, 10);
 
-/// The smallest view that shows all panes of the overview.
 const LARGE: (u16, u16) = (120, 32);
 
-/// Metrics below the loss in the overview, in order of preference, and their largest number.
 const MORE: [&str; 6] = ["tokens_per_s", "grad_norm", "lr", "mfu", "step_s", "peak_bytes"];
 const MOST_MORE: usize = 3;
 
-/// Age at which a look is marked as old.
 const OLD: Duration = Duration::from_secs(4);
 
-/// Draws everything.
 pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     if area.width < LEAST.0 || area.height < LEAST.1 {
         return Line::raw(format!("too small: {}x{} at least", LEAST.0, LEAST.1)).render(area, screen);
@@ -62,7 +57,6 @@ pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     watch.theme.apply(screen);
 }
 
-/// Draws the current run, its progress, and the views.
 fn head(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let [first, second, third] = area.layout(&Layout::vertical([Constraint::Length(1); 3]));
     Line::styled("kiln watch ", Theme::QUIET).right_aligned().render(first, screen);
@@ -88,7 +82,6 @@ fn head(watch: &Watch, area: Rect, screen: &mut Buffer) {
     tabs.divider("").padding("", "").render(Rect { x: third.x + 1, width: third.width - 1, ..third }, screen);
 }
 
-/// Formats the progress of a run: a bar and its last numbers, as many as fit.
 fn progress(run: &Progress, columns: u16) -> Line<'static> {
     let Some(step) = run.step else {
         return Line::styled(" no step has been logged yet", Theme::QUIET);
@@ -121,7 +114,6 @@ fn progress(run: &Progress, columns: u16) -> Line<'static> {
     line
 }
 
-/// Returns the verdict on the current run and its missing files, in lines.
 fn verdict(watch: &Watch, columns: u16) -> Vec<Line<'static>> {
     let Some(run) = watch.front() else { return Vec::new() };
     let mut parts: Vec<(String, Style)> = Vec::new();
@@ -145,7 +137,6 @@ fn verdict(watch: &Watch, columns: u16) -> Vec<Line<'static>> {
     parts.into_iter().flat_map(wrapped).collect()
 }
 
-/// Returns the most important keys of the view, as many as fit.
 fn hints(watch: &Watch, columns: u16) -> Line<'static> {
     let mut line = String::new();
     let list = "type to filter  up/down select  Enter take  Esc close";
@@ -161,7 +152,6 @@ fn hints(watch: &Watch, columns: u16) -> Line<'static> {
     Line::styled(line, Theme::QUIET)
 }
 
-/// Draws all keys.
 fn help(area: Rect, screen: &mut Buffer) {
     let inside = titled(plain_title("keys"), area, screen);
     let line = |(_, [keys, effect, _]): &(_, [&'static str; 3])| {
@@ -170,7 +160,6 @@ fn help(area: Rect, screen: &mut Buffer) {
     Paragraph::new(KEYS.iter().map(line).collect::<Vec<_>>()).render(inside, screen);
 }
 
-/// Explains why there is no run yet.
 fn no_runs(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let inside = titled(plain_title("no run yet"), area, screen);
     let problems: String = watch.problems.iter().map(|problem| format!("\n{}\n", clean(problem))).collect();
@@ -178,7 +167,6 @@ fn no_runs(watch: &Watch, area: Rect, screen: &mut Buffer) {
     paragraph(&message, inside.width).render(inside, screen);
 }
 
-/// Draws a part of every view: as many as there is room for.
 fn overview(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let ranks = watch.front().and_then(|run| run.look.as_ref()).map_or(0, |look| look.ranks.len()) as u16;
     let key = watch.curves.key.as_str();
@@ -186,7 +174,7 @@ fn overview(watch: &Watch, area: Rect, screen: &mut Buffer) {
         area.layout(&Layout::vertical([Constraint::Fill(1), Constraint::Length(low)])) as [Rect; 2]
     };
     if area.width < LARGE.0 || area.height < LARGE.1 {
-        // Ranks get the rows they need, up to half of all. Without ranks, the log is more useful.
+        // Ranks use at most half of the height. Without ranks, the log is more useful.
         let low = if ranks == 0 { area.height / 3 } else { (ranks + 2).min(area.height / 2) };
         let [above, below] = split(area, low);
         curves::pane(watch, key, true, above, screen);

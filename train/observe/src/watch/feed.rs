@@ -1,4 +1,4 @@
-//! Background threads that read runs, one for each, so that a run that hangs holds up neither keys nor other runs.
+//! Background threads that read one run each, so that a run that hangs does not block keys or other runs.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,53 +15,42 @@ use crate::page::Progress;
 use crate::run::{Run, find_runs};
 use crate::status::{Look, LookAt, State};
 
-/// Time between two looks at a run.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Time between two searches of the named folders.
 const FIND_EVERY: Duration = Duration::from_secs(3);
 
-/// A finished run is asked in one round out of this many, since it may be resumed.
+/// A finished run is asked only every fifth time, because it may be resumed.
 const OVER: u64 = 5;
 
-/// A message of a background thread.
 pub(super) enum Update {
-    /// The state of the run with this number. A new run has the next number.
+    /// State of the run with this index. A new run has the next index.
     Run(usize, Box<Snapshot>),
-    /// Paths that cannot be watched, with the reason.
     Problems(Vec<String>),
-    /// A background thread has panicked.
     Panicked,
 }
 
-/// The state of a run at one moment. A clone is cheap.
+/// The state of a run at one moment. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Snapshot {
     pub folder: PathBuf,
-    /// The files of the run, once they have been read.
     pub run: Option<Arc<Run>>,
-    /// Missing or unreadable files.
     pub problems: Vec<String>,
     pub progress: Progress,
-    /// The last answer of the run's processes.
     pub look: Option<Arc<Look>>,
-    /// The error of the last attempt to ask the run's processes.
+    /// The error of the last attempt to ask the processes.
     pub look_error: Option<String>,
-    /// The time of `look`.
+    /// Time of `look`.
     pub looked: Option<Instant>,
-    /// Output of the run's ranks, oldest first.
     pub log: Arc<Vec<LogLine>>,
     /// Load of the processes on this machine, by rank.
     pub gauges: Arc<BTreeMap<usize, Gauges>>,
 }
 
 impl Snapshot {
-    /// Creates the snapshot of a run whose folder has not been read.
     pub(super) fn new(folder: PathBuf) -> Snapshot {
         Snapshot { folder, ..Snapshot::default() }
     }
 
-    /// Returns the state of the run, if its processes or its lock have been asked.
     pub(super) fn state(&self) -> Option<State> {
         self.look.as_ref().map(|look| look.state)
     }
@@ -85,19 +74,15 @@ impl Snapshot {
     fn update_progress(&mut self) {
         if let Some(run) = &self.run {
             self.progress = Progress::new(run, self.look.as_deref());
-            // A run that hangs, or that does not answer, may never end.
+            // A run that hangs or does not answer may never end.
             let is_running = self.state().is_some_and(|state| !state.is_bad());
             self.progress.eta_s = self.progress.eta_s.filter(|_| is_running);
         }
     }
 }
 
-/// Starts to watch the runs that `paths` name: run folders, or folders of run folders. The threads end when the
-/// receiver is dropped.
-///
-/// # Errors
-///
-/// If no thread can be started.
+/// Starts to watch the runs in `paths`: run folders, or folders of run folders. Fails if no thread can be started.
+/// The threads end when the receiver is dropped.
 pub(super) fn start(paths: Vec<PathBuf>, look_at: LookAt) -> io::Result<Receiver<Update>> {
     let (sender, updates) = mpsc::channel();
     spawn(sender, move |updates| find(&paths, &look_at, updates))?;
@@ -110,14 +95,13 @@ fn spawn(
 ) -> io::Result<()> {
     let body = move || {
         if catch_unwind(AssertUnwindSafe(|| work(&updates))).is_err() {
-            // An error means that the receiver is gone, here as in every thread.
+            // An error means that the receiver was dropped.
             let _ = updates.send(Update::Panicked);
         }
     };
     thread::Builder::new().name("kiln-watch".to_owned()).spawn(body).map(drop)
 }
 
-/// Searches for runs periodically, and starts a thread for each.
 fn find(paths: &[PathBuf], look_at: &LookAt, updates: &Sender<Update>) -> Result<(), SendError<Update>> {
     let gpus = Arc::new(GpuMeter::new());
     let mut known: Vec<PathBuf> = Vec::new();
@@ -144,7 +128,6 @@ fn find(paths: &[PathBuf], look_at: &LookAt, updates: &Sender<Update>) -> Result
     }
 }
 
-/// Reads a run and asks its processes, periodically.
 fn follow(
     number: usize,
     folder: &Path,
@@ -172,7 +155,6 @@ fn follow(
         if let Some(log) = logs.refresh() {
             known.log = log;
         }
-        // Processes may take their time to answer.
         updates.send(Update::Run(number, Box::new(known.clone())))?;
         if !known.state().is_some_and(State::is_over) || round.is_multiple_of(OVER) {
             let look = look_at(folder);

@@ -1,4 +1,4 @@
-//! Titles, paragraphs and numbers on the screen.
+//! Formats titles, paragraphs and numbers for the screen.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,17 +12,15 @@ use ratatui::widgets::{Block, Borders, Paragraph, Widget};
 
 use super::theme::Theme;
 
-/// Prepares text of a file for the screen: control characters are escaped, and tabs are blanks.
+/// Escapes control characters, and replaces tabs with spaces.
 pub(super) fn clean(text: &str) -> String {
     printable(text).replace('\t', " ")
 }
 
-/// Returns the number of columns of `text`.
 pub(super) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// `text`, cut to at most `most` columns with an ellipsis.
 pub(super) fn fit(text: &str, most: usize) -> String {
     if width(text) <= most {
         return text.to_owned();
@@ -32,7 +30,7 @@ pub(super) fn fit(text: &str, most: usize) -> String {
     format!("{}{ellipsis}", &text[..end.unwrap_or(0)])
 }
 
-/// `text` in lines of at most `most` columns, broken between words if possible.
+/// Wraps `text` to at most `most` columns, between words if possible.
 pub(super) fn wrap(text: &str, most: usize) -> Vec<String> {
     let most = most.max(1);
     let mut lines = Vec::new();
@@ -68,28 +66,23 @@ pub(super) fn titled<'a>(title: impl Into<Line<'a>>, area: Rect, screen: &mut Bu
     block.inner(area)
 }
 
-/// Returns a title without details.
 pub(super) fn plain_title(text: impl Into<String>) -> Span<'static> {
     Span::styled(text.into(), Theme::TITLE)
 }
 
-/// Explains why there is nothing to show.
 pub(super) fn nothing(why: &str, area: Rect, screen: &mut Buffer) {
     paragraph(why, area.width).style(Theme::QUIET).render(area, screen);
 }
 
-/// `text`, wrapped, with a blank on each side.
 pub(super) fn paragraph(text: &str, columns: u16) -> Paragraph<'static> {
     let lines = wrap(text, usize::from(columns).saturating_sub(2)).into_iter();
     Paragraph::new(lines.map(|line| Line::raw(format!(" {line}"))).collect::<Vec<_>>())
 }
 
-/// Returns the name of a run, without the folders above it.
 pub(super) fn name_of(folder: &Path) -> String {
     clean(&folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy())
 }
 
-/// Formats a value of the metric `key`, with its unit.
 pub(super) fn value(key: &str, value: f64) -> String {
     match key {
         _ if !value.is_finite() => value.to_string(),
@@ -101,7 +94,6 @@ pub(super) fn value(key: &str, value: f64) -> String {
     }
 }
 
-/// Formats a number with about four digits.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     match size {
@@ -116,7 +108,7 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// Formats a large number with a letter for thousands, such as `45.7k`.
+/// Formats a large number with a suffix, such as `45.7k`.
 pub(super) fn short(value: f64) -> String {
     let scaled = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")];
     let (unit, letter) = scaled.into_iter().find(|(unit, _)| value.abs() >= *unit).unwrap_or((1.0, ""));
@@ -125,7 +117,7 @@ pub(super) fn short(value: f64) -> String {
     format!("{}{letter}", text.strip_suffix(".0").unwrap_or(&text))
 }
 
-/// Bytes in five columns, such as `8.3M` for 8.3 MiB.
+/// Formats bytes in five columns, such as `8.3M` for 8.3 MiB.
 pub(super) fn bytes(bytes: u64) -> String {
     let units = [(1u64 << 50, "P"), (1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
     let Some((unit, letter)) = units.into_iter().find(|(unit, _)| bytes >= *unit) else {
@@ -135,12 +127,12 @@ pub(super) fn bytes(bytes: u64) -> String {
     if value >= 99.95 { format!("{value:.0}{letter}") } else { format!("{value:.1}{letter}") }
 }
 
-/// Formats a duration in seconds, such as `2 h 05 min`. Negative numbers and NaN are 0.
+/// Formats seconds, as in `2 h 05 min`. Negative numbers and NaN are 0.
 pub(super) fn duration(seconds: f64) -> String {
     words::duration(Duration::from_secs(seconds.round() as u64)).replace(".00 s", " s").replace(".0 s", " s")
 }
 
-/// Formats the time of day (UTC) of `seconds` since 1970, such as `07:16:32`.
+/// Formats seconds since 1970 as time of day (UTC), such as `07:16:32`.
 pub(super) fn time_of_day(seconds: f64) -> String {
     let whole = seconds as u64 % 86_400;
     format!("{:02}:{:02}:{:02}", whole / 3600, whole % 3600 / 60, whole % 60)

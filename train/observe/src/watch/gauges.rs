@@ -1,4 +1,4 @@
-//! Load of processes and NVIDIA GPUs of this machine.
+//! Load of processes and NVIDIA GPUs on this machine.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -12,24 +12,20 @@ use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 
 use crate::status::Look;
 
-/// The device file that exists where NVIDIA's driver is loaded.
 const DRIVER: &str = "/dev/nvidiactl";
 
-/// Names of NVIDIA's management library: drivers install the first, their development files the second.
+/// Drivers install the first name, and their development files the second.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// The load of a rank's process and of its GPU. `None` is unknown.
+/// Load of a rank's process and GPU. Unknown values are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Gauges {
-    /// CPU time of the process as a share of one core: 2 is two cores.
+    /// CPU time as a share of one core: 2 means two cores.
     pub cpu: Option<f64>,
-    /// Share of time during which the GPU had work.
     pub gpu: Option<f64>,
-    /// Temperature of the GPU in degrees Celsius.
     pub celsius: Option<f64>,
 }
 
-/// Returns the load of the processes in `look` that run on this machine, by rank.
 pub(super) fn gauges(look: &Look, cpu: &mut CpuMeter, gpus: &GpuMeter) -> BTreeMap<usize, Gauges> {
     let (here, now) = (ProcessId::this().host, Instant::now());
     let gpus = if look.processes.is_empty() { Vec::new() } else { gpus.gpus() };
@@ -45,15 +41,13 @@ pub(super) fn gauges(look: &Look, cpu: &mut CpuMeter, gpus: &GpuMeter) -> BTreeM
     gauges
 }
 
-/// Measures CPU time of processes, as the kernel counts it.
 #[derive(Debug, Default)]
 pub(super) struct CpuMeter {
     before: HashMap<i32, (Instant, u64)>,
 }
 
 impl CpuMeter {
-    /// CPU time of process `pid` since the last call, as a share of one core. `None` at the first call, and if there
-    /// is no such process.
+    /// Returns the share of one core that process `pid` has used since the last call, or `None` at the first call.
     fn share(&mut self, pid: i32, now: Instant) -> Option<f64> {
         let ticks = ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
         let (then, before) = self.before.insert(pid, (now, ticks))?;
@@ -63,37 +57,31 @@ impl CpuMeter {
     }
 }
 
-/// Clock ticks in user mode and in the kernel, from the text of `/proc/<pid>/stat`.
 fn ticks(stat: &str) -> Option<u64> {
-    // The name of the program, before the last bracket, may contain anything.
+    // The program's name in brackets may contain anything.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut next = || fields.next()?.parse::<u64>().ok();
     Some(next()? + next()?)
 }
 
-/// A GPU at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Gpu {
-    /// The number in the name of its device file, `/dev/nvidia<minor>`.
+    /// Number of the device file, `/dev/nvidia<minor>`.
     minor: Option<u32>,
-    /// Processes that compute on it, as the driver numbers them.
     processes: Vec<u32>,
     load: Option<f64>,
     celsius: Option<f64>,
 }
 
-/// NVIDIA's management library, if this machine has it.
 pub(super) struct GpuMeter(Option<Nvml>);
 
 impl GpuMeter {
-    /// Loads the library if there is a driver.
     pub(super) fn new() -> Self {
         let load =
             || LIBRARIES.iter().find_map(|name| Nvml::builder().lib_path(OsStr::new(name)).init().ok());
         GpuMeter(Path::new(DRIVER).exists().then(load).flatten())
     }
 
-    /// Returns all GPUs, with the values that the driver reports.
     fn gpus(&self) -> Vec<Gpu> {
         let Some(library) = &self.0 else { return Vec::new() };
         let devices =
@@ -111,8 +99,8 @@ impl GpuMeter {
     }
 }
 
-/// The GPU that process `pid` uses, if that is certain: the only one on which the driver lists it, or in a container,
-/// where the driver has other process numbers, the only one whose device file it has open.
+/// Returns the GPU of process `pid`: the only one on which the driver lists it or, in a container with its own process
+/// ids, the only one whose device file it has open.
 fn used_by<'a>(gpus: &'a [Gpu], pid: i32, opened: &[u32]) -> Option<&'a Gpu> {
     let is_listed = |gpu: &&Gpu| gpu.processes.iter().any(|process| i64::from(*process) == i64::from(pid));
     let is_open = |gpu: &&Gpu| gpu.minor.is_some_and(|minor| opened.contains(&minor));
@@ -124,7 +112,6 @@ fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
     all.next().is_none().then_some(first)
 }
 
-/// Returns the numbers of the GPUs whose device files process `pid` has open.
 fn opened_by(pid: i32) -> Vec<u32> {
     let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let minor = |path: &Path| path.to_str()?.strip_prefix("/dev/nvidia")?.parse().ok();
@@ -145,7 +132,6 @@ mod tests {
         let pid = std::process::id().cast_signed();
         let now = Instant::now();
         assert_eq!((meter.share(pid, now), meter.share(-1, now)), (None, None));
-        // In an hour, a process that has just started has taken less than one.
         let share = meter.share(pid, now + Duration::from_secs(3600)).unwrap();
         assert!((0.0..1.0).contains(&share), "{share}");
     }
@@ -160,13 +146,12 @@ mod tests {
         let gpus = [gpu(0, &[100]), gpu(1, &[200, 300]), gpu(2, &[300])];
         let minor = |pid, opened: &[u32]| used_by(&gpus, pid, opened).and_then(|gpu| gpu.minor);
         assert_eq!((minor(100, &[]), minor(200, &[0, 1, 2])), (Some(0), Some(1)));
-        // On two; not listed; in a container; on several in a container.
+        // On two GPUs; on none; in a container; in a container with two open GPUs.
         assert_eq!(
             (minor(300, &[]), minor(7, &[]), minor(7, &[2]), minor(7, &[0, 1])),
             (None, None, Some(2), None)
         );
         assert_eq!((used_by(&[], 7, &[0]), opened_by(-1)), (None, Vec::new()));
-        // With a driver or without one.
         GpuMeter::new().gpus();
     }
 }

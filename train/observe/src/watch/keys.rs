@@ -7,8 +7,7 @@ use super::ranks::COLUMNS;
 use super::state::View::{self, *};
 use super::state::{SMOOTHING, Watch, further};
 
-/// The keys: where they work, the keys themselves, and their effect, for the help and for the line of hints. Hints
-/// are separated by two spaces.
+/// Views, keys, help text, and hints (separated by two spaces).
 pub(super) const KEYS: [(&[View], [&str; 3]); 18] = [
     (&View::ALL, ["?", "show this help", "? help"]),
     (&View::ALL, ["q, Ctrl-C", "quit; Ctrl-Z suspends the program; Ctrl-L redraws the screen", "q quit"]),
@@ -38,21 +37,18 @@ pub(super) const KEYS: [(&[View], [&str; 3]); 18] = [
 
 const CURVES: &[View] = &[Overview, Curves];
 
-/// The reaction of the owner of the terminal to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Draw.
     Draw,
-    /// Draw every cell: another program has written on the terminal.
+    /// Draws every cell, in case another program has written on the terminal.
     DrawAll,
-    /// Restore the terminal and stop until the shell continues the program.
     Suspend,
     Quit,
 }
 
-/// Applies a key. Returns `None` if it changes nothing.
+/// Applies a key. Returns `None` if the key has no effect.
 pub(super) fn on_key(watch: &mut Watch, key: KeyEvent) -> Option<Action> {
-    // Some terminals also report when a key is released.
+    // Some terminals also report released keys.
     if key.kind == KeyEventKind::Release {
         return None;
     }
@@ -77,7 +73,6 @@ pub(super) fn on_key(watch: &mut Watch, key: KeyEvent) -> Option<Action> {
     let keys: Vec<String> = watch.keys().into_iter().map(str::to_owned).collect();
     let Watch { curves, rows, .. } = watch;
     let metric = keys.iter().position(|key| *key == curves.key).unwrap_or(0);
-    // The rows that the key moves down. Home and End move beyond any end.
     let by = match key {
         Up => -1,
         Down => 1,
@@ -143,7 +138,6 @@ pub(super) fn on_key(watch: &mut Watch, key: KeyEvent) -> Option<Action> {
     Some(Action::Draw)
 }
 
-/// Applies a key to the open list of metrics.
 fn on_list(watch: &mut Watch, key: KeyCode) {
     let listed = watch.listed_keys();
     let curves = &mut watch.curves;

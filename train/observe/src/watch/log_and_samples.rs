@@ -1,4 +1,4 @@
-//! Output of ranks, events of the run, and generated samples.
+//! Views of rank output, events and generated samples.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -12,14 +12,12 @@ use super::state::{Source, Watch};
 use super::theme::Theme;
 use crate::run::Sample;
 
-/// Draws the log.
 pub(super) fn draw_log(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
-    // Below the title.
     watch.rows.page = usize::from(area.height.saturating_sub(1));
     watch.rows.log_back = log(watch, watch.rows.log_back, watch.rows.cuts_lines, area, screen);
 }
 
-/// Draws the log down to the line `back` lines before its end. Returns the largest possible `back` up to this one.
+/// Draws the log down to the line `back` lines before its end. Returns `back`, limited to the available lines.
 pub(super) fn log(watch: &Watch, back: usize, cuts: bool, area: Rect, screen: &mut Buffer) -> usize {
     let (Some(run), Some(source)) = (watch.front(), watch.source()) else { return 0 };
     let mut title = vec![plain_title(match source {
@@ -41,7 +39,6 @@ pub(super) fn log(watch: &Watch, back: usize, cuts: bool, area: Rect, screen: &m
         return 0;
     }
     let rows = usize::from(inside.height);
-    // From the last one up, until there are enough.
     let mut lines: Vec<Line<'_>> = Vec::new();
     for (prefix, text, style) in entries.into_iter().rev() {
         let indent = prefix.width();
@@ -61,7 +58,6 @@ pub(super) fn log(watch: &Watch, back: usize, cuts: bool, area: Rect, screen: &m
     back
 }
 
-/// Prefixes and texts of the lines of a log, oldest first.
 fn entries(source: Source, run: &Snapshot) -> Vec<(Span<'static>, String, Style)> {
     if source == Source::Events {
         let events = run.run.iter().flat_map(|run| run.events()).map(|event| {
@@ -87,7 +83,6 @@ fn entries(source: Source, run: &Snapshot) -> Vec<(Span<'static>, String, Style)
     entry.collect()
 }
 
-/// Draws all generated texts of a step.
 pub(super) fn draw_samples(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     let Some(run) = watch.front().cloned() else { return };
     let steps: Vec<&[Sample]> = samples_of(&run).chunk_by(|a, b| a.step == b.step).collect();
@@ -103,7 +98,6 @@ pub(super) fn draw_samples(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     Paragraph::new(lines.into_iter().skip(watch.rows.sample_line).collect::<Vec<_>>()).render(inside, screen);
 }
 
-/// Draws the last generated text.
 pub(super) fn last_sample(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let Some(last) = watch.front().and_then(|run| samples_of(run).last()) else {
         let inside = titled(plain_title("samples"), area, screen);
@@ -121,7 +115,6 @@ fn samples_of(run: &Snapshot) -> &[Sample] {
     run.run.as_ref().map_or(&[], |run| run.samples())
 }
 
-/// Formats a prompt and the text generated for it.
 fn lines_of(sample: &Sample, columns: u16) -> Vec<Line<'static>> {
     let wrapped = |text: &str| wrap(&clean(text), usize::from(columns).saturating_sub(4)).into_iter();
     let prompt = if sample.prompt.is_empty() { "(no prompt)" } else { &sample.prompt };

@@ -1,4 +1,4 @@
-//! The output of ranks that `kiln launch` keeps in the folder `logs`, read as it grows.
+//! The output of ranks in a run's folder `logs`, read as it grows.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -6,37 +6,30 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Maximum number of bytes read at a time, from the end of a file; earlier bytes are skipped.
 const MOST_BYTES: u64 = 64 * 1024;
 
-/// Maximum number of lines kept.
 const MOST_LINES: usize = 4000;
 
-/// Maximum number of files read, two for each rank.
 const MOST_FILES: usize = 512;
 
-/// Maximum number of characters kept of a line.
 const MOST_CHARACTERS: usize = 2000;
 
-/// A line of a rank's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LogLine {
     pub rank: usize,
-    /// True for standard error, false for standard output.
+    /// True for standard error.
     pub is_error: bool,
     pub text: Arc<str>,
 }
 
-/// The logs of a run.
 #[derive(Debug)]
 pub(super) struct Logs {
     folder: PathBuf,
-    /// Bytes of each file that have been read.
     read: BTreeMap<PathBuf, u64>,
     lines: Vec<LogLine>,
 }
 
-/// The parts of the name of a file, `rank_<rank>.restart_<restart>.<stdout|stderr>.log`.
+/// Parts of the file name `rank_<rank>.restart_<restart>.<stdout|stderr>.log`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     rank: usize,
@@ -45,12 +38,11 @@ struct Name {
 }
 
 impl Logs {
-    /// Creates the logs of the run in `run`; reads nothing yet.
     pub(super) fn new(run: &Path) -> Self {
         Logs { folder: run.join("logs"), read: BTreeMap::new(), lines: Vec::new() }
     }
 
-    /// Reads new lines. Returns all lines that are kept if there are new ones.
+    /// Reads new lines. Returns all kept lines if there are new ones.
     pub(super) fn refresh(&mut self) -> Option<Arc<Vec<LogLine>>> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let name = |entry: fs::DirEntry| Some((Name::parse(entry.file_name().to_str()?)?, entry.path()));
@@ -62,7 +54,6 @@ impl Logs {
         let before = self.lines.len();
         let mut is_new = false;
         for (name, path) in newest {
-            // An unreadable file is skipped.
             is_new |= self.read_file(name, path).unwrap_or(false);
         }
         if self.lines.len() > MOST_LINES {
@@ -83,7 +74,6 @@ impl Logs {
         let mut bytes = Vec::new();
         file.take(length - from).read_to_end(&mut bytes)?;
         let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else { return Ok(false) };
-        // The first line is incomplete if bytes were skipped.
         let is_cut = from > known.unwrap_or(0);
         let lines = bytes[..end].split(|byte| *byte == b'\n').skip(usize::from(is_cut));
         self.lines.extend(lines.map(|line| name.line(line)));
@@ -107,7 +97,7 @@ impl Name {
 
     fn line(self, bytes: &[u8]) -> LogLine {
         let text = String::from_utf8_lossy(bytes);
-        // A progress bar rewrites its line: only its last state is shown.
+        // A progress bar rewrites its line; only its last state is shown.
         let text = text.trim_end().rsplit('\r').next().unwrap_or_default();
         let text: String = text.chars().take(MOST_CHARACTERS).collect();
         LogLine { rank: self.rank, is_error: self.is_error, text: text.into() }

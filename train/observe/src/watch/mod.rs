@@ -1,8 +1,6 @@
-//! `kiln watch`: runs on a whole terminal.
+//! `kiln watch`: runs on a full-screen terminal.
 //!
-//! Background threads read the runs and send what has changed (`feed.rs`). The thread that draws applies those updates
-//! and the user's keys to its state (`state.rs`, `keys.rs`) and draws the state on the terminal (`draw.rs` and the
-//! views, `screen.rs`). It never waits for a run or its files.
+//! Background threads read the runs and send updates. The drawing thread never waits for a run or its files.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -33,25 +31,25 @@ use keys::{Action, on_key};
 use screen::{Screen, Wake};
 use state::Watch;
 
-/// The screen is redrawn at least this often, to keep the age of its data current.
+/// The screen is redrawn at least this often, to keep the displayed age of its data current.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 
-/// The longest delay of updates and signals. Keys are not delayed.
+/// Longest delay of updates and signals. Keys are not delayed.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// The runs to watch, and how.
+/// Options of [`run`].
 #[derive(Clone)]
 pub struct WatchOptions {
-    /// Run folders, or folders of run folders. Runs that start later appear on their own.
+    /// Run folders, or folders of run folders. New runs appear automatically.
     pub runs: Vec<PathBuf>,
-    /// Asks the processes of a run.
+    /// Reads the state of a run.
     pub look_at: LookAt,
     /// Colours and characters of the terminal.
     pub theme: Theme,
 }
 
 impl WatchOptions {
-    /// Watches `runs` on a terminal with the colours and characters that the environment announces.
+    /// Creates options with the theme of the terminal, which is read from the environment.
     pub fn new(runs: Vec<PathBuf>, look_at: LookAt) -> Self {
         WatchOptions { runs, look_at, theme: Theme::from_environment(|name| std::env::var_os(name)) }
     }
@@ -74,7 +72,7 @@ pub enum WatchError {
         /// Standard input or output.
         stream: &'static str,
     },
-    /// The terminal refused a request.
+    /// An operation on the terminal failed.
     #[error("cannot draw on the terminal: {0}")]
     Terminal(#[from] io::Error),
     /// A background thread panicked.
@@ -82,12 +80,11 @@ pub enum WatchError {
     Panicked,
 }
 
-/// Shows the runs until the user leaves. A signal that ends programs ends this one in the same way, after the terminal
-/// has been restored.
+/// Shows the runs until the user quits. A signal ends the program after the terminal has been restored.
 ///
 /// # Errors
 ///
-/// If no run is named, if standard input or output is not a terminal, or if drawing on the terminal fails.
+/// If no run is named, standard input or output is not a terminal, or drawing fails.
 pub fn run(options: WatchOptions) -> Result<(), WatchError> {
     if options.runs.is_empty() {
         return Err(WatchError::NoRuns);
@@ -98,7 +95,7 @@ pub fn run(options: WatchOptions) -> Result<(), WatchError> {
     if !io::stdout().is_terminal() {
         return Err(WatchError::NoTerminal { stream: "standard output" });
     }
-    // Before any thread starts, so that a panic of each of them restores the terminal.
+    // Before any thread starts, so that a panic of any thread restores the terminal.
     let mut screen = Screen::take()?;
     let updates = feed::start(options.runs, options.look_at)?;
     let mut watch = Watch::new(options.theme, Instant::now());

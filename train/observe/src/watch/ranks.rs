@@ -1,4 +1,4 @@
-//! The ranks of the current run, as a table.
+//! The view of the current run's ranks.
 
 use kiln_sys::words::{in_ranges, number_of, size};
 use ratatui::buffer::Buffer;
@@ -13,14 +13,12 @@ use super::state::Watch;
 use super::theme::Theme;
 use crate::status::{Call, Look, ProcessLook, RankLook};
 
-/// Rows of the details of a rank.
 const DETAILS: u16 = 5;
 
-/// Text longer than this number of columns is cut.
+/// Longer text is cut to this number of columns.
 const MOST: usize = 24;
 
-/// The columns of the table: the title; the width for usual content, so that columns rarely move; the order in which
-/// columns are omitted for lack of room, the smallest number first; and true for text, false for numbers.
+/// Title, usual width, order of omission if there is no room (smallest first), and true for text columns.
 pub(super) const COLUMNS: [(&str, usize, usize, bool); 12] = [
     ("rank", 6, 12, false),
     ("step", 5, 7, false),
@@ -36,11 +34,10 @@ pub(super) const COLUMNS: [(&str, usize, usize, bool); 12] = [
     ("°C", 3, 3, false),
 ];
 
-/// A row of the table.
 struct Rank<'a> {
     look: &'a RankLook,
     is_culprit: bool,
-    /// The text of each column, and a number to sort by before the text.
+    /// Text of each column, and the number by which it is sorted first.
     cells: [(String, f64); COLUMNS.len()],
 }
 
@@ -50,7 +47,6 @@ impl<'a> Rank<'a> {
         let is_culprit = look.culprits.contains(&rank.rank);
         let gauges = run.gauges.get(&rank.rank).copied().unwrap_or_default();
         let text = |text: Option<&str>| (clean(text.unwrap_or_default()), 0.0);
-        // The largest number is first, unknown numbers are last.
         let number = |value: Option<f64>, text: &dyn Fn(f64) -> String| match value {
             Some(value) => (text(value), -value),
             None => ("-".to_owned(), f64::INFINITY),
@@ -128,7 +124,6 @@ fn ranks<'a>(watch: &Watch, run: &Snapshot, look: &'a Look) -> Vec<Rank<'a>> {
     ranks
 }
 
-/// Draws the view: all ranks, and the details of the selected one.
 pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     let Some(run) = watch.front().cloned() else { return };
     let Some(look) = run.look.as_ref().filter(|look| !look.ranks.is_empty()) else {
@@ -149,7 +144,6 @@ pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     }
 }
 
-/// Draws the ranks, the culprits first.
 pub(super) fn pane(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let Some(run) = watch.front() else { return };
     let Some(look) = run.look.as_ref().filter(|look| !look.ranks.is_empty()) else {
@@ -218,7 +212,7 @@ fn table(watch: &Watch, ranks: &[Rank<'_>], state: &mut TableState, area: Rect, 
     titled(title, area, screen);
 }
 
-/// Returns the activities of ranks, the most common first, such as `61 in all_gather, 2 in data loading, 1 silent`.
+/// Counts the activities of ranks, as in `61 in all_gather, 2 in data loading, 1 silent`.
 fn census(ranks: &[Rank<'_>]) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for rank in ranks.iter().map(|rank| rank.look) {
@@ -238,7 +232,6 @@ fn census(ranks: &[Rank<'_>]) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the facts about a rank that the table has no room for, in lines.
 fn details_of(look: &Look, rank: &RankLook) -> Vec<String> {
     let process = look.processes.iter().find(|process| process.ranks.contains(&rank.rank));
     let process = process.map(|ProcessLook { process, host, ranks, .. }| {

@@ -1,4 +1,4 @@
-//! All runs, and the differences of their configurations.
+//! The view of all runs and the differences of their configurations.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -13,14 +13,11 @@ use super::format::{clean, duration, fit, name_of, nothing, number, plain_title,
 use super::state::{Watch, label};
 use super::theme::Theme;
 
-/// Numbers of a run, with the least width of their columns.
 const NUMBERS: [(&str, usize); 5] = [("step", 11), ("loss", 7), ("val", 7), ("tok/s", 6), ("left", 11)];
 
-/// Columns of the marks in front of a name, and of a state.
 const MARKS: usize = 4;
 const STATE: usize = 12;
 
-/// Draws the view.
 pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     let rows = (watch.runs.len() as u16).saturating_add(2).min(area.height * 6 / 10);
     let [above, below] = area.layout(&Layout::vertical([Constraint::Length(rows), Constraint::Fill(1)]));
@@ -33,7 +30,6 @@ fn table(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let title = plain_title(format!("{} of {} runs shown", shown.len(), watch.runs.len()));
     let inside = titled(title, area, screen);
     let numbers: Vec<_> = (0..watch.runs.len()).map(|run| numbers(watch, run)).collect();
-    // A number is never cut.
     let longest = |at: usize| numbers.iter().map(|texts| width(&texts[at])).max().unwrap_or(0);
     let widths = NUMBERS.iter().enumerate().map(|(at, (_, least))| longest(at).max(*least));
     let widths: Vec<usize> = widths.collect();
@@ -73,7 +69,6 @@ fn numbers(watch: &Watch, run: usize) -> [String; 5] {
     texts.map(|text| text.unwrap_or_else(|| "-".to_owned()))
 }
 
-/// Draws the keys whose values differ between the shown runs.
 fn differences(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     let runs = watch.shown();
     let configs: Vec<_> =

@@ -1,5 +1,4 @@
-//! The terminal while the view has it, and the signals that concern it. However the program ends, the terminal is
-//! restored.
+//! The terminal in raw mode, and signals. The terminal is restored however the program ends.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,53 +23,41 @@ use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SI
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-/// The handled signals: they end, stop or continue the program, or report a new size of the terminal.
 const SIGNALS: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGCONT, SIGWINCH];
 
-/// Pause after input that contains no keys.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Set while the terminal is in raw mode and shows its alternate screen.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Held while something is drawn: other threads that panic must not restore the terminal in the middle of it.
+/// Locked while drawing, so that a panic in another thread does not restore the terminal in the middle.
 static DRAWING: Mutex<()> = Mutex::new(());
 
-/// The terminal, taken from the shell. Dropping it restores the terminal.
+/// The terminal. Dropping it restores the shell's screen.
 pub(super) struct Screen {
     terminal: DefaultTerminal,
     signals: Signals,
-    /// Signals that have arrived but are not handled yet.
     pending: Vec<i32>,
-    /// Keys that have arrived but are not handled yet.
     keys: VecDeque<KeyEvent>,
 }
 
-/// How a [`Screen::wait`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wake {
     Key(KeyEvent),
-    /// The terminal's size has changed, or another program has used the terminal.
+    /// The terminal has a new size, or another program has used it.
     Redraw,
-    /// This signal ends the program.
     End(i32),
-    /// The time is over.
     Nothing,
 }
 
 impl Screen {
-    /// Takes the terminal.
-    ///
-    /// # Errors
-    ///
-    /// If the terminal refuses.
     pub(super) fn take() -> io::Result<Screen> {
-        // A signal that was ignored when the program started stays ignored, as under nohup.
+        // A signal that was ignored at program start stays ignored, as under nohup.
         let is_handled = |signal: &i32| matches!(*signal, SIGCONT | SIGWINCH) || !is_ignored(*signal);
         let signals = Signals::new(SIGNALS.iter().filter(|signal| is_handled(signal)))?;
         let (earlier, owner) = (panic::take_hook(), thread::current().id());
         panic::set_hook(Box::new(move |panic| {
-            // Restores the shell's screen, on which the message is then printed. The owner may hold the lock itself.
+            // The message is printed on the shell's screen. The owner may already hold the lock.
             let drawing = (thread::current().id() != owner).then(hold);
             restore();
             drop(drawing);
@@ -82,7 +69,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Draws a frame; only cells that have changed are sent. Does nothing after a panic has restored the terminal.
+    /// Draws a frame, sending only changed cells. Does nothing after a panic has restored the terminal.
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         let _drawing = hold();
         if IS_TAKEN.load(Ordering::Acquire) {
@@ -91,13 +78,12 @@ impl Screen {
         Ok(())
     }
 
-    /// Lets the next frame draw every cell. [`Terminal::clear`] would ask the terminal for its cursor, and wait.
+    /// Makes the next frame draw every cell. [`Terminal::clear`] would wait for the terminal's cursor position.
     pub(super) fn clear(&mut self) -> io::Result<()> {
         let area = self.terminal.size()?.into();
         self.terminal.resize(area)
     }
 
-    /// Waits for a key or a signal, for at most `patience`.
     pub(super) fn wait(&mut self, patience: Duration) -> io::Result<Wake> {
         self.pending.extend(self.signals.pending());
         if let Some(signal) = self.pending.pop() {
@@ -118,7 +104,7 @@ impl Screen {
         Ok(self.keys.pop_front().map_or(Wake::Nothing, Wake::Key))
     }
 
-    /// Waits for keys. A closed terminal counts as the signal SIGHUP.
+    /// Waits for keys. A closed terminal counts as SIGHUP.
     fn read_keys(&mut self, patience: Duration) -> io::Result<()> {
         let stdin = io::stdin();
         let mut polled = [PollFd::new(&stdin, PollFlags::IN)];
@@ -128,7 +114,7 @@ impl Screen {
             Ok(_) => {}
             Err(error) => return Err(error.into()),
         }
-        // crossterm (0.29) would try to read for ever.
+        // crossterm 0.29 would loop forever.
         if polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
             self.pending.push(SIGHUP);
             return Ok(());
@@ -138,14 +124,14 @@ impl Screen {
                 self.keys.push_back(key);
             }
         }
-        // Of a long paste, crossterm reads the rest with the next key.
+        // crossterm returns the rest of a long paste with the next key.
         if self.keys.is_empty() {
             thread::sleep(PAUSE);
         }
         Ok(())
     }
 
-    /// Restores the terminal and stops the program, as Ctrl-Z does; takes the terminal again when it continues.
+    /// Restores the terminal and stops the program, like Ctrl-Z. Takes the terminal again when the program continues.
     pub(super) fn suspend(&mut self) -> io::Result<()> {
         restore();
         emulate_default_handler(SIGTSTP)?;
@@ -154,7 +140,6 @@ impl Screen {
         self.enter()
     }
 
-    /// Restores the terminal and ends the program as `signal` does by default.
     pub(super) fn end_by(self, signal: i32) -> io::Result<()> {
         drop(self);
         emulate_default_handler(signal)
@@ -179,7 +164,7 @@ fn hold() -> MutexGuard<'static, ()> {
     DRAWING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Restores the terminal, if it is taken. Ignores errors: the terminal is then gone.
+/// Restores the terminal if it is taken. Ignores errors, because the terminal is then gone.
 fn restore() {
     if IS_TAKEN.swap(false, Ordering::AcqRel) {
         let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);

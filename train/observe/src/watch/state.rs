@@ -1,4 +1,4 @@
-//! The state of the screen: the runs, the view, and the settings of each view.
+//! The state of the screen: runs, view, and settings of each view.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -8,10 +8,10 @@ use ratatui::widgets::TableState;
 use super::feed::{Snapshot, Update};
 use super::theme::Theme;
 
-/// A view, which fills the screen. Its `Debug` text is its title.
+/// A full-screen view. Its `Debug` text is its title.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum View {
-    /// A part of every other view.
+    /// Parts of all other views.
     #[default]
     Overview,
     Curves,
@@ -22,84 +22,67 @@ pub(super) enum View {
 }
 
 impl View {
-    /// All views, by number.
     pub(super) const ALL: [View; 6] =
         [View::Overview, View::Curves, View::Ranks, View::Log, View::Samples, View::Runs];
 }
 
-/// Weights of the smoothing that can be chosen.
 pub(super) const SMOOTHING: [f64; 7] = [0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99];
 
-/// Smallest number of steps that a window shows.
 const LEAST_SPAN: u64 = 4;
 
-/// Keys without curves: the axis itself, and the time of day.
 const NO_CURVES: [&str; 2] = ["step", "time"];
 
-/// The lines that the log shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Events of the run.
     Events,
-    /// Output of all ranks.
     All,
-    /// Output of one rank.
     Rank(usize),
 }
 
-/// The state of the screen.
 #[derive(Debug)]
 pub(super) struct Watch {
     pub runs: Vec<Snapshot>,
-    /// Paths that cannot be watched, with the reason.
     pub problems: Vec<String>,
     pub theme: Theme,
-    /// The time of the drawing.
     pub now: Instant,
     pub view: View,
-    /// The number of the current run.
     pub front: usize,
     pub shows_help: bool,
     pub curves: CurveSettings,
     pub rows: Rows,
 }
 
-/// The settings of the curves.
 #[derive(Debug, Default)]
 pub(super) struct CurveSettings {
-    /// The metric.
     pub key: String,
-    /// Runs whose curves are hidden.
     pub hidden: BTreeSet<usize>,
-    /// Hides the curves of all runs but the current one.
+    /// Hides the curves of all runs except the current one.
     pub is_alone: bool,
     /// Index in [`SMOOTHING`].
     pub smoothing: usize,
     pub is_log_y: bool,
     pub is_log_x: bool,
     pub window: Window,
-    /// The open list of metrics: its filter, and the index of the selected metric.
+    /// Filter and selected index of the list of metrics, if the list is open.
     pub list: Option<(String, usize)>,
 }
 
-/// The steps that are shown. By default all steps, including later ones.
+/// The visible steps: by default all, including future ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Window {
-    /// Number of steps shown; `None` for all.
     pub span: Option<u64>,
-    /// The last step shown; `None` for the last step of the runs.
+    /// Last visible step; `None` for the last step of the runs.
     end: Option<u64>,
 }
 
 impl Window {
-    /// Returns the first and last visible step, for runs with the steps `first` to `last`.
     pub(super) fn range(self, (first, last): (u64, u64)) -> (u64, u64) {
         let Some(span) = self.span else { return (first, last) };
         let end = self.end.unwrap_or(last).clamp(first.saturating_add(span).min(last), last);
         (end.saturating_sub(span).max(first), end)
     }
 
-    /// Shows half as many steps, or twice as many.
+    /// Halves or doubles the number of visible steps.
     pub(super) fn zoom(&mut self, is_in: bool, (first, last): (u64, u64)) {
         let (from, to) = self.range((first, last));
         let span = if is_in { ((to - from) / 2).max(LEAST_SPAN) } else { (to - from).saturating_mul(2) };
@@ -113,7 +96,6 @@ impl Window {
         *self = Window { span: Some(span), end };
     }
 
-    /// Shows earlier steps, or later ones.
     pub(super) fn pan(&mut self, is_back: bool, (first, last): (u64, u64)) {
         let Some(span) = self.span else { return };
         let (_, to) = self.range((first, last));
@@ -123,30 +105,28 @@ impl Window {
     }
 }
 
-/// Positions in the other views. They may lie beyond an end until the view is drawn, which knows its length.
+/// Positions in the other views. Drawing a view limits them to its length.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
-    /// The column by which ranks are sorted.
+    /// Index in `COLUMNS`.
     pub sort: usize,
     pub is_reversed: bool,
-    /// The selected rank, and the first visible one.
+    /// Selected rank, and first visible rank.
     pub ranks: TableState,
     /// By default output of all ranks, or events if there is no output.
     pub source: Option<Source>,
-    /// Number of lines of the log below the last visible one.
+    /// Number of lines of the log below the visible ones.
     pub log_back: usize,
     pub cuts_lines: bool,
-    /// Number of later steps with samples, and of lines above the visible ones.
+    /// Number of later steps with samples, and number of lines above the visible ones.
     pub sample_back: usize,
     pub sample_line: usize,
-    /// Number of differing configuration keys above the visible ones.
+    /// Number of configuration keys above the visible ones.
     pub difference: usize,
-    /// Rows of a page, as drawn last.
     pub page: usize,
 }
 
 impl Watch {
-    /// Creates a screen without runs.
     pub(super) fn new(theme: Theme, now: Instant) -> Self {
         let curves = CurveSettings { key: "loss".to_owned(), ..CurveSettings::default() };
         let (rows, view) = (Rows::default(), View::default());
@@ -154,7 +134,6 @@ impl Watch {
         Watch { runs, problems, theme, now, view, front: 0, shows_help: false, curves, rows }
     }
 
-    /// Applies an update of a background thread.
     pub(super) fn apply(&mut self, update: Update) {
         match update {
             Update::Run(number, run) if number < self.runs.len() => self.runs[number] = *run,
@@ -164,24 +143,20 @@ impl Watch {
         }
     }
 
-    /// Returns the current run.
     pub(super) fn front(&self) -> Option<&Snapshot> {
         self.runs.get(self.front)
     }
 
-    /// Returns the numbers of the runs whose curves are shown.
     pub(super) fn shown(&self) -> Vec<usize> {
         let CurveSettings { is_alone, hidden, .. } = &self.curves;
         let is_shown = |run: &usize| if *is_alone { *run == self.front } else { !hidden.contains(run) };
         (0..self.runs.len()).filter(is_shown).collect()
     }
 
-    /// Shows the view `by` places further. The first view follows the last.
     pub(super) fn go_to_view(&mut self, by: isize) {
         self.view = View::ALL[further(self.view as usize, by, View::ALL.len())];
     }
 
-    /// Makes the run `by` places further the current one. The first run follows the last.
     pub(super) fn go_to_run(&mut self, by: isize) {
         if !self.runs.is_empty() {
             self.front = further(self.front, by, self.runs.len());
@@ -190,7 +165,7 @@ impl Watch {
         }
     }
 
-    /// Shows the lines of the source `by` places further: events, all ranks, each rank.
+    /// Moves `by` log sources forward: events, all ranks, each rank.
     pub(super) fn go_to_source(&mut self, by: isize) {
         let (Some(run), Some(source)) = (self.front(), self.source()) else { return };
         let ranks: BTreeSet<usize> = run.log.iter().map(|line| line.rank).collect();
@@ -204,13 +179,11 @@ impl Watch {
         (self.rows.source, self.rows.log_back) = (Some(sources[further(at, by, sources.len())]), 0);
     }
 
-    /// Returns the lines that the log shows.
     pub(super) fn source(&self) -> Option<Source> {
         let default = if self.front()?.log.is_empty() { Source::Events } else { Source::All };
         Some(self.rows.source.unwrap_or(default))
     }
 
-    /// Returns metrics of the runs that are shown.
     pub(super) fn keys(&self) -> Vec<&str> {
         let mut keys: Vec<&str> = Vec::new();
         let metrics = self.shown().into_iter().filter_map(|run| Some(self.runs[run].run.as_ref()?.metrics()));
@@ -222,14 +195,12 @@ impl Watch {
         keys
     }
 
-    /// Returns metrics whose names contain the filter of the list.
     pub(super) fn listed_keys(&self) -> Vec<String> {
         let typed = self.curves.list.as_ref().map_or("", |(typed, _)| typed).to_lowercase();
         let keys = self.keys().into_iter().filter(|key| key.to_lowercase().contains(&typed));
         keys.map(str::to_owned).collect()
     }
 
-    /// Returns the first and last step of the runs that are shown.
     pub(super) fn extent(&self) -> (u64, u64) {
         let extents = self.shown().into_iter().filter_map(|run| {
             let metrics = self.runs[run].run.as_ref()?.metrics();
@@ -240,12 +211,10 @@ impl Watch {
     }
 }
 
-/// Returns the index `by` places after `at` among `count`. Index 0 follows the last.
 pub(super) fn further(at: usize, by: isize, count: usize) -> usize {
     (at as isize + by).rem_euclid(count as isize) as usize
 }
 
-/// Returns the character that stands for a run, such as at the end of its curve.
 pub(super) fn label(run: usize) -> char {
     let labels = b"123456789abcdefghijklmnopqrstuvwxyz";
     char::from(labels[run % labels.len()])
@@ -274,7 +243,6 @@ mod tests {
         window.zoom(true, (1, 201));
         (0..99).for_each(|_| window.pan(true, (1, 201)));
         assert_eq!(window.range((1, 201)), (1, 101));
-        // A run that began again has fewer steps.
         assert_eq!((window.range((1, 5)), window.range((1, 1))), ((1, 5), (1, 1)));
         window.zoom(true, (7, 7));
         assert_eq!(window, Window::default());

@@ -25,7 +25,6 @@ use crate::status::{Call, Look, ProcessLook, RankLook, State};
 const SMALL: (u16, u16) = (80, 24);
 const LARGE: (u16, u16) = (200, 60);
 
-/// Runs in a temporary folder, and the screen that shows them.
 struct Screen {
     root: TempDir,
     watch: Watch,
@@ -37,7 +36,7 @@ impl Screen {
         Screen { root: tempfile::tempdir().unwrap(), watch: Watch::new(theme, Instant::now()) }
     }
 
-    /// Adds a run with `steps` logged steps of 200. Returns its number.
+    /// Adds a run with `steps` of 200 steps logged. Returns its index.
     fn add(&mut self, name: &str, lr: &str, steps: u64, look: Look) -> usize {
         let folder = self.root.path().join(name);
         fs::create_dir(&folder).unwrap();
@@ -228,7 +227,6 @@ fn hung_run() {
     shows!("hung", screen);
     screen.press("3↓↓");
     insta::assert_snapshot!("hung_ranks_80x24", screen.text(SMALL));
-    // No process has answered for a while.
     screen.watch.now += Duration::from_secs(65);
     assert!(screen.text(LARGE).contains("ends the run in 586 s (as of 1 min 05 s ago)"));
 }
@@ -264,7 +262,6 @@ fn three_runs_are_compared() {
     screen.press("c");
     assert!(screen.text(SMALL).contains("─ loss 2.7823"), "{}", screen.text(SMALL));
     screen.press("cL");
-    // Characters tell the lines apart where colours do not.
     screen.watch.theme = Theme { has_colours: false, has_unicode: false };
     shows!("compared_plain", screen);
     assert!(screen.text(LARGE).is_ascii());
@@ -277,7 +274,7 @@ fn no_run() {
                 with such folders";
     screen.watch.apply(Update::Problems(vec![note.to_owned()]));
     shows!("no_run", screen);
-    // No key finds anything to act on.
+    // Keys must not panic without runs.
     screen.press("\t123456np↑↓←→⇞⇟⇱⇲+-0sSlLck\n wr?q");
     for size in [SMALL, LARGE, (39, 24), (80, 9), (1, 1), (40, 10)] {
         screen.text(size);

@@ -1,4 +1,4 @@
-//! Colours and characters, and their replacements on terminals without them.
+//! Colours and characters, and their replacements on limited terminals.
 
 use std::ffi::OsString;
 
@@ -7,19 +7,17 @@ use ratatui::style::{Color, Modifier, Style};
 
 use crate::status::State;
 
-/// The colours and characters that a terminal can show.
+/// The colours and characters that a terminal supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Theme {
-    /// Support for colours. Colour is never the only cue.
+    /// Support for colours, which are never the only cue.
     pub has_colours: bool,
     /// Support for characters beyond ASCII.
     pub has_unicode: bool,
 }
 
-/// Colours of runs, by their number.
 const RUNS: [Color; 6] = [Color::Cyan, Color::Yellow, Color::Magenta, Color::Green, Color::Blue, Color::Red];
 
-/// Returns the ASCII character that stands for `symbol`.
 fn ascii(symbol: &str) -> &'static str {
     match symbol {
         "─" => "-",
@@ -45,7 +43,6 @@ impl Theme {
             variable(name).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned())
         };
         let term = text("TERM").unwrap_or_default();
-        // The first one that is set wins.
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(text).unwrap_or_default();
         let locale = locale.to_ascii_lowercase().replace('-', "");
         Theme {
@@ -54,19 +51,15 @@ impl Theme {
         }
     }
 
-    /// Returns the colour of the run with this number.
     pub(super) fn run(run: usize) -> Color {
         RUNS[run % RUNS.len()]
     }
 
-    /// The style of secondary information.
     pub(super) const QUIET: Style = Style::new().fg(Color::DarkGray);
     pub(super) const TITLE: Style = Style::new().add_modifier(Modifier::BOLD);
     pub(super) const SELECTED: Style = Style::new().add_modifier(Modifier::REVERSED);
-    /// The style of problems.
     pub(super) const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 
-    /// Returns the style of a state, and its name with a mark in front.
     pub(super) fn state(state: Option<State>) -> (Style, String) {
         let Some(state) = state else { return (Theme::QUIET, "○ unknown".to_owned()) };
         let (style, mark) = match state {
@@ -79,7 +72,7 @@ impl Theme {
         (style, format!("{mark} {state}"))
     }
 
-    /// Replaces the colours and characters that the terminal does not have.
+    /// Replaces colours and characters that the terminal does not support.
     pub(super) fn apply(self, screen: &mut Buffer) {
         for cell in &mut screen.content {
             if !self.has_colours {

@@ -1,5 +1,4 @@
-//! A crash report in the run folder: the folder, the part that a signal handler can write, and a thread that
-//! adds what the handler cannot find out.
+//! Writes crash reports into the run folder. A signal handler writes a part, and a helper thread adds the rest.
 
 use std::cell::Cell;
 use std::ffi::{CStr, OsStr, c_int, c_void};
@@ -23,16 +22,13 @@ use crate::position::{self, Position};
 use crate::words::{time_now, write_now};
 
 thread_local! {
-    /// True while the thread reports a crash.
     static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether the calling thread is reporting a crash.
 pub(super) fn is_reporting() -> bool {
     IS_REPORTING.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Marks the calling thread as reporting a crash, until this value is dropped.
 pub(super) struct Reporting(bool);
 
 impl Reporting {
@@ -47,30 +43,23 @@ impl Drop for Reporting {
     }
 }
 
-/// Name of the file with the crash as text for people.
 const TEXT: &str = "crash.txt";
 
-/// Name of the file with the samples that the rank was working on.
+/// Samples that the rank was working on.
 const BATCH: &str = "batch.json";
 
-/// Name of the file with the rank's flight recorder.
 const FLIGHT: &str = "flight.json";
 
-/// Maximum length of a path in bytes.
 const PATH: usize = libc::PATH_MAX as usize + 256;
 
-/// Maximum number of calls recorded for a thread, innermost first.
 const FRAMES: usize = 128;
 
-/// Maximum number of crash folders per rank.
 const MOST: u64 = 1000;
 
-/// The location of the program in memory: its first address, the address after its end, and the address to
-/// which its file's address 0 is mapped (0 if the program is linked for a fixed address).
+/// Addresses of the program in memory: start, end, and load base (0 if linked for a fixed address).
 static PROGRAM: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 
-/// Text of up to `N - 1` bytes in preallocated memory, for signal handlers, which may not allocate. Further
-/// bytes are dropped.
+/// Text of up to `N - 1` bytes in preallocated memory, for signal handlers. Further bytes are dropped.
 pub(super) struct Text<const N: usize> {
     bytes: [u8; N],
     len: usize,
@@ -81,14 +70,13 @@ impl<const N: usize> Text<N> {
         Text { bytes: [0; N], len: 0 }
     }
 
-    /// Keeps only the first `len` bytes.
     fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
     /// Appends as many of `bytes` as fit; returns whether all fit.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
-        // One byte is kept free for `ended_by`.
+        // `ended_by` uses the last byte.
         let taken = bytes.len().min(N - 1 - self.len);
         self.bytes[self.len..self.len + taken].copy_from_slice(&bytes[..taken]);
         self.len += taken;
@@ -99,19 +87,18 @@ impl<const N: usize> Text<N> {
         &self.bytes[..self.len]
     }
 
-    /// Returns the text followed by the byte `last`, for which there is always room.
+    /// Returns the text followed by the byte `last`, which always fits.
     pub(super) fn ended_by(&mut self, last: u8) -> &[u8] {
         self.bytes[self.len] = last;
         &self.bytes[..=self.len]
     }
 
-    /// Ends the text with a line break, replacing its last byte if there is no room.
+    /// Ends the text with a line break, which replaces the last byte if the text is full.
     pub(super) fn end_line(&mut self) {
         self.truncate(N - 2);
         self.push(b"\n");
     }
 
-    /// Returns the text, up to its first zero, as a C string.
     fn as_c_str(&mut self) -> &CStr {
         CStr::from_bytes_until_nul(self.ended_by(0)).unwrap_or_default()
     }
@@ -123,7 +110,6 @@ impl<const N: usize> Write for Text<N> {
     }
 }
 
-/// The crash report that is being written.
 pub(super) static REPORT: Mutex<Report> = Mutex::new(Report {
     folder: Text::new(),
     text: Text::new(),
@@ -133,36 +119,33 @@ pub(super) static REPORT: Mutex<Report> = Mutex::new(Report {
     position: None,
 });
 
-/// A crash report: its folder and its contents.
 pub(super) struct Report {
     folder: Text<PATH>,
     text: Text<4096>,
     frames: [usize; FRAMES],
     count: usize,
-    /// True if the first frame is the address of the fault rather than a return address.
+    /// True if the first frame is the faulting instruction rather than a return address.
     is_at_fault: bool,
-    /// The position of the rank, if known.
     position: Option<Arc<Position>>,
 }
 
-/// Nothing here allocates or waits for a lock.
+/// No method allocates or waits for a lock.
 impl Report {
-    /// Begins the report of a crash in a thread of `rank`: creates the folder, and writes the facts that are
-    /// already known, followed by the lines `more`. Returns `false` if the folder cannot be created, as
-    /// outside of a run.
+    /// Creates the folder of the report and writes the known facts, followed by `more`. Returns false if the folder
+    /// cannot be created, for example outside of a run.
     pub(super) fn begin(&mut self, rank: Option<usize>, what: &dyn fmt::Display, more: &[u8]) -> bool {
         let position = position::of(rank);
         let place = position.clone().or_else(position::any);
         let is_made = place.as_ref().is_some_and(|place| self.make_folder(place, position.is_some()));
         self.count = 0;
-        // Dropping one of these could make the signal handler free memory.
+        // Dropping either could make the signal handler free memory.
         mem::forget(place);
         mem::forget(mem::replace(&mut self.position, position));
         if !is_made {
             return false;
         }
         self.text.truncate(0);
-        // The only possible error is lack of room.
+        // Fails only if `text` is full.
         let _ = self.write_header(rank, what);
         self.append_text();
         if !more.is_empty() {
@@ -173,21 +156,19 @@ impl Report {
         if let Some(position) = &self.position
             && write_batch(&mut self.text, position.rank, position.progress().seen()).is_ok()
         {
-            // A later panic may occur in a later micro-batch, so this file is replaced.
+            // A later panic may belong to a later micro-batch, so the file is replaced.
             write_file(&mut self.folder, BATCH, OFlags::TRUNC, self.text.bytes());
         }
         true
     }
 
-    /// Returns the folder of the crash.
     pub(super) fn folder(&self) -> &[u8] {
         self.folder.bytes()
     }
 
-    /// Records the calls of the calling thread. If the address `fault` is among them, starts with it and
-    /// leaves out the handler's own calls.
+    /// Records the calling thread's calls, starting at the address `fault` if it is among them.
     pub(super) fn add_frames(&mut self, fault: usize) {
-        // First the part that needs no unwinding: an overwritten stack may abort the unwinding.
+        // Written before unwinding, which may abort on an overwritten stack.
         (self.frames[0], self.count, self.is_at_fault) = (fault, usize::from(fault != 0), fault != 0);
         self.text.truncate(0);
         let _ = self.text.write_str("\naddresses of the calls, the innermost first:\n");
@@ -198,7 +179,7 @@ impl Report {
         let (frames, mut count, mut is_found) = (&mut self.frames, 0, false);
         let next = |frame: &backtrace::Frame| {
             let address = frame.ip() as usize;
-            // Earlier calls are the handler's own.
+            // Earlier calls are the handler's.
             if fault != 0 && address == fault && !is_found {
                 (count, is_found) = (0, true);
             }
@@ -207,8 +188,7 @@ impl Report {
             count += usize::from(address != 0);
             count < FRAMES
         };
-        // SAFETY: only resolving names must not run on several threads at the same time; this requests only
-        // addresses.
+        // SAFETY: only resolving names needs the lock; this closure reads addresses.
         unsafe { backtrace::trace_unsynchronized(next) };
         (self.count, self.is_at_fault) = (count, is_found);
         for index in usize::from(is_found)..count {
@@ -228,19 +208,18 @@ impl Report {
         self.text.write_str("\n")
     }
 
-    /// Creates the folder of a crash in the run of `place`. A rank has one folder per life; later lives add a
-    /// number to the folder's name.
+    /// Creates the folder of a crash in the run of `place`. Each restart of the rank gets its own folder, with a number
+    /// in its name.
     fn make_folder(&mut self, place: &Position, is_known: bool) -> bool {
         self.folder.truncate(0);
         self.folder.push(&place.crashes);
-        // It may already exist; any other problem shows below.
+        // If this fails for another reason than an existing folder, the next `make` fails too.
         let _ = self.make();
         let named = match is_known {
             true => write!(self.folder, "/rank_{}", place.rank),
             false => write!(self.folder, "/process_{}", std::process::id()),
         };
         let end = self.folder.len;
-        // The folder of an earlier crash of this life; 0 if there is none.
         let own = if is_known { place.crash.load(Ordering::Relaxed) } else { 0 };
         for number in own.max(1)..=MOST {
             self.folder.truncate(end);
@@ -261,7 +240,6 @@ impl Report {
         false
     }
 
-    /// Creates the folder at the path in `folder`.
     fn make(&mut self) -> rustix::io::Result<()> {
         mkdir(self.folder.as_c_str(), Mode::from_raw_mode(0o777))
     }
@@ -278,7 +256,7 @@ impl Report {
             }
         }
         let mut name = [0u8; 16];
-        // SAFETY: the call writes up to 16 bytes, with a zero at their end.
+        // SAFETY: the call writes at most 16 bytes, including a final zero.
         unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
         let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
         let system = rustix::system::uname();
@@ -302,7 +280,6 @@ fn write_file(folder: &mut Text<PATH>, name: &str, how: OFlags, bytes: &[u8]) {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | how;
     let file = open(folder.as_c_str(), flags, Mode::from_raw_mode(0o666));
     folder.truncate(end);
-    // If it cannot be written, nothing can be done.
     let _ = file.map(|file| File::from(file).write_all(bytes));
 }
 
@@ -327,13 +304,12 @@ fn write_position<const N: usize>(text: &mut Text<N>, position: &Position) -> fm
     write_samples(text, seen)
 }
 
-/// Writes the lines with rank and step; step 0 means before the first step.
+/// Step 0 means before the first step.
 fn write_step(out: &mut dyn Write, rank: usize, step: u64) -> fmt::Result {
     let note = if step == 0 { ", before the first one of this start" } else { "" };
     writeln!(out, "rank     {rank}\nstep     {step}{note}")
 }
 
-/// Writes the line with the samples of a micro-batch.
 fn write_samples(out: &mut dyn Write, seen: Seen) -> fmt::Result {
     match seen.micro_batch {
         None => writeln!(out, "batch    none was fetched yet"),
@@ -347,16 +323,14 @@ fn write_samples(out: &mut dyn Write, seen: Seen) -> fmt::Result {
     }
 }
 
-/// Writes the samples of a micro-batch as JSON. Fails if no micro-batch was fetched.
 fn write_batch(out: &mut dyn Write, rank: usize, seen: Seen) -> fmt::Result {
     let (index, first, samples) = seen.micro_batch.ok_or(fmt::Error)?;
     write!(out, "{{\"rank\":{rank},\"step\":{},\"micro_batch\":{index},", seen.step)?;
     writeln!(out, "\"first_sample\":{first},\"last_sample\":{}}}", first + samples - 1)
 }
 
-/// Writes the report of a killed rank, which its launcher does because the rank could not. Returns the folder
-/// of the report, a new one in `crashes`. `log` is the file with all of the rank's standard error,
-/// `last_lines` its last lines.
+/// Writes the report of a killed rank on the rank's behalf, into a new folder in `crashes`. Returns that folder. `log`
+/// is the file with the rank's standard error, and `last_lines` are its last lines.
 ///
 /// # Errors
 ///
@@ -380,7 +354,6 @@ pub fn report_killed(
     };
     let mut text =
         "what     SIGKILL (9), reported by its launcher: a killed rank cannot write a report\n".to_owned();
-    // Writing into a String cannot fail.
     let _ = write_step(&mut text, rank, seen.step);
     text.push_str("phase    unknown; see what the others were waiting for: kiln inspect flight RUN\n");
     text.push_str("module   unknown\n");
@@ -397,26 +370,21 @@ pub fn report_killed(
     Ok(folder)
 }
 
-/// Name of the helper, a thread that waits for a crash and then does what a signal handler cannot: finds the
-/// names of the calls and requests the flight recorder. The crashed thread waits for the helper, but only for
-/// a limited time, because it may hold a lock that the helper needs.
+/// Name of the helper thread, which resolves names and requests the flight recorder after a crash. The crashed thread
+/// waits for a limited time, because it may hold a lock that the helper needs.
 const HELPER: &str = "kiln-crash";
 
-/// Interval between checks whether the helper has finished.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Wakes the helper.
 static WAKE: OnceLock<PipeWriter> = OnceLock::new();
 
-/// Number of requests made to the helper, and number of the last one that it has completed.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 static DONE: AtomicU64 = AtomicU64::new(0);
 
-/// Starts the helper. Without it, reports have addresses instead of names, and no flight recorder. Call this
-/// once, and not in a signal handler.
+/// Starts the helper. Without it, reports have addresses instead of names, and no flight recorder. Not
+/// async-signal-safe.
 pub(super) fn start_helper() {
     find_program();
-    // Lets the system load what unwinding needs.
     backtrace::trace(|_| false);
     if let Ok((wake, writer)) = io::pipe()
         && thread::Builder::new().name(HELPER.to_owned()).spawn(move || help(wake)).is_ok()
@@ -425,12 +393,11 @@ pub(super) fn start_helper() {
     }
 }
 
-/// Returns whether the calling thread is the helper.
 pub(super) fn is_helper() -> bool {
     thread::current().name() == Some(HELPER)
 }
 
-/// Lets the helper finish the report, and waits up to `limit` for it. May be called in a signal handler.
+/// Lets the helper finish the report and waits up to `limit`. Async-signal-safe.
 pub(super) fn ask_helper(limit: Duration) {
     let Some(wake) = WAKE.get() else { return };
     let asked = ASKED.fetch_add(1, Ordering::Relaxed) + 1;
@@ -454,7 +421,6 @@ fn help(mut wake: PipeReader) {
             let frames = report.frames[..count].to_vec();
             (folder, frames, report.is_at_fault, report.position.take())
         };
-        // If it cannot be written, nothing can be done.
         if !frames.is_empty() {
             let _ = append(&folder, &names_of(&frames, is_at_fault));
         }
@@ -466,7 +432,6 @@ fn help(mut wake: PipeReader) {
     }
 }
 
-/// Appends `text` to the crash report in `folder`.
 pub(super) fn append(folder: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().append(true).open(folder.join(TEXT))?.write_all(text.as_bytes())
 }
@@ -488,10 +453,9 @@ fn names_of(frames: &[usize], is_at_fault: bool) -> String {
     text
 }
 
-/// Finds the location of the program in memory.
 fn find_program() {
     extern "C" fn first(info: *mut libc::dl_phdr_info, _size: usize, _data: *mut c_void) -> c_int {
-        // SAFETY: the system passes a valid structure, with as many headers as it states.
+        // SAFETY: the system passes a valid structure with `dlpi_phnum` headers.
         let (info, headers) = unsafe {
             let info = &*info;
             (info, std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)))
@@ -499,12 +463,11 @@ fn find_program() {
         let loaded = || headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
         let first = loaded().map(|header| header.p_vaddr).min().unwrap_or(0);
         let end = loaded().map(|header| header.p_vaddr + header.p_memsz).max().unwrap_or(0);
-        // Addresses fit into a usize.
         let addresses = [first, end, 0].map(|address| (info.dlpi_addr + address) as usize);
         PROGRAM.iter().zip(addresses).for_each(|(place, address)| place.store(address, Ordering::Relaxed));
-        // The first entry is the program; no others are needed.
+        // The first entry is the program; stop there.
         1
     }
-    // SAFETY: `first` has the required signature and keeps nothing.
+    // SAFETY: `first` has the required signature and keeps no reference.
     unsafe { libc::dl_iterate_phdr(Some(first), std::ptr::null_mut()) };
 }

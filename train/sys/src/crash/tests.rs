@@ -21,14 +21,14 @@ fn facts() -> Facts {
     }
 }
 
-/// Not a test by itself: the tests below run it in a separate process.
+/// The tests below run this one in a separate process.
 #[test]
 #[ignore = "a program for another test"]
 fn crashes() {
     let (Some(way), Some(out)) = (std::env::var_os(WAY), std::env::var_os(OUT)) else { return };
     crate::begin(facts()).unwrap();
     if way == "hook" {
-        // As when looking up the symbols of a backtrace finds no memory.
+        // As if resolving the symbols of a backtrace ran out of memory.
         panic::set_hook(Box::new(|_| allocation_failed(77)));
     }
     crate::keep_crashes(facts());
@@ -40,7 +40,7 @@ fn crashes() {
     crashes_like(&way);
 }
 
-/// Crashes in the given way. Not inlined, because reports name this function.
+/// Not inlined, because reports name this function.
 #[inline(never)]
 fn crashes_like(way: &OsStr) {
     match way.to_str() {
@@ -71,11 +71,10 @@ fn crashes_like(way: &OsStr) {
         }
         _ => unreachable!("{way:?}"),
     }
-    // The calls above are not the last ones, which would take the place of this one.
+    // Prevents tail calls, which would remove this function's frame.
     std::hint::black_box(way);
 }
 
-/// Returns how the program ends, and its output.
 fn crash(way: &str, out: &Path) -> (Option<c_int>, String) {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--exact", "crash::tests::crashes", "--ignored", "--nocapture"]);
@@ -114,7 +113,7 @@ fn crashes_leave_reports_in_the_run_folder() {
     }
 }
 
-/// The report of a failed allocation is written without memory: it has no backtrace.
+/// A report of a failed allocation is written without memory, so it has no backtrace.
 #[test]
 fn failed_allocations_report_memory_by_owner() {
     for (way, signal, what) in [
@@ -132,7 +131,6 @@ fn failed_allocations_report_memory_by_owner() {
         assert_eq!(text.contains("backtrace"), way == "refused", "{way}: {text}");
         assert!(said.contains("after an allocation of 77 bytes failed on rank 3, step 17"), "{way}: {said}");
     }
-    // A handled allocation failure does not explain later errors.
     let out = tempfile::tempdir().unwrap();
     let (_, said) = crash("old", out.path());
     let text = fs::read_to_string(out.path().join("crash/rank_3/crash.txt")).unwrap();
@@ -149,7 +147,6 @@ fn stack_overflows_keep_rusts_message() {
     assert!(!said.contains("kiln: SIGABRT"), "the first signal is the cause: {said}");
 }
 
-/// The first panic is the cause; later panics may add information.
 #[test]
 fn later_panics_are_added() {
     let out = tempfile::tempdir().unwrap();

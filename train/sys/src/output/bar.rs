@@ -1,4 +1,4 @@
-//! A line at the bottom of a terminal that is redrawn in place. Nothing here ever waits for the terminal.
+//! Redraws a line at the bottom of a terminal, without blocking.
 
 use std::io::{self, IsTerminal};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,45 +6,38 @@ use std::time::{Duration, Instant};
 
 use super::stream::{ORDER, STDERR, STDOUT, is_silent};
 
-/// Number of columns if the terminal does not report it.
 const COLUMNS: u16 = 80;
 
-/// Average minimum time between two frames of a bar.
 const BETWEEN_FRAMES: Duration = Duration::from_millis(50);
 
-/// Number of frames that may be drawn without a pause. It covers a few quick steps, after which the last
-/// frame may stay for a long time.
+/// Frames that may be drawn without a pause, so that the last of a few quick steps is visible.
 const BURST: u32 = 20;
 
-/// Erases the line that the cursor is on.
 const CLEAR: &str = "\r\x1b[2K";
 
-/// The frame on the terminal. At most one bar exists at a time.
+/// At most one bar exists at a time.
 static SHOWN: Mutex<Option<Shown>> = Mutex::new(None);
 
 struct Shown {
     frame: String,
-    /// Number of frames that could be drawn without a pause at the time `at`.
     burst: u32,
     at: Instant,
 }
 
 fn shown() -> MutexGuard<'static, Option<Shown>> {
-    // Usable after a panic: any text may be drawn.
+    // A poisoned lock is fine: any text may be drawn.
     SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A line at the bottom of the terminal, on standard error. Lines of [`print_line`](super::print_line) and
-/// [`eprint_line`](super::eprint_line) appear above it. Dropping it removes the line.
+/// A line at the bottom of the terminal, on standard error, below printed lines. Dropping it removes the line.
 #[derive(Debug)]
 pub struct Bar(());
 
 impl Bar {
-    /// Creates a bar if it would be visible: both streams are terminals that can draw one, and output is not
-    /// silenced.
+    /// Creates a bar if both streams are terminals that can draw one, and output is not silenced.
     pub fn watched() -> Option<Self> {
         Self::is_watched().then(|| {
-            // From here on, all lines go to the stream of the bar.
+            // From here on, all lines go to the bar's stream.
             STDOUT.let_go_first(ORDER);
             *shown() = Some(Shown { frame: String::new(), burst: BURST, at: Instant::now() });
             Bar(())
@@ -56,8 +49,7 @@ impl Bar {
         !is_silent() && !is_dumb && io::stdout().is_terminal() && io::stderr().is_terminal()
     }
 
-    /// Draws `line`, which has at most [`Bar::width`] columns. Skips it if too many frames were drawn
-    /// recently.
+    /// Draws `line`, of at most [`Bar::width`] columns, unless too many frames were drawn recently.
     pub fn draw(&self, line: String) {
         let mut shown = shown();
         let Some(Shown { frame, burst, at }) = &mut *shown else { return };
@@ -85,7 +77,6 @@ impl Drop for Bar {
     }
 }
 
-/// Writes `bytes` above the bar. Returns false if there is no bar.
 pub(super) fn put_above_bar(bytes: &[u8]) -> bool {
     let shown = shown();
     let Some(Shown { frame, .. }) = &*shown else { return false };
@@ -94,7 +85,7 @@ pub(super) fn put_above_bar(bytes: &[u8]) -> bool {
     true
 }
 
-/// Returns the number of columns of the terminal that shows the lines; 80 without a terminal.
+/// Returns the width of the terminal in columns; 80 without a terminal.
 pub fn columns() -> usize {
     let size = rustix::termios::tcgetwinsize(io::stderr()).map(|size| size.ws_col);
     usize::from(size.ok().filter(|columns| *columns > 0).unwrap_or(COLUMNS))

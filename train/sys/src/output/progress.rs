@@ -1,5 +1,4 @@
-//! Shows the progress of long work: on a terminal, a line at the bottom that is redrawn in place; otherwise,
-//! a new line from time to time. Nothing here ever waits for the terminal.
+//! Shows the progress of long work without blocking: redraws a line on a terminal, otherwise prints lines rarely.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,18 +10,15 @@ use super::{eprint_line, print_line, printable};
 use crate::Repeat;
 use crate::words::size;
 
-/// Time between two frames of a [`ProgressLine`] on a terminal, short enough that its clock keeps running
-/// between reports.
+/// Time between two frames on a terminal. Short, so that the displayed time keeps moving.
 const FRAME: Duration = Duration::from_millis(200);
 
-/// Minimum time between two lines of a [`ProgressLine`] without a terminal, and before the first line.
+/// Without a terminal: minimum time between two lines, and before the first line.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Without a terminal, divides the time so far to get the pause before the next line, so that long work
-/// prints few lines.
+/// Without a terminal: elapsed time divided by this is the pause before the next line, so long work prints few lines.
 const PAUSE_SHARE: u32 = 4;
 
-/// Width of the gauge of a [`ProgressLine`], in columns.
 const GAUGE: usize = 24;
 
 /// Draws `done` of `of` as a bar of `columns` columns; the bar is empty if `of` is 0.
@@ -32,7 +28,7 @@ pub fn gauge(done: u64, of: u64, columns: usize) -> String {
     "\u{2588}".repeat(full) + &"\u{2591}".repeat(columns - full)
 }
 
-/// Counts the finished parts of some work, for a thread that shows their number. Counting never waits.
+/// Counts finished parts of some work without blocking, for a thread that shows their number.
 #[derive(Debug, Default)]
 pub struct Meter {
     done: AtomicU64,
@@ -40,7 +36,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Begins work of `of` parts, such as bytes; `of` is 0 if their number is unknown.
+    /// Begins work of `of` parts, such as bytes; 0 if unknown.
     pub fn begin(&self, of: u64) {
         self.done.store(0, Ordering::Relaxed);
         self.of.store(of, Ordering::Relaxed);
@@ -51,29 +47,24 @@ impl Meter {
         self.done.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Returns the number of finished parts, and the total number of parts.
+    /// Returns the number of finished parts and the total.
     pub fn read(&self) -> (u64, u64) {
         (self.done.load(Ordering::Relaxed), self.of.load(Ordering::Relaxed))
     }
 }
 
-/// Shows the progress of some work until this value is dropped.
+/// Shows the progress of some work until it is dropped.
 #[derive(Debug)]
 pub struct ProgressLine {
     work: Arc<Mutex<Work>>,
-    /// The thread that shows the progress; `None` if the system could not start it, which does not affect the
-    /// work.
     _repeat: Option<Repeat>,
 }
 
-/// The state of some work at one moment.
 #[derive(Clone, Debug)]
 struct Work {
     what: String,
     done: u64,
-    /// The total; 0 if unknown.
     of: u64,
-    /// Start of the part of the work that `of` counts.
     since: Instant,
 }
 
@@ -82,7 +73,6 @@ impl Work {
         Work { what, done, of, since: Instant::now() }
     }
 
-    /// Estimates the remaining time from the fraction that is done; `None` in the first seconds.
     fn remaining(&self, elapsed: Duration) -> Option<Duration> {
         let is_known = self.done > 0 && self.done < self.of && elapsed >= PAUSE;
         is_known.then(|| elapsed.mul_f64((self.of - self.done) as f64 / self.done as f64))
@@ -90,14 +80,12 @@ impl Work {
 }
 
 impl ProgressLine {
-    /// Starts to show work; `topic` begins every line, and `what` is the current work. Without a terminal,
-    /// nothing is printed if the work ends before the first line is due.
+    /// Starts to show work. `topic` begins every line; `what` is the current work. Short work prints no lines.
     pub fn start(topic: &str, what: &str) -> Self {
         Self::printing(topic, what, print_line)
     }
 
-    /// Like [`ProgressLine::start`], for commands whose standard output is a result: prints to standard error
-    /// instead.
+    /// Like [`ProgressLine::start`], but prints to standard error, for commands whose standard output is a result.
     pub fn on_stderr(topic: &str, what: &str) -> Self {
         Self::printing(topic, what, eprint_line)
     }
@@ -105,12 +93,12 @@ impl ProgressLine {
     fn printing(topic: &str, what: &str, print: fn(&str)) -> Self {
         let work = Arc::new(Mutex::new(Work::new(what.to_owned(), 0, 0)));
         let seen = work.clone();
-        // Cloned, so that work never waits for a reader.
+        // Cloned so that the work never waits for a reader.
         let look = move || seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         ProgressLine { work, _repeat: repeat(topic, look, print) }
     }
 
-    /// Shows work whose bytes are counted by `meter`.
+    /// Shows work whose bytes `meter` counts.
     pub fn for_bytes(topic: &str, meter: Arc<Meter>) -> Self {
         let since = Instant::now();
         let look = move || {
@@ -121,8 +109,7 @@ impl ProgressLine {
         ProgressLine { work: unused(), _repeat: repeat(topic, look, print_line) }
     }
 
-    /// Shows work whose bytes are counted by `meter`, in a command whose output serves a purpose: shows
-    /// nothing without a terminal.
+    /// Like [`ProgressLine::for_bytes`], but shows nothing without a terminal.
     pub fn on_terminal(topic: &str, meter: Arc<Meter>) -> Self {
         match Bar::is_watched() {
             true => Self::for_bytes(topic, meter),
@@ -130,10 +117,8 @@ impl ProgressLine {
         }
     }
 
-    /// Sets the current work to `what`, of which `done` of `of` is finished; `of` is 0 if the total is
-    /// unknown.
+    /// Sets the current work to `what`, with `done` of `of` finished; `of` is 0 if the total is unknown.
     pub fn set(&self, what: String, done: u64, of: u64) {
-        // Usable after a panic: any text may be shown.
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         let since =
             if (work.of, work.done) <= (of, done) && work.of == of { work.since } else { Instant::now() };
@@ -141,12 +126,10 @@ impl ProgressLine {
     }
 }
 
-/// Returns a placeholder for work that is not shown.
 fn unused() -> Arc<Mutex<Work>> {
     Arc::new(Mutex::new(Work::new(String::new(), 0, 0)))
 }
 
-/// Shows the result of `look` repeatedly. Without a terminal, prints it with `print`.
 fn repeat(topic: &str, look: impl Fn() -> Work + Send + 'static, print: fn(&str)) -> Option<Repeat> {
     let (topic, start) = (topic.to_owned(), Instant::now());
     match Bar::watched() {
@@ -169,7 +152,6 @@ fn repeat(topic: &str, look: impl Fn() -> Work + Send + 'static, print: fn(&str)
     .ok()
 }
 
-/// Calls `show` after every `pause`.
 fn every(pause: Duration, mut show: impl FnMut() + Send + 'static) -> io::Result<Repeat> {
     Repeat::every(pause, "kiln-progress", move |is_last| {
         if !is_last {
@@ -178,14 +160,12 @@ fn every(pause: Duration, mut show: impl FnMut() + Send + 'static) -> io::Result
     })
 }
 
-/// Returns the line that is printed without a terminal.
 fn line(topic: &str, work: &Work, elapsed: Duration) -> String {
     let left = work.remaining(work.since.elapsed()).map(|left| format!(", about {} s left", left.as_secs()));
     format!("{topic}: {} ({} s so far{})", work.what, elapsed.as_secs(), left.unwrap_or_default())
 }
 
-/// Returns the line for a terminal of `columns` columns, made printable, because names come from other
-/// people's files.
+/// Printable, because names come from other people's files.
 fn frame(topic: &str, work: &Work, elapsed: Duration, columns: usize) -> String {
     let left = work.remaining(work.since.elapsed()).map(|left| format!(" | about {} s left", left.as_secs()));
     let text = format!("{topic}: {} | {} s{}", work.what, elapsed.as_secs(), left.unwrap_or_default());
@@ -228,7 +208,6 @@ mod tests {
     #[test]
     fn current_work_is_repeated_until_it_ends() {
         let (sender, lines) = mpsc::channel();
-        // Waits for the reader at every line.
         let (go_on, may_go_on) = mpsc::channel::<()>();
         let current = Arc::new(Mutex::new(work("reading")));
         let seen = current.clone();
@@ -244,7 +223,6 @@ mod tests {
         }
         drop(go_on);
         drop(repeat.unwrap());
-        // The thread has ended, and its end of the channel with it.
         for line in lines.iter() {
             assert!(line.starts_with("data: encoded"), "{line}");
         }

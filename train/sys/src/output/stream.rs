@@ -1,5 +1,4 @@
-//! An output stream of the process. Lines are written by the calling thread, or, while nothing may wait for
-//! the reader, by a thread that takes them from a bounded queue.
+//! An output stream of the process. Lines are written by the caller, or from a bounded queue while nothing may block.
 
 use std::io::{self, Write};
 use std::mem;
@@ -13,18 +12,15 @@ use std::time::{Duration, Instant};
 use crate::words::number_of;
 use rustix::io::Errno;
 
-/// Maximum number of bytes that wait for the reader, in addition to the text being written.
 const ROOM: usize = 1 << 20;
 
-/// Maximum number of waiting lines with which a reader counts as keeping up. Only then are frames of a
-/// progress bar drawn, and only then do lines of the other stream wait for these lines.
+/// Maximum number of waiting lines of a reader that keeps up. Otherwise, frames are skipped and the other stream does
+/// not wait for this one.
 const FEW: usize = 16;
 
-/// Number of bytes written at once: few enough that a pipe takes them in one piece, and that a slow reader
-/// shows progress.
+/// Number of bytes per write: a pipe takes them atomically, and a slow reader makes visible progress.
 const PIECE: usize = 4096;
 
-/// Interval between checks whether the waiting lines have been written.
 const LOOK: Duration = Duration::from_millis(1);
 
 type WriteSome = fn(&[u8]) -> Result<usize, Errno>;
@@ -32,30 +28,24 @@ type WriteSome = fn(&[u8]) -> Result<usize, Errno>;
 pub(super) struct Stream {
     name: &'static str,
     write: WriteSome,
-    /// Locked while something is written. True if the output so far ends within a line.
+    /// Locked during a write. True if the output so far ends within a line.
     writing: Mutex<bool>,
-    /// Never locked while something is written.
+    /// Never locked during a write.
     state: Mutex<State>,
-    /// Number of lines in the queue or being written by the queue's thread.
     waiting: AtomicUsize,
-    /// Number of bytes in the queue.
     queued: AtomicUsize,
 }
 
 struct State {
-    /// Sends to the thread that writes; `None` until that thread is started.
     queue: Option<Sender<Text>>,
-    /// Number of live guards that keep output from blocking.
     holders: usize,
-    /// Lines lost since the last notice.
     lost: Lost,
-    /// True if a line was ever lost. Lines for a reader that has gone away are not counted as lost.
+    /// True if a line was ever lost. Lines for a closed reader do not count.
     has_lost: bool,
-    /// Time at which the reader last accepted something, or lines began to wait.
+    /// Time at which the reader last accepted bytes, or lines began to wait.
     moved: Option<Instant>,
 }
 
-/// The number of lines that could not be written, and the reason.
 #[derive(Clone, Copy)]
 struct Lost {
     lines: usize,
@@ -64,7 +54,6 @@ struct Lost {
 
 const NOTHING: Lost = Lost { lines: 0, reason: Errno::AGAIN };
 
-/// A piece of output, and the lines that were dropped before it.
 struct Text {
     lost: Lost,
     bytes: Vec<u8>,
@@ -89,7 +78,7 @@ impl Stream {
         }
     }
 
-    /// Stops waiting for the reader. If no thread can be started for writing, writes still block.
+    /// Makes writes non-blocking, unless the system cannot start a thread.
     pub(super) fn hold(&'static self) {
         let mut state = self.state();
         state.holders += 1;
@@ -107,17 +96,15 @@ impl Stream {
         }
     }
 
-    /// Reverts one call of [`Stream::hold`].
     pub(super) fn release(&self) {
         self.state().holders -= 1;
     }
 
-    /// Returns the number of waiting lines. May be called in a signal handler.
+    /// Async-signal-safe.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// Writes a piece of output, or counts its lines as lost.
     pub(super) fn put(&self, bytes: &[u8]) {
         let mut state = self.state();
         let State { queue, holders, lost, has_lost, moved } = &mut *state;
@@ -127,15 +114,14 @@ impl Stream {
             drop(state);
             return self.write(lost, bytes);
         };
-        // After a loss, lines are dropped until half of the room is free, so that one notice covers many.
+        // After a loss, drops lines until half of the room is free, so that one notice covers many.
         let room = if lost.lines == 0 { ROOM } else { ROOM / 2 };
         let queued = self.queued.load(Ordering::Acquire);
-        // A text that is larger than the room may wait alone.
+        // A text larger than the room may wait alone.
         if queued == 0 || queued + bytes.len() <= room {
             let text = Text { lost: *lost, bytes: bytes.to_vec() };
             self.waiting.fetch_add(text.lines(), Ordering::Release);
             self.queued.fetch_add(bytes.len(), Ordering::Release);
-            // The thread lives as long as the process.
             if queue.send(text).is_ok() {
                 *lost = NOTHING;
                 if waiting == 0 {
@@ -148,7 +134,7 @@ impl Stream {
         *has_lost = true;
     }
 
-    /// Writes a frame of a progress bar. Skips it if the reader is behind.
+    /// Writes a frame of a progress bar, unless the reader is behind.
     pub(super) fn draw(&self, frame: &[u8]) {
         if self.waiting() <= FEW {
             self.put(frame);
@@ -159,8 +145,8 @@ impl Stream {
         self.state().has_lost
     }
 
-    /// Waits until all waiting lines are written, or until the reader has accepted nothing for `patience`.
-    /// Returns whether everything is written.
+    /// Waits until all waiting lines are written, or the reader has accepted nothing for `patience`. Returns whether
+    /// all lines are written.
     pub(super) fn drain(&self, patience: Duration) -> bool {
         loop {
             if self.waiting() == 0 {
@@ -173,8 +159,7 @@ impl Stream {
         }
     }
 
-    /// Waits until this stream's waiting lines are written, before a line of another stream. Does not wait if
-    /// the reader is behind, nor longer than `limit`.
+    /// Waits up to `limit` for this stream's lines, before a line of the other stream, unless the reader is behind.
     pub(super) fn let_go_first(&self, limit: Duration) {
         let end = Instant::now() + limit;
         while (1..=FEW).contains(&self.waiting()) && !self.has_stalled(limit) && Instant::now() < end {
@@ -186,10 +171,9 @@ impl Stream {
         self.state().moved.is_some_and(|moved| moved.elapsed() >= patience)
     }
 
-    /// Waits as [`Stream::drain`] does. Returns a message about lines that still could not be written.
+    /// Drains the stream. Returns a message about lines that could not be written.
     pub(super) fn finish(&self, patience: Duration) -> Option<String> {
         if self.drain(patience) && self.state().lost.lines > 0 {
-            // An empty text, so that only the notice is written.
             self.put(&[]);
             self.drain(patience);
         }
@@ -198,8 +182,7 @@ impl Stream {
         (lost.lines > 0).then(|| self.notice(lost))
     }
 
-    /// Writes a notice about `lost` lines and then `bytes`; may block this thread. Counts the lines that the
-    /// system refuses.
+    /// Writes a notice about `lost` lines and then `bytes`; may block. Counts lines that the system refuses.
     fn write(&self, mut lost: Lost, bytes: &[u8]) {
         let mut is_torn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if lost.lines > 0 {
@@ -221,7 +204,6 @@ impl Stream {
         }
     }
 
-    /// Writes `bytes`. An error includes the number of bytes that were written before it.
     fn write_all(&self, bytes: &[u8], is_torn: &mut bool) -> Result<(), (usize, Errno)> {
         let mut written = 0;
         while written < bytes.len() {
@@ -234,7 +216,7 @@ impl Stream {
                     self.state().moved = Some(Instant::now());
                 }
                 Err(Errno::INTR) => {}
-                // The process does not have this stream, or its reader has gone away (`| head`).
+                // The stream is closed, or its reader is (`| head`).
                 Err(Errno::BADF | Errno::PIPE) => return Ok(()),
                 Err(reason) => return Err((written, reason)),
             }
@@ -251,12 +233,10 @@ impl Stream {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is locked.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Returns the number of lines in `bytes`, including an incomplete last line.
 fn lines_of(bytes: &[u8]) -> usize {
     bytes.split_inclusive(|byte| *byte == b'\n').count()
 }
@@ -265,21 +245,19 @@ pub(super) static STDOUT: Stream = Stream::new("standard output", |bytes| {
     let mut console = io::stdout();
     // Output printed by other code comes first.
     let _ = console.flush();
-    // Not locked: threads that panic or print must not wait for a write that does not end.
+    // Not locked: threads that panic or print must not wait for a blocked write.
     rustix::io::write(console.as_fd(), bytes)
 });
 
 pub(super) static STDERR: Stream =
     Stream::new("standard error", |bytes| rustix::io::write(io::stderr().as_fd(), bytes));
 
-/// How long a line waits for earlier lines on the other stream, because both may go to the same terminal.
+/// Time that a line waits for earlier lines on the other stream, which may be the same terminal.
 pub(super) const ORDER: Duration = Duration::from_millis(100);
 
-/// Number of live [`Silence`] guards.
 static SILENT: AtomicUsize = AtomicUsize::new(0);
 
-/// While a value of this type lives, [`print_line`](super::print_line) writes nothing, and there is no bar.
-/// Used for runs that are part of a command with its own output. Errors and warnings are still shown.
+/// While it lives, [`print_line`](super::print_line) writes nothing and there is no bar. Errors are still shown.
 #[derive(Debug)]
 #[must_use]
 pub struct Silence(());
@@ -304,7 +282,6 @@ pub(super) fn is_silent() -> bool {
 mod tests {
     use super::*;
 
-    /// Number of bytes that the reader still accepts.
     static FREE: AtomicUsize = AtomicUsize::new(0);
     static WRITTEN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
@@ -327,7 +304,7 @@ mod tests {
         stream.put(b"here too\n");
         let written = String::from_utf8(WRITTEN.lock().unwrap().clone()).unwrap();
         let notice = "kiln: 2 lines could not be written to the test: No space left on device (os error 28)";
-        // Four bytes of the first attempt at a notice; the second attempt starts again.
+        // The first attempt at a notice wrote four bytes; the second starts again.
         assert_eq!(written, format!("kiln\n{notice}\nhere\nhere too\n"));
     }
 
@@ -338,9 +315,7 @@ mod tests {
         assert_eq!(stream.state().lost.lines, 0);
     }
 
-    /// Locked while the reader of the next test reads nothing.
     static GATE: Mutex<()> = Mutex::new(());
-    /// A line of 1 KiB.
     const LINE: &[u8] = &{
         let mut line = [b'x'; 1 << 10];
         line[(1 << 10) - 1] = b'\n';
@@ -370,7 +345,7 @@ mod tests {
         let read = READ.lock().unwrap();
         let text = String::from_utf8_lossy(&read);
         let lines: Vec<_> = text.lines().collect();
-        // The thread may have taken a line out of the queue before the queue was full.
+        // The thread may have taken a line before the queue was full.
         let kept = lines.iter().take_while(|line| line.len() + 1 == LINE.len()).count();
         assert!([room, room + 1].contains(&kept), "{kept}");
         let notice = format!(
@@ -380,7 +355,6 @@ mod tests {
         assert_eq!(lines[kept..], [&*notice, "here"]);
         drop(read);
         SLOW.release();
-        // Writers then wait again, and lose nothing.
         let large = vec![b'\n'; 3 << 20];
         SLOW.put(&large);
         assert!(READ.lock().unwrap().ends_with(&large));

@@ -1,5 +1,3 @@
-//! The report of an evaluation, as text and as JSON.
-
 use std::fmt;
 use std::path::PathBuf;
 
@@ -10,18 +8,13 @@ use kiln_sys::words::number_of;
 use kiln_train::error::{Result, TrainError};
 use kiln_train::eval::{AnswerLoss, ValidationLoss, mean_answer_loss};
 
-/// The report of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Report {
-    /// The result.
     pub(crate) outcome: Outcome,
-    /// Number of ranks that computed it.
     pub(crate) ranks: usize,
-    /// The sharding strategy of the model.
     pub(crate) strategy: Strategy,
 }
 
-/// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
     /// Loss on validation data.
@@ -35,7 +28,6 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// Fails if a loss is not a finite number.
     pub(super) fn check(&self) -> Result<()> {
         let (what, losses) = match self {
             Outcome::Validation(ValidationLoss { loss, .. }) => ("the validation loss", vec![*loss]),
@@ -53,7 +45,6 @@ impl Outcome {
     }
 }
 
-/// Totals over the answers of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Total {
     /// Mean loss per token, over all answers.
@@ -126,7 +117,6 @@ impl Report {
     }
 }
 
-/// The JSON of a result, with the ranks that computed it.
 #[derive(Serialize)]
 struct WithRanks {
     #[serde(flatten)]
@@ -136,7 +126,6 @@ struct WithRanks {
 }
 
 fn line(value: &impl Serialize) -> String {
-    // Maps with string keys always serialize.
     serde_json::to_string(value).unwrap_or_default()
 }
 

@@ -10,10 +10,8 @@ use page::{Page, page_of};
 /// The catalogue. The file is a link to `docs/errors.md`, so that the packaged crate includes it.
 const DOCUMENT: &str = include_str!("errors.md");
 
-/// First words of the parts of a page.
 const PARTS: [&str; 3] = ["Cause", "Check", "Fix"];
 
-/// Width in columns to which text for a terminal is wrapped.
 const WIDTH: usize = 80;
 
 /// Arguments of `kiln explain`.
@@ -25,7 +23,6 @@ pub(crate) struct ExplainArgs {
 }
 
 impl ExplainArgs {
-    /// Returns the page with the given name, or the list of all pages.
     pub(crate) fn run(self) -> String {
         let Some(page) = self.name else { return list() };
         let name = page.name();
@@ -38,7 +35,6 @@ pub(crate) fn more(error: &CommandError) -> Option<String> {
     page_of(error).map(|page| format!("more: kiln explain {}", page.name()))
 }
 
-/// A page of the document.
 struct Section {
     name: &'static str,
     summary: &'static str,
@@ -46,7 +42,6 @@ struct Section {
     body: &'static str,
 }
 
-/// Returns the pages, in the order of the document.
 fn sections() -> impl Iterator<Item = Section> {
     DOCUMENT.split("\n## ").skip(1).map(|section| {
         let (name, rest) = section.split_once("\n\n").unwrap_or((section, ""));
@@ -55,7 +50,6 @@ fn sections() -> impl Iterator<Item = Section> {
     })
 }
 
-/// Returns a list of all names with their summaries.
 fn list() -> String {
     let width = sections().map(|section| section.name.len()).max().unwrap_or_default();
     let rows: Vec<_> =
@@ -64,7 +58,6 @@ fn list() -> String {
 }
 
 impl Section {
-    /// Returns the page for a terminal.
     fn show(&self) -> String {
         let mut paragraphs = vec![wrapped(&format!("{}: {}", self.name, self.summary))];
         paragraphs.extend(self.body.trim_end().split("\n\n").map(|paragraph| {
@@ -91,7 +84,6 @@ fn plain(paragraph: &str) -> String {
     text
 }
 
-/// Wraps a paragraph to lines of at most [`WIDTH`] columns; longer words are not broken.
 fn wrapped(paragraph: &str) -> String {
     let mut lines = vec![String::new()];
     for word in paragraph.split_whitespace() {
@@ -133,7 +125,6 @@ pub(crate) mod tests {
         let classes: Vec<_> = Page::value_variants().iter().map(|page| page.name()).collect();
         let pages: Vec<_> = sections().map(|section| section.name).collect();
         assert_eq!(classes, pages);
-        // A page that belongs to no error is useless.
         let source = include_str!("page.rs");
         let is_used = |page: &&Page| {
             let name = format!("Page::{page:?}");
@@ -185,7 +176,6 @@ pub(crate) mod tests {
         let open = TrainError::from(FolderError::io("open", Path::new("a"))(files));
         assert_eq!(page(open).as_deref(), Some("more: kiln explain system-limit"));
         assert_eq!(page(TrainError::Stopped), None);
-        // An error that passes through a custom loop keeps its page.
         let inner = ShardError::PlanMismatch { ranks: vec![1] };
         let mine = MetricError { name: "mine".to_owned(), source: Box::new(inner) };
         let own = TrainError::Loop(Box::new(mine));

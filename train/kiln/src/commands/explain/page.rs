@@ -1,8 +1,5 @@
-//! The names of the pages, and the page of every error. No `match` has a catch-all arm, so that every new variant
-//! of an error must get a page, or `None`.
-//!
-//! `None` means that the error has no page: it is not a failure, or only reports that another rank has failed
-//! (whose own error has a page), or wraps an error of custom code.
+//! The names of the pages, and the page of every error. No `match` has a catch-all arm, so that every new error variant
+//! must get a page, or `None`: the error is no failure, reports another rank's failure, or wraps custom code's error.
 
 use std::error::Error;
 use std::io::ErrorKind;
@@ -93,9 +90,7 @@ pub(crate) enum Page {
 }
 
 impl Page {
-    /// Returns the page's name for `kiln explain`.
     pub(crate) fn name(self) -> String {
-        // Only a hidden variant has no value, and none is hidden.
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
@@ -242,7 +237,6 @@ fn data(error: &DataError) -> Option<Page> {
     })
 }
 
-/// Returns the page about a file that cannot be read or written.
 fn io(error: &std::io::Error) -> Page {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Page::DiskFull,

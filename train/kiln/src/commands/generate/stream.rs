@@ -7,9 +7,8 @@ const INCOMPLETE: char = '\u{FFFD}';
 /// bytes, and a tokenizer may have a token for each byte.
 const PENDING: usize = 16;
 
-/// Records how much of a text has been shown. The text of a token may depend on the tokens right before it, so
-/// each piece is decoded together with the previous piece. The whole text is never decoded again, so the work per
-/// token stays constant.
+/// Records how much of a text has been shown. Decodes each piece with the previous one, on which its text may depend,
+/// and never the whole text, so that the work per token stays constant.
 #[derive(Debug, Default)]
 pub(super) struct TextStream {
     /// Position of the first id of the last shown piece.
@@ -19,12 +18,8 @@ pub(super) struct TextStream {
 }
 
 impl TextStream {
-    /// Returns the text of `ids` after the part already shown, without characters at the end that the next ids may
-    /// complete. `ids` starts with the ids of the last call; `decode` returns the text of some ids.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of `decode`.
+    /// Returns the text of `ids` after the shown part, without a last character that later ids may complete. `ids`
+    /// starts with the ids of the last call; `decode` returns the text of some ids.
     pub(super) fn next<E>(
         &mut self,
         ids: &[u32],
@@ -40,10 +35,6 @@ impl TextStream {
     }
 
     /// Returns the text of `ids` that was not shown yet, when no more ids follow.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of `decode`.
     pub(super) fn rest<E>(
         self,
         ids: &[u32],
@@ -52,8 +43,7 @@ impl TextStream {
         self.piece(ids, true, decode)
     }
 
-    /// Returns the text of the ids that were not shown. Bytes that complete a character may change the text of the
-    /// bytes before: then this returns an empty string, unless the text `has_to_be` shown.
+    /// Returns the text of the unshown ids; an empty string if they change earlier text, unless it `has_to_be` shown.
     fn piece<E>(
         &self,
         ids: &[u32],
@@ -135,8 +125,7 @@ mod tests {
         }))
     }
 
-    /// Returns the pieces of a text that grows id by id after `given` ids, and the number of ids decoded for
-    /// them.
+    /// Returns the pieces of a text that grows id by id after `given` ids, and the number of ids decoded.
     fn shown(tokenizer: &Tokenizer, ids: &[u32], given: usize) -> (String, usize) {
         let (mut stream, mut text, mut decoded) = (TextStream::default(), String::new(), 0);
         let mut decode = |ids: &[u32]| {
@@ -173,7 +162,6 @@ mod tests {
         }
     }
 
-    /// The work per token does not grow with the text, even if bytes never become a character.
     #[test]
     fn a_token_decodes_a_few_ids() {
         for tokenizer in [byte_level(), byte_fallback()] {

@@ -1,5 +1,4 @@
-//! The scaling of a configuration: the best way to run it on a growing number of ranks, with the same number of
-//! sequences per rank.
+//! The best way to run a configuration on a growing number of ranks, with the same sequences per rank.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,7 +10,6 @@ use crate::error::Result;
 use kiln_plan::{PlanRow, Planned, Target, recommend};
 use kiln_train::named;
 
-/// Maximum number of ranks of a plan.
 const MOST: usize = 4096;
 
 /// A range of numbers of ranks: the first, then twice as many each time, up to the last.
@@ -27,7 +25,6 @@ impl Range {
     }
 }
 
-/// Parses a range such as `ranks=8..4096`.
 pub(super) fn parse(text: &str) -> std::result::Result<Range, String> {
     let wrong = || format!("write it as in ranks=8..{MOST}");
     let (first, last) =
@@ -39,7 +36,6 @@ pub(super) fn parse(text: &str) -> std::result::Result<Range, String> {
     Ok(Range { first, last })
 }
 
-/// The best way to train on a number of ranks.
 #[derive(Debug, Serialize)]
 struct Point {
     ranks: usize,

@@ -11,10 +11,6 @@ use kiln_train::process::{self, ProcessId, quoted};
 use kiln_train::run::{FAILURE, Progress, Standing, last_event, progress, standing};
 
 /// Returns the status of the run in `out`, judged by its files.
-///
-/// # Errors
-///
-/// If the folder holds no run.
 pub(crate) fn look(out: &Path, stacks: bool) -> Result<Look> {
     let standing = match standing(out)? {
         Standing::NoRun(why) => {

@@ -9,7 +9,6 @@ use kiln_train::run::{Waiting, waiting};
 /// Seconds after which waiting for ranks is suspicious; the same as for a wait outside of steps.
 const SUSPECT: f64 = 30.0;
 
-/// Largest number of ranks shown individually.
 const SHOWN: usize = 256;
 
 /// Returns the status of the run in `out`, if some of its ranks are waiting for others to arrive.

@@ -9,13 +9,10 @@ use super::{
     UnitWait,
 };
 
-/// Maximum number of parts of the critical path, and of places of waits, that are shown.
 const SHOWN: usize = 6;
 
-/// Maximum number of kernels shown.
 const MOST_KERNELS: usize = 12;
 
-/// Maximum number of ranks shown in full.
 const MOST_RANKS: usize = 16;
 
 fn ms(seconds: f64) -> String {
@@ -155,7 +152,6 @@ impl StepSummary {
     }
 }
 
-/// Returns at most `width` characters of `text`.
 fn cut(text: &str, width: usize) -> String {
     match text.char_indices().nth(width) {
         None => text.to_owned(),

@@ -1,5 +1,4 @@
-//! A summary of the GPUs in a trace. GPUs lag behind the threads that give them work, so this covers all
-//! steps together.
+//! A summary of GPUs. GPUs lag behind the threads that feed them, so it covers all steps together.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +12,11 @@ use crate::trace::model::{GpuTrace, RankTrace};
 pub struct GpuSummary {
     /// The rank that uses the GPU.
     pub rank: usize,
-    /// Seconds from the start of the GPU's first activity to the end of the last one.
+    /// Seconds from the start of the first activity to the end of the last one.
     pub seconds: f64,
     /// Seconds in which the GPU was busy.
     pub busy_s: f64,
-    /// Seconds in which the GPU only communicated: NCCL kernels that no other kernel and no copy overlapped.
+    /// Seconds in which only NCCL kernels ran.
     pub exposed_s: f64,
 }
 
@@ -32,7 +31,6 @@ pub struct KernelSummary {
     pub seconds: f64,
 }
 
-/// Summarises the GPU of a rank; `None` if none was recorded.
 pub(super) fn summarise(rank: &RankTrace) -> Option<GpuSummary> {
     let start = rank.gpu.iter().map(|activity| activity.start).min()?;
     let end = rank.gpu.iter().map(|activity| activity.end).max()?;
@@ -48,7 +46,6 @@ pub(super) fn summarise(rank: &RankTrace) -> Option<GpuSummary> {
     })
 }
 
-/// Returns the kernels and copies of all ranks, those with the longest total time first.
 pub(super) fn kernels(ranks: &[RankTrace]) -> Vec<KernelSummary> {
     let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for activity in ranks.iter().flat_map(|rank| &rank.gpu) {

@@ -14,35 +14,33 @@ pub use path::PathPart;
 pub use ranks::{OperationSummary, RankSummary, Slowest, UnitWait, WorkDifference};
 use step::{RankStep, seconds};
 
-/// Breakdown of the time of a trace's steps.
+/// A breakdown of the time of a trace's steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// Machines, ordered by rank.
     pub machines: Vec<String>,
-    /// Error bound of the machines' clocks relative to that of rank 0's machine, in seconds: the largest one.
-    /// Zero on one machine, and `None` if that of some rank is unknown.
+    /// Largest error bound of the machines' clocks relative to rank 0's, in seconds; `None` if any is unknown.
     pub clock_error_s: Option<f64>,
-    /// The steps that every rank has recorded, in order.
+    /// Steps that every rank recorded, in order.
     pub steps: Vec<StepSummary>,
-    /// The GPUs, where they were recorded.
+    /// GPUs with recorded activities.
     pub gpus: Vec<GpuSummary>,
-    /// The activities of the GPUs, those with the longest total time first.
+    /// Activities of the GPUs, longest total time first.
     pub kernels: Vec<KernelSummary>,
 }
 
-/// Breakdown of the time of one step.
+/// A breakdown of the time of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepSummary {
     /// The optimizer step.
     pub step: u64,
-    /// Seconds from its beginning on the first rank to its end on the last one.
+    /// Seconds from the start on the first rank to the end on the last one.
     pub seconds: f64,
-    /// The chain of activities that determined the length of the step, the longest first. The parts add up to
-    /// the step.
+    /// Activities that determined the length of the step, longest first. They add up to the step.
     pub critical_path: Vec<PathPart>,
     /// The summary of each rank.
     pub ranks: Vec<RankSummary>,
-    /// Exposed communication by the place where ranks waited, the longest first.
+    /// Exposed communication by place, longest first.
     pub exposed: Vec<UnitWait>,
     /// The rank whose own work took longest, if it stands out.
     pub slowest: Option<Slowest>,

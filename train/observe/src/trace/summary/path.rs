@@ -1,9 +1,7 @@
 //! The critical path of a step: the chain of work and communication that ends last.
 //!
-//! It is traced backwards from its end, starting on the rank whose step ends last. The activity that ended
-//! then began at some time, at which the rank's previous activity ended. If the rank waited for a collective,
-//! another rank may have issued it later: the path then continues on that rank, with its activity up to that
-//! time. The time between the arrival of the last rank and the end of a wait is communication.
+//! The path is traced backwards from the last rank's end. A wait whose collective another rank issued later continues
+//! the path on that rank. The time from the last rank's arrival to the end of a wait counts as communication.
 
 use std::collections::HashMap;
 
@@ -12,12 +10,12 @@ use serde::Serialize;
 use super::step::{RankStep, place, seconds};
 use crate::trace::model::{Calls, RankTrace};
 
-/// A part of the critical path of a step.
+/// A part of the critical path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PathPart {
-    /// The rank that was working, or waiting for the communication.
+    /// The rank that worked, or waited for the communication.
     pub rank: usize,
-    /// The activity, as in `backward of layers.3` or `all_gather layers.3`.
+    /// Activity, as in `backward of layers.3` or `all_gather layers.3`.
     pub what: String,
     /// True if the part is communication.
     pub is_communication: bool,
@@ -25,8 +23,7 @@ pub struct PathPart {
     pub seconds: f64,
 }
 
-/// Returns the parts of the critical path of a step recorded by `all` ranks, the longest first. The first
-/// rank began the step at `start`.
+/// Returns the parts of the critical path, longest first. The first rank began the step at `start`.
 pub(super) fn critical_path(all: &[RankStep<'_>], start: u64, calls: &Calls<'_>) -> Vec<PathPart> {
     let Some(RankStep { mut rank, mut step }) = all.iter().max_by_key(|of| of.step.end).copied() else {
         return Vec::new();
@@ -41,7 +38,6 @@ pub(super) fn critical_path(all: &[RankStep<'_>], start: u64, calls: &Calls<'_>)
             None => parts.push(PathPart { rank: rank.rank, what, is_communication, seconds }),
         }
     };
-    // Every iteration goes back in time.
     while now > step.start {
         let after = step.spans.partition_point(|span| span.start < now);
         let Some(span) = after.checked_sub(1).and_then(|before| step.spans.get(before)) else { break };
@@ -70,7 +66,7 @@ pub(super) fn critical_path(all: &[RankStep<'_>], start: u64, calls: &Calls<'_>)
         }
     }
     if now > start {
-        // The rank on which the path begins was late, or its activity was not recorded.
+        // The first rank on the path was late, or its activity was not recorded.
         add(rank, "not recorded".to_owned(), false, now.saturating_sub(step.start));
         add(rank, "late start".to_owned(), false, step.start.min(now).saturating_sub(start));
     }

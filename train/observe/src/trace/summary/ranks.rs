@@ -1,4 +1,4 @@
-//! A comparison of the ranks of a step, and their collectives by kind.
+//! Compares the ranks of a step, and sums up collectives by kind.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use serde::Serialize;
 use super::step::{RankStep, covered, place, seconds};
 use crate::trace::model::{Calls, SpanTrace, track_of};
 
-/// Breakdown of the time of a step on one rank, in seconds.
+/// A breakdown of a step's time on one rank, in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RankSummary {
     /// Rank in the world.
     pub rank: usize,
-    /// Its machine.
+    /// Name of the rank's machine.
     pub machine: String,
-    /// How long after the first rank this rank began the step.
+    /// Delay of the step's start relative to the first rank.
     pub late_s: f64,
     /// Length of the step.
     pub step_s: f64,
-    /// Time in which the rank's thread worked, except on data and checkpoints.
+    /// Time in which the rank's thread computed.
     pub computing_s: f64,
     /// Time for loading data.
     pub data_s: f64,
@@ -26,33 +26,33 @@ pub struct RankSummary {
     pub checkpoint_s: f64,
     /// Time spent waiting for collectives: exposed communication.
     pub exposed_s: f64,
-    /// Time in which a collective was running, including the lateness of other ranks.
+    /// Time in which a collective was running, including time lost to late ranks.
     pub communicating_s: f64,
-    /// Share of `communicating_s` during which the rank's thread did not wait; `None` without communication.
+    /// Share of `communicating_s` in which the rank's thread did not wait; `None` without communication.
     pub overlap: Option<f64>,
 }
 
-/// Time that ranks waited in one place of a step.
+/// Time that ranks waited at one place of a step, in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct UnitWait {
-    /// The place, as in `backward of layers.3`.
+    /// Place, as in `backward of layers.3`.
     pub place: String,
     /// Mean over the ranks.
     pub mean_s: f64,
-    /// Wait of the rank that waited longest there.
+    /// Longest wait of a rank.
     pub most_s: f64,
 }
 
-/// The rank that others wait for.
+/// The rank that other ranks wait for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Slowest {
     /// Rank in the world.
     pub rank: usize,
-    /// Its machine.
+    /// Name of the rank's machine.
     pub machine: String,
-    /// How much longer the rank's own work took, including a late start, than the median of the other ranks.
+    /// Seconds by which the rank's work, including a late start, exceeded the median of the other ranks.
     pub excess_s: f64,
-    /// The kinds of work that took longer, the largest difference first.
+    /// Work that took longer, largest difference first.
     pub reasons: Vec<WorkDifference>,
 }
 
@@ -61,42 +61,40 @@ pub struct Slowest {
 pub struct WorkDifference {
     /// The work, as in `backward of layers.3`, `data loading` or `late start`.
     pub what: String,
-    /// Seconds that the work took on the slow rank.
+    /// Seconds on the slow rank.
     pub seconds: f64,
-    /// The median of the other ranks.
+    /// Median seconds of the other ranks.
     pub others_s: f64,
 }
 
-/// The collectives of one kind in a step, of all ranks together.
+/// Collectives of one kind in a step, on all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct OperationSummary {
-    /// The kind of operation, such as `all_gather`.
+    /// Kind of operation, such as `all_gather`.
     pub operation: String,
     /// Number of calls.
     pub calls: u64,
-    /// Bytes that ranks would send on a ring.
+    /// Bytes that the ranks would send on a ring.
     pub bytes_sent: u64,
-    /// Time from the arrival of the last rank to the end.
+    /// Seconds from the arrival of the last rank to the end.
     pub moving_s: f64,
-    /// Time that earlier ranks spent in the operation before the last rank arrived.
+    /// Seconds that earlier ranks spent waiting for the last rank.
     pub late_s: f64,
-    /// Time spent in the queue behind other collectives of the group.
+    /// Seconds in the queue behind other collectives of the group.
     pub queued_s: f64,
     /// `bytes_sent` by `moving_s`, in 10⁹ bytes per second and rank; `None` if nothing is sent.
     pub gb_per_s: Option<f64>,
 }
 
-/// Share below which a difference is not worth reporting.
+/// Smaller shares are not reported.
 const MINOR: f64 = 0.02;
 
-/// Maximum number of reasons.
 const REASONS: usize = 4;
 
 fn is_work(span: &&SpanTrace) -> bool {
     span.waits_for.is_none()
 }
 
-/// Summarises a rank in a step that the first rank began at `start`.
 pub(super) fn summarise(RankStep { rank, step }: RankStep<'_>, start: u64) -> RankSummary {
     let (work, waits): (Vec<_>, Vec<_>) = step.spans.iter().partition(is_work);
     let time = |spans: &[&SpanTrace]| seconds(spans.iter().map(|span| span.duration()).sum());
@@ -120,7 +118,6 @@ pub(super) fn summarise(RankStep { rank, step }: RankStep<'_>, start: u64) -> Ra
     }
 }
 
-/// Returns the places where the ranks waited, the longest first.
 pub(super) fn exposed(all: &[RankStep<'_>]) -> Vec<UnitWait> {
     let mut by_place: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for (index, of) in all.iter().enumerate() {
@@ -139,9 +136,8 @@ pub(super) fn exposed(all: &[RankStep<'_>]) -> Vec<UnitWait> {
     waits
 }
 
-/// Returns the rank whose own work took longest, if it took noticeably longer than that of the others.
+/// Returns the rank whose own work took longest, if its work took noticeably longer than the median.
 pub(super) fn slowest(all: &[RankStep<'_>], start: u64) -> Option<Slowest> {
-    // Time of each rank by kind of work; lateness is work that was done before the step.
     let work: Vec<BTreeMap<String, u64>> = all
         .iter()
         .map(|of| {
@@ -174,7 +170,6 @@ pub(super) fn slowest(all: &[RankStep<'_>], start: u64) -> Option<Slowest> {
     Some(Slowest { rank: rank.rank, machine: rank.node.clone(), excess_s: excess, reasons })
 }
 
-/// Returns the median in seconds; for an even number of values, the mean of the two in the middle.
 fn median(nanoseconds: impl Iterator<Item = u64>) -> Option<f64> {
     let mut all: Vec<u64> = nanoseconds.collect();
     all.sort_unstable();
@@ -183,7 +178,6 @@ fn median(nanoseconds: impl Iterator<Item = u64>) -> Option<f64> {
     Some((seconds(*upper) + seconds(lower)) / 2.0)
 }
 
-/// Returns the collectives of a step by kind, those with the longest time first.
 pub(super) fn operations(all: &[RankStep<'_>], calls: &Calls<'_>) -> Vec<OperationSummary> {
     let mut by_operation: BTreeMap<&str, OperationSummary> = BTreeMap::new();
     for of in all {

@@ -1,15 +1,13 @@
-//! A step of one rank, and the words and modules of its parts.
+//! A step of one rank.
 
 use crate::trace::model::{RankTrace, StepTrace};
 
-/// A step of one rank.
 #[derive(Clone, Copy)]
 pub(super) struct RankStep<'a> {
     pub(super) rank: &'a RankTrace,
     pub(super) step: &'a StepTrace,
 }
 
-/// Converts nanoseconds to seconds.
 pub(super) fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
@@ -19,7 +17,6 @@ pub(super) fn place(activity: &str, module: Option<&str>) -> String {
     module.map_or_else(|| activity.to_owned(), |module| format!("{activity} of {module}"))
 }
 
-/// Returns the time covered by any of the intervals.
 pub(super) fn covered(times: impl Iterator<Item = (u64, u64)>) -> u64 {
     let mut times: Vec<_> = times.collect();
     times.sort_unstable();
