@@ -526,7 +526,7 @@ if [ "$call" = second ]; then
     # If memory runs out nevertheless, the kernel should kill this program and none of the system's.
     ! wanted 7b || step 7b 50 220 bash -c 'echo 1000 >/proc/self/oom_score_adj; exec "$@"' bash \
         "$bin/kiln-bench" gpu --config configs/7b.toml --set train.global_batch=1 --set precision.compute=bf16 \
-        --set shard.offload=true --set device.memory="${HOST_MEMORY:-112GiB}" --steps 2
+        --set shard.offload=true --set shard.recompute=block --set device.memory="${HOST_MEMORY:-112GiB}" --steps 2
 fi
 
 publish

@@ -69,7 +69,7 @@ configurations() {
 1b 1 2 8 2048 80 shard.recompute=block
 1b 1 1 8 2048 80 shard.recompute=selective
 1b 2 1 2 2048 80 shard.strategy=FULL_SHARD
-7b 1 1 1 4096 140
+7b 1 1 1 4096 140 shard.recompute=block
 7b 1 1 1 4096 140 shard.recompute=selective
 LIST
 }
@@ -101,7 +101,7 @@ while read -r preset ranks passes batch seq gib settings; do
     )
     # Only these configurations fill a GPU.
     most=100
-    [ "$ranks" = 1 ] && [ -z "$settings" ] && [[ $preset =~ ^(300m|1b|7b)$ ]] && most=${MOST_WASTE:-5}
+    [ "$ranks" = 1 ] && [[ -z $settings || $preset = 7b ]] && [[ $preset =~ ^(300m|1b|7b)$ ]] && most=${MOST_WASTE:-5}
     report=$out/report.json
     # A page is at least 1 MiB. Pages whose size is not the most frequent one are left over from smaller buffers.
     awk -v row="$preset | $ranks | $passes x $batch x $seq | $settings" -v ranks="$ranks" -v most="$most" \

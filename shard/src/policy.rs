@@ -63,8 +63,9 @@ pub enum Recompute {
     /// Nothing: all activations are saved.
     #[default]
     None,
-    /// Results of operations that are cheap to repeat: norms, activation functions, rotary embeddings, casts. Results
-    /// of matrix products and of attention are saved (as in torchtitan's selective activation checkpointing).
+    /// Results of operations that are cheap to repeat: norms, activation functions, rotary embeddings of normalised
+    /// heads. Results of matrix products and of attention are saved (as in torchtitan's selective activation
+    /// checkpointing).
     Selective,
     /// All: a block saves only its input and runs again in backward (Chen et al., 2016).
     Block,

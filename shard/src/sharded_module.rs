@@ -205,7 +205,9 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
     /// are not differentiated.
     ///
     /// Captured tensors must not need a gradient if blocks are recomputed, because backward would not reach them:
-    /// [`Engine::check`](crate::Engine::check) then returns [`ShardError::Captured`].
+    /// [`Engine::check`](crate::Engine::check) then returns [`ShardError::Captured`]. Under [`Recompute::Selective`],
+    /// captured tensors must be off the tape (`without_autodiff`): burn panics if tensors of one operation follow
+    /// different checkpointing strategies.
     pub fn run(
         &self,
         x: Tensor<3>,

@@ -73,7 +73,7 @@ impl Attention {
     /// heads, D]`.
     fn split(&self, x: Tensor<3>, heads: usize, norm: Option<&RmsNorm>) -> Tensor<4> {
         let [batch, seq, _] = x.dims();
-        let x = x.reshape([batch, seq, heads, self.head_dim]);
+        let x = ops::reshape(x, [batch, seq, heads, self.head_dim]);
         match norm {
             Some(norm) => norm.forward(x),
             None => x,
@@ -90,8 +90,9 @@ impl Layer for Attention {
         let v_btkd = self.split(v, self.kv_heads, None);
         let cache = context.cache();
         let position = cache.map_or(0, |cache| cache.position());
-        let q_bthd = ops::rotary(q_bthd, self.frequencies, position);
-        let k_btkd = ops::rotary(k_btkd, self.frequencies, position);
+        let rotary = if self.q_norm.is_some() { ops::rotary_of_normed } else { ops::rotary };
+        let q_bthd = rotary(q_bthd, self.frequencies, position);
+        let k_btkd = rotary(k_btkd, self.frequencies, position);
         let out_bthd = match cache {
             None => ops::causal_attention(q_bthd, k_btkd, v_btkd, self.window),
             Some(cache) => {
@@ -99,7 +100,7 @@ impl Layer for Attention {
                 ops::cached_attention(q_bthd, keys_bckd, values_bckd, filled, self.window)
             }
         };
-        self.o_proj.forward(out_bthd.reshape([batch, seq, self.heads * self.head_dim]))
+        self.o_proj.forward(ops::reshape(out_bthd, [batch, seq, self.heads * self.head_dim]))
     }
 
     /// Adds 12 per element of the queries and per position that a query attends to (Chowdhery et al., 2022), without

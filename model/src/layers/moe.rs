@@ -195,7 +195,7 @@ impl Layer for Moe {
             Some(shared) => Residual::new(y).add_result(shared.apply(for_shared)),
             None => y,
         };
-        y.reshape([batch, seq, d_model])
+        ops::reshape(y, [batch, seq, d_model])
     }
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {

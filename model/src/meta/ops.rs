@@ -179,7 +179,7 @@ impl MetaTape<'_> {
             let dx = if tape.batch.on_host { dy } else { tape.tensor(width).memory };
             tape.register(node, dx);
         };
-        if self.is_selective() {
+        if self.is_selective() && x.again.is_some() {
             let y = self.record(self.tensor(width), node.is_some(), backward);
             return self.again(y, [&x], Repeat::InPlace);
         }

@@ -193,6 +193,11 @@ impl<'a> MetaTape<'a> {
         self.is_selective.set(is_selective);
     }
 
+    /// Returns `y`, the result of a block, which the next block saves.
+    pub fn saved(&self, y: MetaTensor) -> MetaTensor {
+        MetaTensor { again: None, ..y }
+    }
+
     /// Returns `y`, the result of a cheap operation on `operands`, such that backward computes it again from them
     /// where it would be saved, if the pass is selective.
     pub(super) fn again<const N: usize>(

@@ -33,6 +33,7 @@ mod glu;
 mod linear;
 mod plain;
 mod probe;
+mod reshape;
 mod residual;
 mod rms_norm;
 mod rotary;
@@ -60,10 +61,11 @@ pub use linear::{LinearOp, linear, linear_reference, linears};
 pub use plain::{FusedOp, use_plain};
 pub(crate) use probe::probe;
 pub use probe::{Probe, ProbeOp, Seen};
+pub use reshape::{ReshapeOp, reshape};
 pub use residual::{Residual, ResidualOp};
 pub(crate) use rms_norm::rows_of_block;
 pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
-pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
+pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_of_normed, rotary_reference};
 pub use router::{
     RouterOp, RouterSums, router_balance, router_load, router_means, router_softmax, router_weights,
 };

@@ -83,10 +83,25 @@ impl RotaryFrequencies {
 ///
 /// If `head_dim` is odd.
 pub fn rotary(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usize) -> Tensor<4> {
+    rotated(x, frequencies, position_offset, false)
+}
+
+/// Computes [`rotary`] of the result of a norm. Under selective recomputation, backward repeats both, whereas it would
+/// save the result of [`rotary`], which takes no more memory than its operand.
+pub fn rotary_of_normed(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usize) -> Tensor<4> {
+    rotated(x, frequencies, position_offset, true)
+}
+
+fn rotated(
+    x: Tensor<4>,
+    frequencies: RotaryFrequencies,
+    position_offset: usize,
+    is_repeated: bool,
+) -> Tensor<4> {
     if is_plain(FusedOp::Rotary) {
         return in_f32([x], |[x]| rotary_reference(x, frequencies, position_offset));
     }
-    let rotation = Rotation { frequencies, position_offset, sign: 1.0 };
+    let rotation = Rotation { frequencies, position_offset, sign: 1.0, is_repeated };
     Tensor::from_dispatch(Dispatch::fused_rotary(x.into_dispatch(), rotation))
 }
 
@@ -124,6 +139,8 @@ pub struct Rotation {
     pub position_offset: usize,
     /// 1 in forward, −1 in backward.
     pub sign: f64,
+    /// True if backward may repeat the rotation instead of saving its result.
+    pub is_repeated: bool,
 }
 
 impl<B: RotaryOp, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
@@ -131,7 +148,7 @@ impl<B: RotaryOp, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
         let backward = |mut step: Step<'_, 1>, dy, rotation| {
             step.register::<B>(0, B::fused_rotary(dy, Rotation { sign: -1.0, ..rotation }));
         };
-        if recomputes::<C>() {
+        if rotation.is_repeated && recomputes::<C>() {
             let y = B::fused_rotary(x.primitive().clone(), rotation);
             let again = move |[x]: [FloatTensor<B>; 1]| B::fused_rotary(x, rotation);
             return record_again::<B, C, _, _>([&x], y, again, |_| rotation, backward);

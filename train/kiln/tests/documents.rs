@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The pages, in reading order. The page of errors quotes commands for other people's runs.
-const PAGES: [&str; 11] = [
+const PAGES: [&str; 12] = [
     "README.md",
     "docs/train-your-text.md",
     "docs/configuration.md",
@@ -24,6 +24,7 @@ const PAGES: [&str; 11] = [
     "docs/several-machines.md",
     "docs/checkpoints-and-hugging-face.md",
     "docs/optimizers.md",
+    "docs/sweeps.md",
     "docs/change-the-model.md",
     "docs/gpus.md",
 ];

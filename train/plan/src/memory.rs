@@ -149,7 +149,9 @@ impl<'a> RankShape<'a> {
             modules.iter().map(|(groups, _)| groups.iter().any(|group| group.layout.trainable)).collect();
         let groups = Rc::new(RefCell::new(groups));
         let undescribed = RefCell::default();
-        let pass = Pass { shape: self, ledger: ledger.clone(), groups, trained, undescribed };
+        let has_frozen =
+            modules.iter().map(|(groups, _)| groups.iter().any(|group| !group.layout.trainable)).collect();
+        let pass = Pass { shape: self, ledger: ledger.clone(), groups, trained, has_frozen, undescribed };
         // The first micro-batch, the middle ones and the last differ in the state that exists and, unless each is
         // reduced, in their reductions. One middle micro-batch stands for all.
         let (passes, mut middle) = (self.micro_batches, (0.0, 0.0, Vec::new()));
@@ -214,6 +216,8 @@ struct Pass<'a> {
     groups: Rc<RefCell<Groups>>,
     /// One flag per module: true if any of its parameters is trained.
     trained: Vec<bool>,
+    /// One flag per module: true if any of its parameters is frozen.
+    has_frozen: Vec<bool>,
     /// Type names of layers that do not describe their memory.
     undescribed: RefCell<BTreeSet<&'static str>>,
 }
@@ -349,8 +353,9 @@ impl<'a> Pass<'a> {
         let y = match again {
             false => {
                 self.groups.borrow_mut().read_in_forward(module);
-                tape.set_selective(recompute == Recompute::Selective);
-                let y = self.compute(flops, || layer.meta_forward(x, tape));
+                // burn repeats no operation with a constant operand, such as a norm with a frozen weight.
+                tape.set_selective(recompute == Recompute::Selective && !self.has_frozen[module]);
+                let y = tape.saved(self.compute(flops, || layer.meta_forward(x, tape)));
                 tape.set_selective(false);
                 self.groups.borrow_mut().leave_forward(module, true);
                 y

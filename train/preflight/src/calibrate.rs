@@ -16,19 +16,14 @@ use kiln_train::error::{Result, TrainError};
 use kiln_train::process::output::ProgressLine;
 use kiln_train::registry::Registry;
 
-/// Number of blocks of the measured model.
 const BLOCKS: usize = 2;
-/// Number of measured steps, after one warm-up step.
 const STEPS: u64 = 5;
-/// Seconds for which the cores are kept busy before a measurement counts: cores that were idle are up to twice as
-/// slow for a second.
+/// Seconds of work before a measurement counts: idle cores are up to twice as slow for a second.
 const WARM_UP: f64 = 2.0;
-/// First guess of the bytes per second that a core reads and writes outside of matrix products; the measurement
-/// corrects it.
+/// First guess of a core's bytes per second outside of matrix products; the measurement corrects it.
 const BANDWIDTH: f64 = 6e9;
 
-/// Measures the cores with steps of the first blocks of `model`, on the ranks of one machine of `target`, as
-/// threads.
+/// Measures the cores by training the first blocks of `model` on as many ranks as one machine of `target` has.
 pub fn calibrated(
     config: &Config,
     model: &ModelConfig,
@@ -73,7 +68,6 @@ pub fn calibrated(
             break (peak, median(seconds));
         }
     };
-    // There may be more ranks than cores.
     let used = (ranks * threads).min(cores());
     let cores = Cores { flops: peak.flops(), bandwidth: BANDWIDTH * used as f64 };
     let decoder = make(&Device::flex())?;

@@ -28,7 +28,6 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Returns its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Stage::Env => "env",
@@ -41,31 +40,23 @@ impl Stage {
     }
 }
 
-/// The level of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Level {
-    /// No problem.
     Ok,
-    /// The run would start, with a problem the user should know about.
     Warn,
-    /// The run would not start, or would not work as configured.
     Fail,
 }
 
-/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Finding {
     pub(crate) stage: Stage,
-    /// Its subject, in one or two words.
     pub(crate) subject: String,
     pub(crate) level: Level,
     pub(crate) detail: String,
-    /// The fix of a problem.
     pub(crate) fix: Option<String>,
 }
 
-/// The findings of one rank, or of all ranks of a process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Findings(pub(crate) Vec<Finding>);
 
@@ -98,7 +89,6 @@ impl Findings {
         self.add(stage, subject, Level::Fail, detail.into(), Some(fix.into()));
     }
 
-    /// Records a check that is skipped because `needed`, which has failed, must be fixed first.
     pub(crate) fn skip(&mut self, stage: Stage, needed: &str) {
         self.add(stage, "skipped", Level::Warn, format!("skipped: needs {needed}"), None);
     }
@@ -109,14 +99,12 @@ impl Findings {
         self.add(stage, subject, Level::Fail, detail, fix);
     }
 
-    /// Records a warning of Kiln, whose text includes the fix.
     pub(crate) fn warned(&mut self, stage: Stage, subject: &str, warning: impl Display) {
         let (detail, fix) = split(&warning.to_string());
         self.add(stage, subject, Level::Warn, detail, fix);
     }
 
-    /// Returns the value of `result`, or records its error as a failure: one for each problem of a
-    /// configuration.
+    /// Returns the value of `result`, or records a failure for each problem of its error.
     pub(crate) fn take<T, E: Into<TrainError>>(
         &mut self,
         stage: Stage,
@@ -138,7 +126,6 @@ impl Findings {
     }
 }
 
-/// Words that begin a piece of advice.
 const ADVICE: [&str; 41] = [
     "add", "allow", "build", "check", "choose", "continue", "copy", "create", "describe", "end", "export",
     "free", "give", "go", "increase", "install", "leave", "lower", "make", "name", "omit", "or", "pass",
@@ -162,7 +149,6 @@ fn split(message: &str) -> (String, Option<String>) {
 }
 
 impl Finding {
-    /// Returns whether this is a failure in `stage`, of `subject` if given.
     fn is_failure(&self, stage: Stage, subject: Option<&str>) -> bool {
         self.stage == stage
             && self.level == Level::Fail
@@ -170,34 +156,27 @@ impl Finding {
     }
 }
 
-/// One row of the table: a finding that some ranks share.
 struct Row<'a> {
     finding: &'a Finding,
     ranks: Vec<usize>,
 }
 
-/// The findings of all ranks.
 pub(crate) struct Report {
-    /// For each process, its first rank and its findings.
     pub(crate) ranks: Vec<(usize, Findings)>,
-    /// Set if ranks are processes, so that rows name them.
     pub(crate) processes: bool,
 }
 
 impl Report {
-    /// Keeps the findings of the stages that `wanted` selects, and all failures.
     pub(crate) fn keep(&mut self, wanted: impl Fn(Stage) -> bool) {
         for (_, findings) in &mut self.ranks {
             findings.0.retain(|finding| wanted(finding.stage) || finding.level == Level::Fail);
         }
     }
 
-    /// Returns whether any rank has a failure in `stage`; only of `subject`, if given.
     pub(crate) fn has_failed(&self, stage: Stage, subject: Option<&str>) -> bool {
         self.ranks.iter().flat_map(|(_, findings)| &findings.0).any(|found| found.is_failure(stage, subject))
     }
 
-    /// Returns the rows of the table, in order of the stages.
     fn rows(&self) -> Vec<Row<'_>> {
         let mut rows: Vec<Row<'_>> = Vec::new();
         for (rank, findings) in &self.ranks {
@@ -218,12 +197,10 @@ impl Report {
         rows
     }
 
-    /// Returns the number of rows that are failures.
     pub(crate) fn failures(&self) -> usize {
         self.rows().iter().filter(|row| row.finding.level == Level::Fail).count()
     }
 
-    /// Returns the table. `seconds` is the duration of all checks.
     pub(crate) fn to_text(&self, seconds: f64) -> String {
         let rows = self.rows();
         let ranks_of = |row: &Row<'_>| match (self.processes, &row.ranks[..]) {
@@ -307,7 +284,6 @@ mod tests {
              ok    comm   clock  rank 2        b\n\
              2 ok, 0 warnings, 1 failure; 1.2 s"
         );
-        // Failures are always kept.
         report.keep(|stage| stage == Stage::Step);
         assert_eq!((report.rows().len(), report.failures()), (1, 1));
     }

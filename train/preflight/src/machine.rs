@@ -1,5 +1,4 @@
-//! Examines the machine and the place of this process among the ranks, for `kiln doctor` and `kiln check
-//! --machine`. The examination of the machine is also a part of every other check.
+//! Examines the machine and this process's place among the ranks, for `kiln doctor` and `kiln check`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,7 +21,6 @@ use kiln_train::version::version;
 
 const ENV: Stage = Stage::Env;
 
-/// Exit code if the examination finds a problem.
 const PROBLEM: u8 = 2;
 
 /// Arguments of `kiln doctor`.
@@ -58,13 +56,10 @@ pub(crate) struct MachineArgs {
 }
 
 impl MachineArgs {
-    /// Returns whether any of these flags is set.
     pub(crate) fn is_set(&self) -> bool {
         self.json || self.comm_ports.is_some() || self.gpu.is_some()
     }
 
-    /// Examines this process, its environment and its machine, which takes a few seconds at most. Prints the
-    /// findings, and returns the exit code.
     pub(crate) fn run(&self, flags: &Flags) -> u8 {
         let start = Instant::now();
         let mut findings = Findings::default();
@@ -126,8 +121,7 @@ impl MachineArgs {
     }
 }
 
-/// Adds a finding about the cores, instructions and memory of this machine, which `ranks` ranks in `processes`
-/// processes share. Returns the same facts for JSON.
+/// Reports the cores, instructions and memory that `ranks` ranks in `processes` processes share; returns them as JSON.
 pub(crate) fn examine(ranks: usize, processes: usize, findings: &mut Findings) -> Value {
     let cores = cores();
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -135,7 +129,6 @@ pub(crate) fn examine(ranks: usize, processes: usize, findings: &mut Findings) -
     let mut lines = Vec::new();
     let of_ranks = number_of(ranks, "rank");
     if cores < all {
-        // Either `mpirun` or `srun` has bound each rank to some cores, or a container binds all ranks.
         let all = number_of(all, "core");
         lines.push(format!("{cores} of {all} for this process, exclusively or shared by {of_ranks}"));
     } else {
@@ -168,13 +161,11 @@ pub(crate) fn examine(ranks: usize, processes: usize, findings: &mut Findings) -
     })
 }
 
-/// Adds a finding about this machine's GPUs, with a line for each requirement, met or not.
 #[cfg(feature = "cuda")]
 pub(crate) fn examine_gpus(findings: &mut Findings) {
     findings.ok(ENV, "GPUs", kiln_config::device::examine().join("\n"));
 }
 
-/// Adds findings about this build, which lacks CUDA, and about the driver as the kernel reports it.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn examine_gpus(findings: &mut Findings) {
     const DRIVER: &str = "/proc/driver/nvidia/version";
@@ -186,8 +177,7 @@ pub(crate) fn examine_gpus(findings: &mut Findings) {
     findings.ok(ENV, "GPUs", format!("program: {program}\ndriver: {driver}"));
 }
 
-/// Describes the `instructions` that multiply bf16 matrices, and the value `choice` of the variable that selects
-/// them, if it is set.
+/// Describes the instructions for bf16 products, and `choice`, the value of the variable that selects them.
 fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
     let choice = choice.map(|choice| format!("{}={}", ops::BF16_CHOICE, choice.display()));
     match (instructions, choice) {
@@ -203,8 +193,7 @@ fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
     }
 }
 
-/// Adds findings about the place of this process among the ranks and, if there are other ranks, about the network.
-/// Returns the place for JSON, and the number of ranks on this machine.
+/// Reports the place and, given other ranks, the network. Returns the place as JSON, and the ranks on this machine.
 fn place_of(role: &Result<Role, EnvError>, findings: &mut Findings) -> (Value, usize) {
     let (facts, lines, meeting_point, ranks) = match role {
         Err(error) => {

@@ -15,13 +15,11 @@ use kiln_sys::words::{in_ranges, number_of};
 /// Maximum time for resolving a name. The system's own limit is often half a minute.
 const RESOLVE: Duration = Duration::from_secs(5);
 
-/// Maximum time for connecting to one address.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// Maximum number of addresses of a name to try.
 const ADDRESSES: usize = 3;
 
-/// Adds findings about the master as seen from this machine. `is_here`: whether the master is this machine.
+/// Reports the master as seen from this machine, which is the master itself if `is_here`.
 pub(crate) fn examine(master: &Master, is_here: bool, findings: &mut Findings) {
     let addresses = match resolve(master) {
         Ok(addresses) => addresses,
@@ -61,7 +59,6 @@ pub(crate) fn ports(ports: Ports, ranks: usize) -> Result<String, String> {
     }
 }
 
-/// Resolves the master's name.
 fn resolve(master: &Master) -> Result<Vec<SocketAddr>, String> {
     let (sender, receiver) = mpsc::channel();
     let (host, port) = (master.host.clone(), master.port);
@@ -81,7 +78,6 @@ fn resolve(master: &Master) -> Result<Vec<SocketAddr>, String> {
     Err(format!("{host} does not resolve ({problem}); use an address, or a name that this machine knows"))
 }
 
-/// Checks that rank 0 could listen at one of `addresses`. Describes the result, as `Ok` or `Err`.
 fn bindable(addresses: &[SocketAddr], master: &Master) -> Result<String, String> {
     let mut problem = String::new();
     for address in addresses {
@@ -108,7 +104,6 @@ fn bindable(addresses: &[SocketAddr], master: &Master) -> Result<String, String>
     Err(problem)
 }
 
-/// Checks that rank 0, on this machine, could listen at the meeting point. Describes the result, as `Ok` or `Err`.
 pub(crate) fn can_listen(master: &Master) -> Result<String, String> {
     let addresses = resolve(master)?;
     bindable(&addresses, master).or_else(|problem| {
@@ -124,13 +119,11 @@ pub(crate) fn can_listen(master: &Master) -> Result<String, String> {
     })
 }
 
-/// Returns whether all addresses of the master are loopback addresses, which no other machine can reach.
 pub(crate) fn is_loopback(master: &Master) -> bool {
     let addresses = resolve(master).unwrap_or_default();
     !addresses.is_empty() && addresses.iter().all(|address| address.ip().to_canonical().is_loopback())
 }
 
-/// Checks that this rank could connect to one of `addresses`.
 fn reachable(addresses: &[SocketAddr]) -> Result<String, String> {
     let mut problem = String::new();
     for address in addresses {

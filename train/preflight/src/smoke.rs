@@ -26,20 +26,15 @@ pub enum Smoke {
 /// Steps of a smoke run; from the middle one, the run is resumed once.
 const STEPS: u64 = 4;
 
-/// Tokens per sequence.
 const SEQ_LEN: usize = 64;
 
-/// Sequences per evaluation.
 const EVAL_SAMPLES: u64 = 8;
 
-/// Relative tolerance for the losses of the resumed run: on a CPU the bits are equal, but GPU kernels may sum in
-/// any order.
+/// Relative tolerance for the resumed run's losses: GPU kernels sum in any order. On a CPU, the bits are equal.
 const TOLERANCE: f64 = 1e-3;
 
-/// Prompt of the sample if the configuration has none.
 const PROMPT: &str = "The";
 
-/// Head dimension and number of heads of a narrow model.
 const HEAD_DIM: usize = 16;
 const HEADS: usize = 4;
 
@@ -48,7 +43,7 @@ impl Smoke {
     pub fn shrink(self, config: &mut Config) {
         let Config { data, train, optim, eval, checkpoint, log, sample, .. } = config;
         if data.seq_len > SEQ_LEN {
-            // In a shorter sequence, the answers may not fit; `kiln check` checks them.
+            // Answers may not fit into shorter sequences; `kiln check` checks them.
             eval.prompts = None;
         }
         data.seq_len = data.seq_len.min(SEQ_LEN);
@@ -74,8 +69,7 @@ impl Smoke {
     }
 }
 
-/// Reduces the model to two narrow blocks of the same layers. Grouped heads stay grouped, and there is still
-/// more than one expert.
+/// Reduces the model to two narrow blocks. Grouped heads stay grouped, and all experts stay.
 fn narrow(section: &mut ModelSection) {
     // Only the vocabulary size comes from the data, and it does not matter here.
     let Ok(model) = section.resolve(Some(1)) else { return };
@@ -101,8 +95,8 @@ pub(crate) fn forget_absent(config: &mut Config, decoder: &Decoder) {
     config.optim.groups.retain(|group| check_groups(std::slice::from_ref(group), &shapes).is_ok());
 }
 
-/// Trains, evaluates, saves and generates with a shrunk `config`, and then resumes from the middle checkpoint. The
-/// resumed run must reproduce the losses. `train` trains a configuration. All files are written below `folder`.
+/// Trains, evaluates, saves and generates with a shrunk `config`, and then resumes from the middle checkpoint.
+/// The resumed run must reproduce the losses. All files are below `folder`.
 pub fn run(
     mut config: Config,
     shrink: Smoke,

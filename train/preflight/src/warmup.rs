@@ -62,7 +62,6 @@ const VECTOR: usize = 4;
 /// Number of optimizer steps: only the second one starts from existing moments.
 const STEPS: u64 = 2;
 
-/// Number of stages in which kernels are compiled: the steps, an evaluation and a sample.
 const STAGES: u64 = STEPS + 2;
 
 impl WarmupArgs {
@@ -73,7 +72,6 @@ impl WarmupArgs {
             Role::Rank(place) => Some(place),
             Role::Alone(_) => None,
         };
-        // The ranks of a machine share one cache folder, so only the first one unpacks.
         let is_first = place.as_ref().is_none_or(|place| place.local_rank == 0);
         if let Some(archive) = self.unpack.as_ref().filter(|_| is_first) {
             unpack(archive)?;
@@ -109,7 +107,6 @@ impl WarmupArgs {
     }
 }
 
-/// A run with few layers and steps that uses the same kernels as the whole run.
 struct ShortRun<'a> {
     config: Config,
     model: ModelConfig,
@@ -124,8 +121,7 @@ impl<'a> ShortRun<'a> {
         registry: &'a Registry,
         selected: &'a ResolvedDevice,
     ) -> Result<Self> {
-        // Kernels depend on the sizes of a layer, not on the number of layers; layers of the same kind have the
-        // same sizes.
+        // Kernels depend on layer sizes, not on the number of layers, and layers of one kind have the same sizes.
         let windows: Vec<_> = (0..model.layers).map(|layer| model.window_of(layer)).collect();
         let last_new = (0..windows.len()).rev().find(|&layer| !windows[..layer].contains(&windows[layer]));
         model.layers = model.layers.min(last_new.map_or(1, |layer| layer + 1).max(2));
@@ -138,8 +134,7 @@ impl<'a> ShortRun<'a> {
         Ok(ShortRun { config, model, registry, selected })
     }
 
-    /// Compiles all kernels by running them on one rank; `before` counts the kernels that this process already
-    /// had. Collective.
+    /// Compiles all kernels by running them on one rank; `before` counts this process's earlier kernels. Collective.
     fn warm_up(&self, world: Arc<dyn Communicator>, before: KernelCounts) -> Result<()> {
         let ShortRun { config, model, registry, selected } = self;
         let (device, rank) = (selected.device(), world.rank());
@@ -186,12 +181,10 @@ impl<'a> ShortRun<'a> {
 /// Micro-batches that repeat one token: kernels do not depend on the values.
 struct Zeros {
     context: Context,
-    /// Tokens per micro-batch.
     count: usize,
 }
 
 impl Zeros {
-    /// Takes one optimizer step. Collective.
     fn train(&self, model: &ShardedDecoder, device: &Device, config: &Config) -> Result<()> {
         let engine = model.engine();
         let micro_batches = micro_batches(config, engine.world().world_size());
@@ -206,7 +199,6 @@ impl Zeros {
         Ok(())
     }
 
-    /// Runs the pass of an evaluation. Collective.
     fn evaluate(&self, model: &ShardedDecoder, device: &Device, config: &Config) -> Result<()> {
         let (rows, seq_len) = (config.micro_batch(), config.data.seq_len);
         let tokens = || device::tokens(vec![0; self.count], rows, seq_len, device);
@@ -217,14 +209,13 @@ impl Zeros {
     }
 }
 
-/// Runs prompts and generates tokens after them, if the run generates texts. Collective.
 fn generate(sharded: &ShardedDecoder, device: &Device, config: &Config, model: &ModelConfig) -> Result<()> {
     if config.sample.all_prompts().next().is_none() {
         return Ok(());
     }
     copy_a_cache(device, config, model);
     let pass = sharded.pass(device);
-    // How many values a kernel loads at once depends on whether lengths are multiples of two and of four.
+    // A kernel's load width depends on whether lengths are multiples of two and of four.
     for prompt in 1..=VECTOR.min(config.data.seq_len) {
         let room = prompt.saturating_add(config.sample.max_tokens).min(config.data.seq_len);
         let cache = KeyValueCache::new(room);
@@ -241,8 +232,7 @@ fn generate(sharded: &ShardedDecoder, device: &Device, config: &Config, model: &
     Ok(())
 }
 
-/// Compiles the kernel that copies a key-value cache. burn copies a cache before the first write if CubeCL is still
-/// placing its buffer, so whether a run needs this kernel depends on timing.
+/// Compiles the kernel that copies a key-value cache: depending on timing, burn copies a cache before its first write.
 fn copy_a_cache(device: &Device, config: &Config, model: &ModelConfig) {
     let dtype: DType = FloatDType::from(config.precision.compute()).into();
     let zeros = |rows| {
@@ -254,7 +244,7 @@ fn copy_a_cache(device: &Device, config: &Config, model: &ModelConfig) {
     cache.slice_assign([0..1, 0..1, 0..model.kv_heads, 0..model.head_dim()], zeros(1));
 }
 
-/// Returns `config` with the vocabulary size of its data, if the data is prepared: kernels depend on this size.
+/// Sets the vocabulary size of prepared data, on which kernels depend.
 fn with_vocabulary(mut config: Config) -> Result<Config> {
     let path = &config.data.path;
     let Ok(file) = data::tokenizer_of(path) else {
@@ -271,7 +261,6 @@ fn with_vocabulary(mut config: Config) -> Result<Config> {
     Ok(config)
 }
 
-/// A measurement, in progress in this process, of algorithms for matrix products.
 #[cfg(feature = "cuda")]
 struct Measurement {
     folder: PathBuf,
@@ -279,11 +268,7 @@ struct Measurement {
 
 #[cfg(feature = "cuda")]
 impl Measurement {
-    /// Starts to measure the algorithms for each new kind of product, at its first use.
-    ///
-    /// # Errors
-    ///
-    /// If there is no folder for the algorithms, or its content cannot be read.
+    /// Measures the algorithms for each new kind of product from now on. Fails if their folder is unusable.
     fn start() -> Result<Measurement> {
         let unknown = |error| TrainError::usage(format!("measured algorithms cannot be kept: {error}"));
         let folder = device::products_folder().map_err(unknown)?;
@@ -292,8 +277,7 @@ impl Measurement {
         Ok(Measurement { folder })
     }
 
-    /// Collects the measurements of all ranks. If several ranks have measured a product, the lowest rank's choice
-    /// counts, so that all machines keep the same algorithms. Collective.
+    /// Collects all ranks' measurements; the lowest rank's choice counts, so that all machines agree. Collective.
     fn gather(&self, world: &dyn Communicator, timeout: Duration) -> Result<ProductAlgorithms> {
         let failed = |error: serde_json::Error| {
             TrainError::Crash(format!("the ranks' measurements cannot be combined: {error}"))
@@ -306,7 +290,6 @@ impl Measurement {
         Ok(all)
     }
 
-    /// Stores the measured algorithms, and reports their gains.
     fn keep(&self, measured: ProductAlgorithms) -> Result<()> {
         let (products, gains) = (number_of(measured.len(), "matrix product"), measured.gains());
         let folder = &self.folder;

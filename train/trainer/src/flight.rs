@@ -11,7 +11,6 @@ use crate::metrics::write_atomic;
 use crate::process::position::MakeFlight;
 use kiln_checkpoint::HeldFolder;
 
-/// Folder of the flight recordings inside a run folder.
 const FLIGHT: &str = "flight";
 
 /// Returns the folder of the flight recordings of the run in `out`.

@@ -1,6 +1,4 @@
-//! The launch of a node's ranks that `kiln train` and other commands perform if they were started once per node.
-//!
-//! The crate [`kiln_launch`] starts and watches the ranks.
+//! Starts a node's ranks through [`kiln_launch`], for commands that are started once per node.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,8 +10,7 @@ use kiln_launch::place::Node;
 pub use kiln_launch::{GRACE, LaunchArgsError, LaunchError, Options, PREEMPTED, run};
 pub use kiln_sys::end_with_launcher;
 
-/// Starts the ranks of a node with the arguments of this process, and returns the exit code. `kiln train` does
-/// this if it was started once per node.
+/// Starts the ranks of a node with the arguments of this process, and returns the exit code.
 pub fn run_node(node: Node) -> Result<u8, LaunchArgsError> {
     let node = node.with_gpus(count_gpus)?;
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
@@ -37,7 +34,6 @@ pub fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("PET_LOG_DIR").filter(|folder| !folder.is_empty()) {
         return Some(folder.into());
     }
-    // The output of these commands is not in a run folder.
     if command.first().is_some_and(|word| word == "tune" || word == "bench" || word == "warmup") {
         return None;
     }

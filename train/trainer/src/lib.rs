@@ -1,7 +1,6 @@
 //! Trains a decoder: the run folder, the loop and its steps, evaluation, generation, and metrics.
 //!
-//! Tools that inspect a run, such as breakpoints, are not part of this crate: the program attaches them through
-//! [`run::Tools`].
+//! A program attaches tools that inspect a run, such as breakpoints, through [`run::Tools`].
 
 pub mod error;
 pub mod eval;

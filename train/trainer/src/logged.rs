@@ -12,11 +12,9 @@ use crate::values::Values;
 
 /// A logged step, passed to each custom metric.
 pub struct LoggedStep<'a> {
-    /// The built-in metrics of the step. Times are those of this rank; all other values are the same on every
-    /// rank.
+    /// Built-in metrics of the step. Times are those of this rank; other values are the same on every rank.
     pub metrics: &'a StepMetrics,
-    /// The engine, with the weights after the step; see [`Engine::weight_norms`], [`Engine::read_parameter`]
-    /// and [`Engine::sum_over_shards`].
+    /// The engine, with the weights after the step; see, for example, [`Engine::weight_norms`].
     pub engine: &'a Engine,
 }
 
@@ -79,7 +77,6 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Returns whether lines of `metrics.jsonl` already have a key of this name.
 fn is_built_in(name: &str) -> bool {
     fn has(line: impl Serialize, name: &str) -> bool {
         serde_json::to_value(line).is_ok_and(|line| line.get(name).is_some())

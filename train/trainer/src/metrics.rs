@@ -45,11 +45,10 @@ pub struct StepMetrics {
     pub tokens_per_s: f64,
     /// Tokens trained on since the start of the run.
     pub tokens: u64,
-    /// Model FLOP/s divided by the device's peak; `None` in all steps of this start if the peak is not reliably known.
+    /// Model FLOP/s divided by the device's peak; `None` if the peak is not reliably known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// Highest peak memory of any rank since the start, in bytes, on the device that computes: see
-    /// [`Engine::peak_bytes`](kiln_shard::Engine::peak_bytes).
+    /// Highest peak memory of any rank in bytes; see [`Engine::peak_bytes`](kiln_shard::Engine::peak_bytes).
     pub peak_bytes: u64,
     /// Duration of the step in seconds.
     pub step_s: f64,
@@ -63,8 +62,7 @@ pub struct StepMetrics {
     pub values: Values,
 }
 
-/// The time of a step on one rank, in seconds. Times of activities exclude waiting for other ranks, which is
-/// `wait_s`. On a GPU, these are times of the host, which only queues work.
+/// Seconds of a step on one rank, without waiting except in `wait_s`. On a GPU, times of the host, which queues work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepTimes {
     /// Reading and cutting samples.
@@ -82,9 +80,8 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    /// Returns the times between `before` and `now`, which both come from
-    /// [`Recorder::times`](kiln_collectives::Recorder::times). `held` is the part of this time for which ranks were
-    /// held for inspection.
+    /// Returns the times between two results of [`Recorder::times`](kiln_collectives::Recorder::times).
+    /// `held` is the part of this time for which ranks were held for inspection.
     pub fn between(before: &[ActivityTime], now: &[ActivityTime], held: Duration) -> Self {
         let (mut times, mut here) = (StepTimes::default(), 0.0);
         for ActivityTime { activity, busy, waited } in now {
@@ -136,12 +133,10 @@ pub struct EvalMetrics {
     pub answer_loss: Option<f64>,
 }
 
-/// A line of `metrics.jsonl`.
 #[derive(Serialize)]
 struct Line<'a, T> {
     #[serde(flatten)]
     metrics: &'a T,
-    /// Time at which the line was written, in seconds since 1970 (UTC).
     time: f64,
 }
 
@@ -150,7 +145,6 @@ pub fn unix_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// Time between two redraws of the bar during a save, when no step redraws it.
 const FRAME: Duration = Duration::from_millis(200);
 
 /// Writes the reports of rank 0. The other ranks have no reporter.
@@ -163,10 +157,8 @@ pub struct Reporter {
     begun: Instant,
     trend: Trend,
     remaining: Remaining,
-    /// The last step of this start.
     last: Option<StepLine>,
     best: Option<BestLoss>,
-    /// Counts the bytes of the checkpoint being saved.
     saving: Arc<Meter>,
     tensorboard: Option<TensorBoard>,
 }
@@ -178,8 +170,7 @@ pub struct Shown {
 }
 
 impl Reporter {
-    /// Opens `path` for appending; shows a bar of `steps` steps on a terminal and plain lines elsewhere. `done`
-    /// steps are already done. `saving` counts the written bytes of checkpoints.
+    /// Appends to `path`; shows a bar on a terminal, and lines elsewhere. `saving` counts the bytes of a checkpoint.
     pub fn new(path: &Path, done: u64, steps: u64, ranks: usize, saving: Arc<Meter>) -> io::Result<Self> {
         let best = BestLoss::find(path)?;
         let file = Lines::open(path)?;
@@ -293,11 +284,9 @@ impl Reporter {
                 bar.draw(frame(Some(&saving), bar.width()));
             }
         });
-        // If its thread cannot be started, nothing is shown.
         Shown { _line: None, _repeat: repeat.ok() }
     }
 
-    /// Returns the bar's line, with the current activity.
     fn frame(&self, activity: Option<&str>, columns: usize) -> String {
         self.frames()(activity, columns)
     }
@@ -315,7 +304,7 @@ impl Reporter {
         self.tensorboard.iter_mut().for_each(|board| board.text(step, tag, text));
     }
 
-    /// Writes the histograms by module of `what`, such as `weights`, at `step` to TensorBoard, if enabled.
+    /// Writes histograms of `what`, such as `weights`, by module to TensorBoard, if enabled.
     pub fn histograms(&mut self, step: u64, what: &str, by_module: Vec<(String, ValueHistogram)>) {
         let Some(board) = &mut self.tensorboard else { return };
         for (module, ValueHistogram { min, max, sum, sum_squares, counts }) in by_module {
@@ -343,14 +332,12 @@ impl Reporter {
     }
 }
 
-/// Returns an activity with its percentage; `None` if `meter` has reached its total.
 fn part_of(what: &str, meter: &Meter) -> Option<String> {
     let (done, of) = meter.read();
     (done < of).then(|| format!("{what} {}%", 100 * done / of))
 }
 
-/// Moves the lines about steps after `done` from a metrics file to the end of the file `cut`: the run resumes
-/// from step `done` and will write these steps again. Returns whether there were any such lines.
+/// Moves lines about steps after `done`, which a resumed run repeats, to the end of `cut`; true if there are any.
 pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     #[derive(Deserialize)]
     struct Line {

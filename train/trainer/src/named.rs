@@ -32,7 +32,7 @@ pub fn write(path: &Path, content: &[u8], kind: &str, is_of_kind: impl FnOnce(&[
     write_named(path, content, kind, is_of_kind).map_err(refused("write", path))
 }
 
-/// Converts an error of [`write_named`] for users. The message says that this program cannot `operation` `path`.
+/// Converts an error of [`write_named`] to a message that this program cannot `operation` `path`.
 pub fn refused(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TrainError {
     move |error| match error.kind() {
         ErrorKind::AlreadyExists => {

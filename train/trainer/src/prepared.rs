@@ -11,11 +11,9 @@ use kiln_data::{
 };
 use kiln_sys::words::number_of;
 
-/// Opens the data that `section` names. If `data.path` does not exist and `data.text` names text, prepares it
-/// first, unless `stop` becomes true. If both exist, the folder must have been prepared from that text.
+/// Opens the data of `section`; first prepares missing data from `data.text`, unless `stop` becomes true.
 ///
-/// A resumed run passes the SHA-256 of its training tokens as `trained_on`. It continues with these tokens; if
-/// the text has changed since then, there is only a warning.
+/// A resumed run passes its tokens' SHA-256 as `trained_on`: for the same tokens, changed text only causes a warning.
 pub fn open(
     section: &DataSection,
     seed: u64,
@@ -37,7 +35,7 @@ pub fn open(
     };
     if !section.path.join("data.json").exists() {
         match prepare(&options, stop) {
-            // A run that started at the same time has prepared the data. This run can use them if they are the same.
+            // A run that started at the same time has prepared the data, which this run can use if they are the same.
             Err(DataError::AlreadyPrepared { .. }) => {
                 print_line("data: another process has just prepared them");
             }
@@ -85,7 +83,6 @@ pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, 
     Ok(info)
 }
 
-/// Shows the `progress` of preparing data; at most `limit` documents are used.
 fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
     match progress {
         Progress::ReadingStreams { streams } => {

@@ -1,5 +1,4 @@
-//! The process-wide setup for training: signals that request a stop, visible warnings, an exit when the
-//! launcher exits, and an allocator that counts memory.
+//! Process-wide setup for training: stop signals, warnings, exit with the launcher, and a counting allocator.
 //!
 //! The binary `kiln` has this setup. A custom binary gets it with one call and three lines:
 //!
@@ -14,8 +13,7 @@
 //! }
 //! ```
 //!
-//! [`crate::run::train`] reports missing parts of this setup once. [`output::finish`], called at the end of the
-//! program, also reports log output lost to a full disk.
+//! [`crate::run::train`] reports missing parts once. [`output::finish`] reports log output lost to a full disk.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -40,8 +38,7 @@ pub use memory::CountingAllocator;
 /// - SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU ask runs to save and stop; another SIGINT, SIGTERM
 ///   or SIGHUP at least one second later ends the process at once, unless it is a rank of `kiln launch`.
 /// - A write beyond the file size limit fails, instead of ending the process with SIGXFSZ.
-/// - SIGSEGV and similar signals are reported with rank and step before they end the process; the details are
-///   kept in `crash` in the run folder.
+/// - SIGSEGV and similar signals are reported with rank and step; details go to `crash` in the run folder.
 ///
 /// # Errors
 ///
@@ -51,17 +48,12 @@ pub fn start() -> Result<Arc<AtomicBool>, LogLevelError> {
     Ok(stop_on_signals())
 }
 
-/// Like [`start`], without the signals that ask a run to stop: for programs that have nothing to save.
-///
-/// # Errors
-///
-/// As for [`start`].
+/// Like [`start`], but without the signals that ask a run to stop: for programs that have nothing to save.
 pub fn begin() -> Result<(), LogLevelError> {
     memory::on_failure(kiln_sys::allocation_failed);
     kiln_sys::begin(facts())
 }
 
-/// Command-line name of this program, set by [`has_commands`].
 static COMMAND: OnceLock<String> = OnceLock::new();
 
 /// Records that this program accepts the commands of `kiln`, so that [`command`] returns the program's name.
@@ -88,7 +80,6 @@ pub fn quoted(path: &Path) -> String {
     if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
-/// Returns the functions and facts that crash reports of this process need.
 fn facts() -> Facts {
     Facts {
         rank_of_thread: memory::bound_rank,
@@ -104,8 +95,7 @@ pub fn keep_crashes() {
     kiln_sys::keep_crashes(facts());
 }
 
-/// Warns, once per process, about missing setup: the parts of [`start`], and the counting allocator. `stops` is
-/// true if the caller stops its runs itself.
+/// Warns once about missing parts of the setup; `stops` is true if the caller stops its runs itself.
 pub fn tell_what_is_missing(stops: bool) {
     kiln_sys::tell_what_is_missing(stops, memory::is_counting());
 }

@@ -1,5 +1,4 @@
-//! The parts that a program adds to Kiln: layers, losses and optimizers, which a configuration refers to by
-//! name, and metrics.
+//! The parts that a program adds to Kiln: layers, losses, optimizers and metrics.
 
 use kiln_model::Layers;
 use kiln_model::layers::{Layer, LayerError, LayerInit, TokenLoss};
@@ -10,8 +9,7 @@ use kiln_config::ConfigError;
 use kiln_config::losses::{LossInit, Losses};
 use kiln_config::optimizers::{OptimizerInit, Optimizers};
 
-/// The parts available to every command of a program: the built-in parts, and those that the program adds. The
-/// prelude of crate `kiln` shows a program with a custom layer, which all of its commands support.
+/// The parts available to every command of a program: the built-in parts, and those that the program adds.
 ///
 /// ```
 /// use kiln_model::layers::SwiGlu;
@@ -67,10 +65,8 @@ impl Registry {
         Registry { layers: self.layers.block(name, make), ..self }
     }
 
-    /// Adds a metric: the result of `value` for a logged step is written to `metrics.jsonl` under `name`. Every
-    /// rank calls `value` at the same point of the step, and all metrics in the order in which they were added, so
-    /// `value` may call collective functions such as [`Engine::weight_norms`](kiln_shard::Engine::weight_norms).
-    /// Rank 0's result is written. An error ends the run.
+    /// Adds a metric: rank 0's result for a logged step goes to `metrics.jsonl` under `name`; an error ends the run.
+    /// All ranks call `value` at the same point of a step, in the order of addition, so `value` may be collective.
     ///
     /// # Panics
     ///
@@ -83,8 +79,7 @@ impl Registry {
         Registry { metrics: self.metrics.metric(name, value), ..self }
     }
 
-    /// Adds a training loss, for `loss.kind = name`. Evaluations always compute the cross-entropy, so that runs
-    /// with different losses can be compared.
+    /// Adds a training loss, for `loss.kind = name`. Evaluations always compute the cross-entropy.
     ///
     /// # Panics
     ///
@@ -97,8 +92,7 @@ impl Registry {
         Registry { losses: self.losses.with(name, make), ..self }
     }
 
-    /// Adds an optimizer, for `optim.kind = name`: a [`Rule`](kiln_shard::Rule) for all parameters, or an
-    /// [`Optimizer`] with several rules.
+    /// Adds an optimizer, for `optim.kind = name`: a [`Rule`](kiln_shard::Rule) or an [`Optimizer`].
     ///
     /// # Panics
     ///

@@ -8,7 +8,7 @@ use kiln::config::{self, Config};
 use kiln::device::{Peak, ResolvedDevice, threads_per_rank};
 use kiln::optimizers::Optimizers;
 use kiln::planner::{Gathers, OPTIMIZER, RankShape, Speed, WEIGHTS};
-use kiln::run::{TrainError, check_memory};
+use kiln::run::{TrainError, check_memory, settle_recompute};
 use kiln_model::{Decoder, Key, Layers, ModelConfig};
 
 use crate::measure::{Steps, measure};
@@ -53,6 +53,8 @@ impl StepArgs {
         config.settle(selected.defaults());
         let decoder = Decoder::new(&layers, &model, Key::new(0), &kiln::device::plain())?;
         let optimizer = Optimizers::default().make(&config.optim)?;
+        let recompute = settle_recompute(&config, &model, &decoder, &optimizer, &selected, None);
+        config.shard.recompute = recompute.into();
         check_memory(&config, &model, &decoder, &optimizer, &selected, None)?;
         let on_host = !selected.is_gpu();
         let gathers = if on_host { Gathers::Shared } else { Gathers::Pooled };

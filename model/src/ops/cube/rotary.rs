@@ -19,7 +19,7 @@ impl RotaryOp for CubeBackend {
         let x = contiguous(&x);
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
         let half = head_dim / 2;
-        let Rotation { frequencies, position_offset, sign } = rotation;
+        let Rotation { frequencies, position_offset, sign, .. } = rotation;
         let table = table(&x, head_dim, frequencies, position_offset + seq);
         let vector = vector_size(&[&x, &table], half);
         // SAFETY: a unit accesses two halves of one head, up to the last head; the table has a row per position.

@@ -5,7 +5,9 @@
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{Read, Seek, SeekFrom};
 use std::num::NonZeroUsize;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kiln_config::device::{self, Memory, ResolvedDevice};
-use kiln_config::{self as config, Config};
+use kiln_config::{self as config, Backend, Config};
 use kiln_launch::place::{self, Role};
 use kiln_model::{Decoder, Key};
 use kiln_observe::plot::{Axis, Curve, Curves};
@@ -23,7 +25,7 @@ use kiln_observe::run::Run;
 use kiln_sys::words::number_of;
 use kiln_train::TrainError;
 use kiln_train::launch::PREEMPTED;
-use kiln_train::process::output::{ProgressLine, print_line};
+use kiln_train::process::output::{ProgressLine, eprint_line, print_line};
 use kiln_train::process::stop_on_signals;
 use kiln_train::registry::Registry;
 use kiln_train::run;
@@ -99,6 +101,8 @@ const LAST_STEPS: usize = 10;
 
 /// Name of the file that marks the folder of a sweep and records its configuration.
 const MARK: &str = "sweep.toml";
+/// Name of the folder of the runs' outputs. Names of runs contain "=".
+const LOGS: &str = "logs";
 const MARK_LINE: &str = "# The configuration of all runs of this sweep, written by kiln sweep.\n";
 
 const PROCESS: u64 = 64 << 20;
@@ -114,6 +118,9 @@ impl SweepArgs {
             ));
         }
         let grids = grids(&self.grids, &self.overrides)?;
+        if self.seeds.get() > 1 && grids.iter().any(|grid| grid.key == "train.seed") {
+            return Err(CommandError::usage("train.seed has a grid: remove --seeds"));
+        }
         let base = config::load(&self.config, &self.overrides).map_err(TrainError::from)?;
         let out = self.out.clone().unwrap_or_else(|| {
             let name = self.config.file_stem().map_or("run".into(), |name| name.to_string_lossy());
@@ -122,15 +129,22 @@ impl SweepArgs {
         let combinations = combinations(&grids)?;
         let trials = self.trials(&grids, &combinations, &base, &out)?;
         // Every mistake in a value is found before the first run.
-        for trial in &trials {
-            let mut settings = self.overrides.clone();
-            settings.extend(trial.settings.iter().cloned());
+        let configs = trials.iter().map(|trial| -> Result<_> {
+            let settings: Vec<_> = self.overrides.iter().chain(&trial.settings).cloned().collect();
             let config = config::load(&self.config, &settings).map_err(TrainError::from)?;
-            run::with_ranks(config, &run::RunOptions::default())?;
-        }
-        claim(&out, &base)?;
-        let stopped = self.run_trials(&trials, &base, &out, registry)?;
-        let states: Vec<_> = trials.iter().map(|trial| state(&trial.folder)).collect();
+            Ok(run::with_ranks(config, &run::RunOptions::default())?)
+        });
+        let configs = configs.collect::<Result<Vec<_>>>()?;
+        let _lock = claim(&out, &base)?;
+        let failures = self.run_trials(&trials, &configs, &out, registry)?;
+        let states: Vec<_> = trials
+            .iter()
+            .zip(failures)
+            .map(|(trial, failure)| match (state(&trial.folder), failure) {
+                (State::Open, Some(why)) => State::Failed(why),
+                (state, _) => state,
+            })
+            .collect();
         let report = SweepReport::new(&grids, &combinations, &trials, &states);
         report.write(&out)?;
         if self.json {
@@ -139,11 +153,16 @@ impl SweepArgs {
             print_line(report.to_text(&grids).trim_end());
             print_line(&format!("curves: kiln watch {}", out.display()));
         }
-        if stopped {
-            print_line("stopped: the same command continues the sweep");
+        if states.contains(&State::Open) {
+            self.tell("stopped: the same command continues the sweep");
             return Ok(PREEMPTED);
         }
         Ok(u8::from(states.iter().any(|state| matches!(state, State::Failed(_)))))
+    }
+
+    /// Prints a line of progress, which must not mix with JSON.
+    fn tell(&self, line: &str) {
+        if self.json { eprint_line(line) } else { print_line(line) }
     }
 
     fn trials(
@@ -168,38 +187,51 @@ impl SweepArgs {
                     pairs().map(|(grid, value)| format!("{}={value}", grid.key)).collect();
                 let mut parts: Vec<_> =
                     pairs().map(|(grid, value)| format!("{}={value}", short(&grid.key, grids))).collect();
-                if seeds > 1 {
+                // The first run of a combination is the same for any number of seeds.
+                if seed > 0 {
                     let seed = base.train.seed.wrapping_add(seed);
                     settings.push(format!("train.seed={seed}"));
                     parts.push(format!("seed={seed}"));
                 }
-                let mut name = file_name(&parts.join(","));
-                if name.len() > NAME || trials.iter().any(|other| other.name == name) {
-                    name = format!("run-{}", trials.len());
-                }
+                let name = name_of(&parts.join(","), &settings);
                 trials.push(Trial { combination, folder: out.join(&name), name, settings });
             }
         }
         Ok(trials)
     }
 
-    /// Runs all trials that are neither finished nor failed. Returns true if a signal has stopped the sweep.
-    fn run_trials(&self, trials: &[Trial], base: &Config, out: &Path, registry: &Registry) -> Result<bool> {
-        let is_left = |trial: &&Trial| match state(&trial.folder) {
+    /// Runs all trials that are neither finished nor failed, or until a signal stops the sweep. Returns for each trial
+    /// the reason why its process failed.
+    fn run_trials(
+        &self,
+        trials: &[Trial],
+        configs: &[Config],
+        out: &Path,
+        registry: &Registry,
+    ) -> Result<Vec<Option<String>>> {
+        let is_left = |index: &usize| match state(&trials[*index].folder) {
             State::Open => true,
             State::Done(_) => false,
             State::Failed(_) => self.retry,
         };
-        let mut left: VecDeque<_> = trials.iter().filter(is_left).collect();
+        let mut failures = vec![None; trials.len()];
+        let mut left: VecDeque<_> = (0..trials.len()).filter(is_left).collect();
         if left.is_empty() {
-            return Ok(false);
+            return Ok(failures);
         }
-        let jobs = match self.jobs {
-            Some(jobs) => jobs.get(),
-            None => jobs_for(base, registry)?,
-        };
-        let jobs = jobs.min(left.len());
-        print_line(&format!(
+        let mut jobs = left.len();
+        match self.jobs {
+            Some(given) => jobs = jobs.min(given.get()),
+            None => {
+                for &index in &left {
+                    jobs = jobs.min(jobs_for(&configs[index], registry)?);
+                    if jobs == 1 {
+                        break;
+                    }
+                }
+            }
+        }
+        self.tell(&format!(
             "sweep: {} in {}, {} left, {jobs} at a time",
             number_of(trials.len(), "run"),
             out.display(),
@@ -208,53 +240,50 @@ impl SweepArgs {
         let stop = stop_on_signals();
         let line = ProgressLine::on_stderr("sweep", "the first runs");
         let (all, mut ended, mut has_signalled) = (left.len(), 0, false);
-        let mut slots: Vec<Option<(&Trial, Child)>> = (0..jobs).map(|_| None).collect();
+        let mut running = Running((0..jobs).map(|_| None).collect());
         loop {
             let stops = stop.load(Ordering::Relaxed);
-            for (slot, running) in slots.iter_mut().enumerate() {
-                if let Some((trial, child)) = running {
+            for (slot, process) in running.0.iter_mut().enumerate() {
+                if let Some(Process { index, child, log, start }) = process {
+                    let trial = &trials[*index];
                     let status =
                         child.try_wait().map_err(TrainError::io("wait for the run in", &trial.folder))?;
                     let Some(status) = status else { continue };
                     ended += 1;
-                    if !status.success() && !stops {
+                    if !status.success() && status.code() != Some(i32::from(PREEMPTED)) {
                         let why = match state(&trial.folder) {
                             State::Failed(why) => why,
-                            _ => last_error(&log_of(out, trial)).unwrap_or_else(|| status.to_string()),
+                            _ => last_error(log, *start).unwrap_or_else(|| status.to_string()),
                         };
-                        print_line(&format!("{} failed: {why}", trial.name));
+                        self.tell(&format!("{} failed: {why}", trial.name));
+                        failures[*index] = Some(why);
                     }
-                    *running = None;
+                    *process = None;
                 }
-                if !stops && let Some(trial) = left.pop_front() {
-                    *running = Some((trial, self.start(trial, out, slot, jobs)?));
+                if !stops && let Some(index) = left.pop_front() {
+                    *process = Some(self.start(index, &trials[index], out, slot, jobs)?);
                 }
             }
-            if slots.iter().all(Option::is_none) {
-                return Ok(stops);
+            if running.0.iter().all(Option::is_none) {
+                return Ok(failures);
             }
             if stops && !has_signalled {
                 has_signalled = true;
-                for (_, child) in slots.iter().flatten() {
-                    // A process that has ended meanwhile needs no signal.
-                    let _ = i32::try_from(child.id())
-                        .ok()
-                        .and_then(Pid::from_raw)
-                        .map(|pid| kill_process(pid, Signal::TERM));
-                }
+                running.signal();
             }
-            let names: Vec<_> = slots.iter().flatten().map(|(trial, _)| trial.name.as_str()).collect();
-            line.set(names.join(" | "), ended, all as u64);
+            let names = running.0.iter().flatten().map(|process| trials[process.index].name.as_str());
+            line.set(names.collect::<Vec<_>>().join(" | "), ended, all as u64);
             std::thread::sleep(LOOK);
         }
     }
 
-    /// Starts the process of `trial` on its share of the cores.
-    fn start(&self, trial: &Trial, out: &Path, slot: usize, jobs: usize) -> Result<Child> {
+    /// Starts the process of `trial`, which has this index, on its share of the cores.
+    fn start(&self, index: usize, trial: &Trial, out: &Path, slot: usize, jobs: usize) -> Result<Process> {
         let program = std::env::current_exe().map_err(TrainError::io("find", Path::new("this program")))?;
         let log = log_of(out, trial);
         let file = OpenOptions::new().create(true).append(true).open(&log);
         let file = file.map_err(TrainError::io("open", &log))?;
+        let start = file.metadata().map_or(0, |file| file.len());
         let copy = file.try_clone().map_err(TrainError::io("open", &log))?;
         let mut command = Command::new(program);
         command.arg("train").arg(&self.config).arg("--out").arg(&trial.folder);
@@ -264,7 +293,7 @@ impl SweepArgs {
         if trial.folder.join("checkpoints/latest").exists() {
             command.args(["--resume", "latest"]);
         }
-        // In a group of its own, the process does not get the terminal's stop signal in addition to the sweep's.
+        // In a group of its own, it gets one signal to stop, not also that of the terminal.
         command.stdin(Stdio::null()).stdout(file).stderr(copy).process_group(0);
         // A process inherits the cores of the thread that starts it.
         let spawned = std::thread::scope(|scope| {
@@ -278,37 +307,75 @@ impl SweepArgs {
             spawn.join()
         });
         match spawned {
-            Ok(child) => Ok(child.map_err(TrainError::io("start the run in", &trial.folder))?),
+            Ok(child) => {
+                let child = child.map_err(TrainError::io("start the run in", &trial.folder))?;
+                Ok(Process { index, child, log, start })
+            }
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 }
 
-/// Returns the cores of one of `jobs` equal shares of this process's cores; `None` if there is nothing to share.
+/// The process of a run.
+struct Process {
+    /// Index of its trial.
+    index: usize,
+    child: Child,
+    log: PathBuf,
+    /// Length of the log when the process started.
+    start: u64,
+}
+
+/// The processes of a sweep, one in each slot. Those that are left when the sweep ends early are stopped as well.
+struct Running(Vec<Option<Process>>);
+
+impl Running {
+    /// Asks all processes to save and stop.
+    fn signal(&self) {
+        for process in self.0.iter().flatten() {
+            let pid = i32::try_from(process.child.id()).ok().and_then(Pid::from_raw);
+            // A process that has ended meanwhile needs no signal.
+            let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.signal();
+        for process in self.0.iter_mut().flatten() {
+            // There is nobody left to report an error to.
+            let _ = process.child.wait();
+        }
+    }
+}
+
+/// Returns the cores of one of `jobs` runs at a time; `None` if there is nothing to share.
 fn cores_of(slot: usize, jobs: usize) -> Option<CpuSet> {
     let all = sched_getaffinity(None).ok()?;
     let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|core| all.is_set(*core)).collect();
     if jobs < 2 || cores.len() < jobs {
         return None;
     }
+    // A container may have fewer than it sees.
+    let usable = std::thread::available_parallelism().map_or(cores.len(), NonZeroUsize::get);
+    let each = (usable.min(cores.len()) / jobs).max(1);
     let mut share = CpuSet::new();
-    let each = cores.len() / jobs;
     cores[slot * each..(slot + 1) * each].iter().for_each(|core| share.set(*core));
     Some(share)
 }
 
-/// Returns how many runs of `base` the cores and the memory of this machine allow at a time.
-fn jobs_for(base: &Config, registry: &Registry) -> Result<usize> {
-    let mut config = base.clone();
-    let device = ResolvedDevice::new(&config, registry.layers(), None).map_err(TrainError::from)?;
-    if device.is_gpu() {
+/// Returns how many runs of `config` the cores and the memory of this machine allow at a time. Runs that may use a GPU
+/// have it for themselves.
+fn jobs_for(config: &Config, registry: &Registry) -> Result<usize> {
+    if cfg!(any(feature = "cuda", feature = "wgpu")) && config.device.backend != Backend::Cpu {
         return Ok(1);
     }
+    let mut config = config.clone();
+    let device = ResolvedDevice::new(&config, registry.layers(), None).map_err(TrainError::from)?;
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let jobs = match config.device.threads {
-        Some(threads) => cores / threads.max(1),
-        None => cores / config.train.ranks.max(1),
-    };
+    let threads = config.device.threads.unwrap_or(config.train.ranks);
+    let jobs = cores / threads.max(1);
     config.settle(device.defaults());
     // A model that cannot be planned fails in its run, with a reason.
     let Ok(model) = run::model_of_run(&config, registry.layers()) else { return Ok(jobs.max(1)) };
@@ -329,7 +396,8 @@ fn grids(arguments: &[String], overrides: &[String]) -> Result<Vec<Grid>> {
         let Some((key, values)) = argument.split_once('=') else {
             return wrong("expected a key and its values, as in optim.lr=1e-3,3e-3");
         };
-        let (key, values) = (key.trim().to_owned(), split(values));
+        let Some(values) = split(values) else { return wrong("a quote or a bracket is not closed") };
+        let key = key.trim().to_owned();
         if grids.iter().any(|grid| grid.key == key) {
             return wrong("this key has another grid: write all values in one");
         }
@@ -342,15 +410,15 @@ fn grids(arguments: &[String], overrides: &[String]) -> Result<Vec<Grid>> {
         if let Some((_, twice)) =
             values.iter().enumerate().find(|(index, value)| values[..*index].contains(value))
         {
-            return wrong(&format!("{twice} is there twice"));
+            return wrong(&format!("{twice} is listed twice"));
         }
         grids.push(Grid { key, values });
     }
     Ok(grids)
 }
 
-/// Splits values at commas outside of brackets and quotes.
-fn split(values: &str) -> Vec<String> {
+/// Splits values at commas outside of brackets and quotes; `None` if one of them is not closed.
+fn split(values: &str) -> Option<Vec<String>> {
     let (mut parts, mut depth, mut quote) = (vec![String::new()], 0_usize, None);
     for letter in values.chars() {
         match (letter, quote) {
@@ -368,7 +436,7 @@ fn split(values: &str) -> Vec<String> {
             last.push(letter);
         }
     }
-    parts.iter().map(|part| part.trim().to_owned()).collect()
+    (depth == 0 && quote.is_none()).then(|| parts.iter().map(|part| part.trim().to_owned()).collect())
 }
 
 /// Returns all combinations of the grids' values, as indices; the last grid varies fastest.
@@ -396,6 +464,18 @@ fn short<'a>(key: &'a str, grids: &[Grid]) -> &'a str {
     if is_unique { last(key) } else { key }
 }
 
+/// Returns the name of a run's folder: `text`, with a hash of the `settings` if that is no good name.
+fn name_of(text: &str, settings: &[String]) -> String {
+    let name = file_name(text);
+    if name == text && name.len() <= NAME {
+        return name;
+    }
+    let mut hasher = DefaultHasher::new();
+    settings.hash(&mut hasher);
+    let short: String = name.chars().take(NAME / 2).collect();
+    format!("{short}-{:016x}", hasher.finish())
+}
+
 /// Returns `name` with only the characters that need no quotes in a shell.
 fn file_name(name: &str) -> String {
     let keep = |letter: char| letter.is_ascii_alphanumeric() || "._+-=,".contains(letter);
@@ -406,23 +486,26 @@ fn file_name(name: &str) -> String {
 }
 
 fn log_of(out: &Path, trial: &Trial) -> PathBuf {
-    out.join(format!("{}.log", trial.name))
+    out.join(LOGS).join(format!("{}.log", trial.name))
 }
 
-/// Makes `out` the folder of a sweep of `base`.
-fn claim(out: &Path, base: &Config) -> Result<()> {
+/// Makes `out` the folder of a sweep of `base`, and keeps other sweeps out of it as long as the file is open.
+fn claim(out: &Path, base: &Config) -> Result<File> {
     let base = toml::to_string(base)
         .map_err(|error| CommandError::usage(format!("the configuration cannot be written: {error}")))?;
     let (mark, text) = (out.join(MARK), format!("{MARK_LINE}{base}"));
-    fs::create_dir_all(out).map_err(TrainError::io("create", out))?;
+    let logs = out.join(LOGS);
     match fs::read_to_string(&mark) {
-        Ok(before) if before == text => Ok(()),
-        Ok(_) => Err(CommandError::usage(format!(
-            "{} holds a sweep of another configuration ({}): choose another folder with --out",
-            out.display(),
-            mark.display()
-        ))),
+        Ok(before) if before == text => {}
+        Ok(_) => {
+            return Err(CommandError::usage(format!(
+                "{} holds a sweep of another configuration ({}): choose another folder with --out",
+                out.display(),
+                mark.display()
+            )));
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            fs::create_dir_all(out).map_err(TrainError::io("create", out))?;
             let mut files = fs::read_dir(out).map_err(TrainError::io("read", out))?;
             if files.next().is_some() {
                 return Err(CommandError::usage(format!(
@@ -430,9 +513,18 @@ fn claim(out: &Path, base: &Config) -> Result<()> {
                     out.display()
                 )));
             }
-            Ok(fs::write(&mark, text).map_err(TrainError::io("write", &mark))?)
+            fs::write(&mark, text).map_err(TrainError::io("write", &mark))?;
         }
-        Err(error) => Err(TrainError::io("read", &mark)(error).into()),
+        Err(error) => return Err(TrainError::io("read", &mark)(error).into()),
+    }
+    fs::create_dir_all(&logs).map_err(TrainError::io("create", &logs))?;
+    let file = File::open(&mark).map_err(TrainError::io("open", &mark))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            Err(CommandError::usage(format!("another sweep is at work in {}", out.display())))
+        }
+        Err(TryLockError::Error(error)) => Err(TrainError::io("lock", &mark)(error).into()),
     }
 }
 
@@ -447,7 +539,14 @@ fn state(folder: &Path) -> State {
                 let last = &losses[losses.len().saturating_sub(LAST_STEPS)..];
                 Some(last.iter().sum::<f64>() / last.len() as f64)
             };
-            let validation = last("val_loss").map(|(_, loss)| loss);
+            let (evaluated, steps) = (last("val_loss"), run.metrics().last_step());
+            if evaluated.is_some_and(|(step, _)| Some(step) != steps) {
+                // It resumed from its last step, which logs nothing.
+                return State::Failed(
+                    "stopped in its last evaluation; remove its folder to repeat it".to_owned(),
+                );
+            }
+            let validation = evaluated.map(|(_, loss)| loss);
             match validation.or_else(mean) {
                 Some(loss) => State::Done(Outcome {
                     loss,
@@ -465,8 +564,13 @@ fn first_clause(text: &str) -> String {
     text.split([';', '\n']).next().unwrap_or_default().to_owned()
 }
 
-fn last_error(log: &Path) -> Option<String> {
-    let text = fs::read_to_string(log).ok()?;
+/// Returns the last error in the log of a run, after its first `start` bytes.
+fn last_error(log: &Path, start: u64) -> Option<String> {
+    let mut text = Vec::new();
+    let mut file = File::open(log).ok()?;
+    file.seek(SeekFrom::Start(start)).ok()?;
+    file.read_to_end(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
     text.lines().rev().find_map(|line| line.strip_prefix("error: ")).map(first_clause)
 }
 
@@ -490,7 +594,7 @@ struct SweepRow {
 
 #[derive(Debug, Serialize)]
 struct SweepRun {
-    folder: PathBuf,
+    folder: String,
     result: Option<f64>,
     failure: Option<String>,
 }
@@ -520,7 +624,7 @@ impl SweepReport {
                     tokens_per_s: mean(&speeds),
                     runs: own()
                         .map(|(trial, state)| SweepRun {
-                            folder: trial.folder.clone(),
+                            folder: trial.folder.display().to_string(),
                             result: outcome(state).map(|outcome| outcome.loss),
                             failure: match state {
                                 State::Failed(why) => Some(why.clone()),
@@ -596,8 +700,7 @@ impl SweepReport {
             }
             let result = run.result.map_or_else(String::new, |result| result.to_string());
             let failure = run.failure.as_deref().unwrap_or_default();
-            let _ =
-                writeln!(csv, "{},{result},{}", quoted(&run.folder.display().to_string()), quoted(failure));
+            let _ = writeln!(csv, "{},{result},{}", quoted(&run.folder), quoted(failure));
         }
         csv
     }
@@ -679,12 +782,14 @@ mod tests {
 
     #[test]
     fn values_are_split_outside_of_brackets_and_quotes() {
+        let split = |values| split(values).expect("closed");
         assert_eq!(split("1e-3, 3e-3"), ["1e-3", "3e-3"]);
         assert_eq!(
             split("none,{ every = 2 },[1, 2],\"a,b\""),
             ["none", "{ every = 2 }", "[1, 2]", "\"a,b\""]
         );
         assert_eq!(split(""), [""]);
+        assert_eq!([super::split("it's,ok"), super::split("[1,2")], [None, None]);
     }
 
     #[test]

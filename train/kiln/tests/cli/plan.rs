@@ -41,15 +41,19 @@ fn a_large_model_needs_a_way_that_fits() {
     };
     assert_eq!(find("NO_SHARD", "none", false)["fits"], false);
     assert_eq!(find("FULL_SHARD", "none", false)["fits"], false);
+    assert_eq!(find("FULL_SHARD", "selective", false)["fits"], true);
     assert_eq!(find("FULL_SHARD", "block", false)["fits"], true);
     let recommended = &plan["recommended"];
     assert_eq!(
         (&recommended["strategy"], &recommended["recompute"]),
-        (&"FULL_SHARD".into(), &"block".into())
+        (&"FULL_SHARD".into(), &"selective".into())
     );
     let reason = recommended["reason"].as_str().expect("a reason");
     assert!(reason.starts_with("7b on 8 x 46.0 GiB: NO_SHARD needs "), "{reason}");
-    assert!(reason.contains("FULL_SHARD with recompute needs ") && reason.contains("fits"), "{reason}");
+    assert!(
+        reason.contains("FULL_SHARD with selective recompute needs ") && reason.contains("fits"),
+        "{reason}"
+    );
     let row = &rows(&plan)[recommended["row"].as_u64().expect("an index") as usize];
     assert_eq!(row["strategy"], recommended["strategy"]);
 }

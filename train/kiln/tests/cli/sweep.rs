@@ -74,7 +74,7 @@ fn a_stopped_sweep_continues_and_repeats_nothing() {
     assert_eq!(["metrics.jsonl", "events.jsonl"].map(changed), before);
     let events = workspace.text("runs/run-sweep/lr=1e-3,strategy=NO_SHARD/events.jsonl");
     assert_eq!(events.matches("\"kind\":\"resume\"").count(), 1, "{events}");
-    for folder in names(&out).into_iter().filter(|name| name.starts_with("lr=") && !name.ends_with(".log")) {
+    for folder in names(&out).into_iter().filter(|name| name.starts_with("lr=")) {
         assert_eq!(workspace.steps(&format!("runs/run-sweep/{folder}")).len(), 400, "{folder}");
     }
 }
@@ -112,12 +112,13 @@ fn mistakes_are_found_before_the_first_run() {
     };
     wrong(&["--grid", "optim.lr"], "expected a key and its values");
     wrong(&["--grid", "optim.lr=1e-3,"], "a value is empty");
-    wrong(&["--grid", "optim.lr=1,1"], "1 is there twice");
+    wrong(&["--grid", "optim.lr=1,1"], "1 is listed twice");
     wrong(&["--grid", "optim.lr=1,2", "--grid", "optim.lr=3"], "this key has another grid");
     wrong(&["--grid", "optim.lr=1,2", "--set", "optim.lr=3"], "--set has this key as well");
     wrong(&["--grid", "optim.lrate=1,2"], "optim.lrate");
     wrong(&["--grid", "optim.lr=1e-3,-1"], "optim.lr");
-    wrong(&["--grid", "train.seed=1,2", "--seeds", "20000"], "40000 runs, and a sweep has at most 10000");
+    wrong(&["--grid", "optim.lr=1,2", "--seeds", "20000"], "40000 runs, and a sweep has at most 10000");
+    wrong(&["--grid", "train.seed=1,2", "--seeds", "2"], "train.seed has a grid: remove --seeds");
     wrong(&["--grid", "optim.lr=1,2", "--out", "other"], "other holds other files");
     assert_eq!(workspace.text("other/notes.txt"), "mine");
 }
@@ -126,9 +127,9 @@ fn mistakes_are_found_before_the_first_run() {
 fn the_folder_of_another_sweep_is_refused() {
     let workspace = workspace();
     workspace.succeed(&["sweep", "run.toml", "--grid", "optim.lr=1e-3"]);
-    // More values belong to the same sweep.
-    let text = workspace.succeed(&["sweep", "run.toml", "--grid", "optim.lr=1e-3,2e-3"]);
-    assert!(text.contains("2 runs") && text.contains("1 left"), "{text}");
+    // More values and seeds belong to the same sweep.
+    let text = workspace.succeed(&["sweep", "run.toml", "--grid", "optim.lr=1e-3,2e-3", "--seeds", "2"]);
+    assert!(text.contains("4 runs") && text.contains("3 left"), "{text}");
     let ended = workspace.kiln(&["sweep", "run.toml", "--grid", "optim.lr=1e-3", "--set", "train.steps=5"]);
     assert_eq!(ended.code, Some(2));
     assert!(

@@ -1,6 +1,4 @@
-//! Measurements: `kiln bench strategies`, `kiln bench network`, and `kiln tune`, which tries the ways that
-//! `ways.rs` lists. `rounds.rs` alternates between ways to train. The steps here train on made-up tokens; other
-//! measurements use them too, such as those of the program `kiln-bench`.
+//! Measurements: `kiln bench strategies`, `kiln bench network` and `kiln tune`.
 
 mod network;
 mod rounds;
@@ -28,7 +26,6 @@ pub use rounds::{StrategyRow, prepare};
 pub use strategies::{StrategiesArgs, StrategiesOptions, StrategiesTable, strategies};
 pub use tune::{TuneArgs, share_of_percent};
 
-/// Returns the error about a measurement whose number of ranks is unknown.
 fn unknown_ranks() -> TrainError {
     TrainError::usage(
         "the number of ranks is missing: give --ranks N for threads of this process, or start processes with \
@@ -45,8 +42,7 @@ pub fn default_config() -> Config {
     config
 }
 
-/// Checks the kernels that steps of `config` use on `device`, and replaces faulty ones, as every run does before
-/// the first step.
+/// Checks the kernels that steps of `config` use on `device`, and replaces faulty ones.
 ///
 /// # Errors
 ///
@@ -55,7 +51,6 @@ pub fn check_kernels(config: &Config, model: &ModelConfig, device: &ResolvedDevi
     kernels::settle(config, model, device, None)
 }
 
-/// Maximum number of measured steps or rounds.
 const MAX_COUNT: usize = 1_000_000;
 
 /// Checks numbers of steps or rounds, each given with the name of its flag.
@@ -84,20 +79,15 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 /// Times of one step on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTimes {
-    /// Time from the end of the last backward pass until the outcome of the step is known.
+    /// Time from the end of the last backward pass to the step's outcome.
     pub update: Duration,
-    /// Time from the start of the step until the host has queued all work for the device. A GPU accepts some 1,000
-    /// launches in advance. If a step has more, the host waits for the GPU, and this is an upper bound of the
-    /// host's own time.
+    /// Time until the host has queued the step's work for the device.
+    /// Above about 1,000 launches the host waits for the GPU, so this is an upper bound of the host's own time.
     pub queued: Duration,
 }
 
-/// Trains `model` for one step of `config` on made-up tokens, and waits for the outcome. `loss` replaces the
-/// cross-entropy. Step `number` has the same tokens on every machine. Returns the step's times. Collective.
-///
-/// # Errors
-///
-/// As for [`forward_backward`].
+/// Trains `model` for one step of `config` on made-up tokens. Fails as [`forward_backward`] does. Collective.
+/// `loss` replaces the cross-entropy. Step `number` has the same tokens on every machine.
 pub fn step(
     config: &Config,
     model: &ShardedDecoder,
@@ -108,7 +98,6 @@ pub fn step(
     step_with_outcome(config, model, device, loss, number).map(|(times, _)| times)
 }
 
-/// Like [`step`], but also returns the outcome of the step.
 pub(crate) fn step_with_outcome(
     config: &Config,
     model: &ShardedDecoder,
@@ -140,7 +129,6 @@ pub(crate) fn step_with_outcome(
     Ok((StepTimes { update: backward_ended.elapsed(), queued }, outcome))
 }
 
-/// Waits until `device` has finished the work of this rank.
 fn settle(device: &Device) -> Result<()> {
     device.sync().map_err(failed)
 }

@@ -1,7 +1,5 @@
-//! `kiln bench network`: the time of the training collectives on the ranks' network, by bytes sent.
-//!
-//! Every collective is measured at sizes that double. A line is fitted to the times, `time = latency + bytes_sent
-//! / bandwidth`, by the least squares of the relative errors, so that small sizes count as much as large ones.
+//! `kiln bench network`: times the training collectives at sizes that double, and fits the line
+//! `time = latency + bytes_sent / bandwidth` by least squares of the relative errors.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -25,13 +23,11 @@ use kiln_train::launch;
 use kiln_train::process::output::print_line;
 use kiln_train::world::{self, Ranks};
 
-/// The smallest and the largest size, in bytes of the whole tensor; each size is twice the previous one.
+/// Smallest and largest size, in bytes of the whole tensor.
 const SIZES: [usize; 2] = [64 << 10, 32 << 20];
 
-/// Collectives of training.
 const OPERATIONS: [Operation; 3] = [Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce];
 
-/// Number of measured calls per size, after one warm-up call.
 const CALLS: usize = 9;
 
 /// Arguments of `kiln bench network`.
@@ -48,18 +44,13 @@ pub struct NetworkArgs {
     out: Option<PathBuf>,
 }
 
-/// A collective at one size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
-    /// Bytes of the whole tensor.
     bytes: usize,
-    /// Bytes that a rank sends.
     sent: u64,
-    /// Median time of the calls, on the slowest rank.
     seconds: f64,
 }
 
-/// One collective, measured at all sizes, and the fitted link.
 struct Ladder {
     link: Link,
     points: Vec<Point>,
@@ -113,7 +104,6 @@ impl NetworkArgs {
     }
 }
 
-/// Measures all collectives at all sizes. Collective.
 fn measure(world: &dyn Communicator, device: &Device, config: &Config) -> Result<Vec<Ladder>> {
     let timeout = config.comm.timeout();
     let nodes = world.nodes().into_iter().max().unwrap_or_default() + 1;
@@ -133,7 +123,6 @@ fn measure(world: &dyn Communicator, device: &Device, config: &Config) -> Result
     Ok(ladders)
 }
 
-/// Measures one collective on a tensor of `bytes`. Collective.
 fn point(
     world: &dyn Communicator,
     device: &Device,
@@ -142,7 +131,6 @@ fn point(
     timeout: Duration,
 ) -> Result<Point> {
     let ranks = world.world_size();
-    // Number of elements in the chunk of one rank.
     let chunk = bytes.div_ceil(size_of::<f32>() * ranks);
     let zeros = |len| kiln_shard::zeros_on(device, DType::F32, len);
     // Ranks share gathered buffers in the same cases as in training.
@@ -156,7 +144,7 @@ fn point(
     let (shard, whole) = (Arc::new(zeros(chunk)), Arc::new(zeros(chunk * ranks)));
     let (mut seconds, mut sent, mut kept) = (Vec::new(), 0, None);
     for call in 0..=CALLS {
-        // Except in the first call, the memory has been written to before, as in training.
+        // As in training, only the first call writes to fresh memory.
         let output = kept.take().unwrap_or_else(new);
         settle(device)?;
         world.barrier(label()).wait(timeout).map_err(ShardError::from)?;
@@ -181,8 +169,7 @@ fn point(
     Ok(Point { bytes: chunk * ranks * size_of::<f32>(), sent, seconds: seconds.fold(0.0, f64::max) })
 }
 
-/// Fits a line with the least squares of relative errors. Returns the line's latency in seconds and its bandwidth
-/// in bytes per second, neither of which is negative.
+/// Fits latency (seconds) and bandwidth (bytes per second), neither negative, by least squares of relative errors.
 fn fit(points: &[Point]) -> [f64; 2] {
     // Weighted by one over the time, the equation is a + b x = 1 for rows (1 / t, x / t).
     let rows: Vec<_> = points
@@ -212,7 +199,6 @@ fn to_text(ladders: &[Ladder]) -> String {
     let mut text = String::new();
     for Ladder { link, points } in ladders {
         let Link { backend, ranks, nodes, operation, latency_s, bytes_per_s } = link;
-        // Writing into a String cannot fail.
         let _ = writeln!(
             text,
             "{operation} over {backend}, {} on {}: {:.1} us + bytes sent / {:.3} GB/s",
@@ -259,7 +245,6 @@ mod tests {
     #[test]
     fn fit_finds_the_line() {
         assert_close(fit(&points(|bytes| 2e-5 + bytes / 3e9)), [2e-5, 3e9]);
-        // The latency is never negative.
         let [latency, bandwidth] = fit(&points(|bytes| (bytes / 1e9 - 5e-5).max(1e-6)));
         assert!(latency == 0.0 && bandwidth > 0.0, "{latency} {bandwidth}");
         assert_close(fit(&points(|_| 1e-3)), [1e-3, 1e15]);
@@ -267,7 +252,6 @@ mod tests {
         assert!(latency > 0.0 && bandwidth > 9e14, "{latency} {bandwidth}");
     }
 
-    /// A relative error counts the same at small and large sizes.
     #[test]
     fn errors_are_relative() {
         let mut off = points(|bytes| 2e-5 + bytes / 3e9);

@@ -1,7 +1,4 @@
-//! Alternating measurements of ways to train on the same work, for `kiln bench strategies` and `kiln tune`.
-//!
-//! The ways alternate round by round, so that changes in the machine's speed affect all of them; figures are
-//! medians over the rounds.
+//! Alternates between ways to train on the same work, so that changes in the machine's speed affect every way.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,22 +46,15 @@ pub struct StrategyRow {
     pub wait_share: f64,
 }
 
-/// The subject of a measurement, and the ranks that run it.
 pub(super) struct Rounds<'a> {
-    /// The model.
     pub(super) model: &'a ModelConfig,
-    /// The layers, losses and optimizers to choose from.
     pub(super) registry: &'a Registry,
-    /// The device of this process.
     pub(super) selected: &'a ResolvedDevice,
-    /// The ranks.
     pub(super) ranks: &'a Ranks<'a>,
-    /// Steps measured per way and round, after one warm-up step.
     pub(super) steps: usize,
 }
 
-/// Settles `config` on the actual ranks, for a measurement on made-up tokens; returns it with its model and the
-/// device of this process. `ranks` is as for [`world::ranks_of`].
+/// Resolves `config` for a measurement on made-up tokens; `ranks` is as for [`world::ranks_of`].
 ///
 /// # Errors
 ///
@@ -77,7 +67,7 @@ pub fn prepare(
 ) -> Result<(Config, ModelConfig, ResolvedDevice)> {
     let path = config.data.path.clone();
     if path.as_os_str().is_empty() {
-        // Tokens are made up: a configuration without data is complete.
+        // Tokens are made up, so `data.path` may be missing.
         config.data.path = "unused".into();
     }
     let options = RunOptions { ranks, place: place.cloned(), ..RunOptions::default() };
@@ -94,7 +84,6 @@ pub fn prepare(
 }
 
 impl Rounds<'_> {
-    /// Measures each of `ways`, which differ only in how they train. Collective.
     pub(super) fn measure(&self, ways: &[Config], rounds: usize) -> Result<Vec<StrategyRow>> {
         if let Some(way) = ways.first() {
             let settle = |world: Arc<dyn Communicator>| {

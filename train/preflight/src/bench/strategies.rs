@@ -72,7 +72,6 @@ impl StrategiesArgs {
                 let written = report.and_then(|report| report.write(place, "--report"));
                 written.map_err(|error| TrainError::usage(error.to_string()))?;
                 let place = format!("the report is in {}", place.join("report.html").display());
-                // Standard output is reserved for the JSON.
                 if self.json { eprint_line(&place) } else { print_line(&format!("\n{place}")) }
             }
         }
@@ -85,7 +84,7 @@ impl StrategiesArgs {
 pub struct StrategiesOptions {
     /// Model, batch and policy; preset 10m with a small batch by default.
     pub config: Option<Config>,
-    /// Number of ranks. Required if they are threads; otherwise the launcher determines it.
+    /// Number of ranks, if they are threads; a launcher determines the number of processes.
     pub ranks: Option<usize>,
     /// The rank of this process, if ranks are processes.
     pub place: Option<RankEnv>,
@@ -120,8 +119,7 @@ pub struct StrategiesTable {
     pub rows: Vec<StrategyRow>,
 }
 
-/// Measures all strategies. If ranks are processes, every rank calls this function and gets its own figures; show
-/// those of rank 0.
+/// Measures all strategies. Under a launcher, every rank calls this function and gets its own figures.
 pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let mut config = options.config.clone().unwrap_or_else(default_config);
     let place = options.place.as_ref();
@@ -134,7 +132,6 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
     let (config, model, selected) = prepare(config, options.ranks, &options.registry, place)?;
     let layers = options.registry.layers();
-    // The configuration is checked for the strategy that needs the most memory.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;
     let decoder = Decoder::new(layers, &model, Key::new(0), &device::plain())?;
@@ -151,7 +148,6 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let ranks = Ranks::meet(&config, place, &identity, &selected)?;
     let ways = Strategy::ALL.map(|strategy| {
         let mut way = config.clone();
-        // As in training, a configured group size applies to the hybrid strategies.
         way.shard.shard_size = shard_size.filter(|_| strategy.is_hybrid());
         way.shard.strategy = strategy;
         way
@@ -171,7 +167,6 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
 }
 
 impl StrategiesTable {
-    /// Returns the table together with the conditions of its measurement.
     fn for_report(&self, options: &StrategiesOptions) -> impl Serialize {
         let are = if options.place.is_some() { "processes" } else { "threads of one process" };
         let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();

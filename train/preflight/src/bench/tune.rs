@@ -25,7 +25,6 @@ use kiln_train::registry::Registry;
 use kiln_train::run;
 use kiln_train::world::{self, Ranks};
 
-/// Start of the comment at the top of a tuned configuration. An empty line follows the comment.
 const WRITTEN: &str = "# Written by `kiln tune";
 
 /// Converts the `percent` of `--margin` to a share from 0 to 1.
@@ -75,21 +74,16 @@ pub struct TuneArgs {
     json: bool,
 }
 
-/// A way that was tried: its planned and its measured figures. Bytes are those of a rank.
 #[derive(Serialize)]
 struct TuneRow {
     #[serde(flatten)]
     way: Way,
     peak_bytes: u64,
-    /// Tokens per second of all ranks together, median over rounds.
     tokens_per_s: f64,
-    /// Ratio of `tokens_per_s` to that of the first row; median of the rounds' ratios.
     relative_speed: f64,
-    /// True for the way that the written configuration uses.
     chosen: bool,
 }
 
-/// The result of the tuning.
 #[derive(Serialize)]
 struct TuneReport {
     parameters: usize,
@@ -97,11 +91,8 @@ struct TuneReport {
     global_batch: usize,
     seq_len: usize,
     rows: Vec<TuneRow>,
-    /// The written configuration.
     out: PathBuf,
-    /// The changes in the written configuration, as `--set` takes them.
     changes: Vec<String>,
-    /// Keys that were removed from the written configuration.
     removed: Vec<&'static str>,
 }
 
@@ -168,7 +159,6 @@ impl TuneArgs {
         };
         let table = report.to_text();
         if let Err(error) = self.write(&report, &format!("{table}{}", selected.describe())) {
-            // If the file cannot be written, at least show the measurements.
             print_line(&table);
             return Err(error);
         }
@@ -176,7 +166,6 @@ impl TuneArgs {
         Ok(0)
     }
 
-    /// Fails, before anything is measured, if the configuration could not be written to `out`.
     fn check_out(&self, out: &Path) -> Result<()> {
         let path = out.display();
         if !self.force && out.symlink_metadata().is_ok() {
@@ -192,7 +181,7 @@ impl TuneArgs {
         }
     }
 
-    /// Returns the error if no way fits: the error of a run of this configuration, if that fails too.
+    /// Returns the memory error of a run of this configuration, if there is one, or else a general error.
     fn nothing_fits(&self, tried: &Tried<'_>) -> TrainError {
         let Tried { config, model, registry, selected, place, .. } = *tried;
         let refused = || -> Result<()> {
@@ -208,7 +197,6 @@ impl TuneArgs {
         })
     }
 
-    /// Writes the configuration with the changes of `report`. The comment at its top contains `table`.
     fn write(&self, report: &TuneReport, table: &str) -> Result<()> {
         let TuneReport { out, changes, removed, .. } = report;
         let is_kept = |setting: &&String| {
@@ -227,18 +215,15 @@ impl TuneArgs {
         }
         let text = format!("{comment}\n{text}");
         if self.force {
-            // With `--force`, any existing content is replaced.
             return named::write(out, text.as_bytes(), "configuration", |_| true);
         }
         write_new_beside(out, text.as_bytes()).map_err(|error| match error.kind() {
-            // The file did not exist when `check_out` looked.
             ErrorKind::AlreadyExists => TrainError::Exists(out.clone()),
             _ => TrainError::io("write", out)(error),
         })
     }
 }
 
-/// Returns `text` without the comment at its top and the empty line after it.
 fn without_comment(text: &str) -> &str {
     let comment: usize =
         text.split_inclusive('\n').take_while(|line| line.starts_with('#')).map(str::len).sum();
@@ -260,7 +245,6 @@ fn agreed(mine: Vec<Way>, config: &Config, ranks: &Ranks<'_>) -> Result<Vec<Way>
     })
 }
 
-/// Combines planned and measured figures, and chooses the fastest way; of equally fast ways, the first.
 fn chosen_of(ways: &[Way], measured: &[StrategyRow]) -> Vec<TuneRow> {
     let fastest = measured.iter().map(|row| row.relative_speed).fold(0.0, f64::max);
     let chosen = measured.iter().position(|row| row.relative_speed >= fastest);
@@ -274,7 +258,6 @@ fn chosen_of(ways: &[Way], measured: &[StrategyRow]) -> Vec<TuneRow> {
     rows.collect()
 }
 
-/// Returns the settings that make `config` run in the way `way`, and the keys to remove.
 fn difference(config: &Config, way: &Way) -> (Vec<String>, Vec<&'static str>) {
     let tuned = way.apply(config);
     let mut changes = Vec::new();
@@ -294,7 +277,6 @@ fn difference(config: &Config, way: &Way) -> (Vec<String>, Vec<&'static str>) {
 
 impl TuneReport {
     fn to_json(&self) -> String {
-        // Serializing numbers and strings cannot fail.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 
@@ -317,7 +299,6 @@ impl TuneReport {
         );
         for row in &self.rows {
             let way = &row.way;
-            // Writing into a String cannot fail.
             let _ = writeln!(
                 text,
                 "{} {:<21} {:<9} {:<7} {:>5} {:>11.1} {:>11.1} {:>9.0} {:>8.2}x{}",
@@ -336,7 +317,6 @@ impl TuneReport {
         text + "\nrelative: tok/s divided by that of the first line in the same round, median of the rounds\n"
     }
 
-    /// Describes the written configuration.
     fn conclusion(&self) -> String {
         let mut text = format!("\nwritten to {}", self.out.display());
         if self.changes.is_empty() && self.removed.is_empty() {

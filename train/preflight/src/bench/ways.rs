@@ -15,29 +15,20 @@ use kiln_train::error::Result;
 use kiln_train::registry::Registry;
 use kiln_train::run;
 
-/// A way to run a configuration, and its planned figures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Way {
-    /// The sharding strategy.
     pub(super) strategy: Strategy,
-    /// Group size of a hybrid strategy, if the configuration sets one.
     shard_size: Option<usize>,
-    /// The parts that are recomputed in backward.
     pub(super) recompute: Recompute,
-    /// True if state is in host memory.
     pub(super) offload: bool,
-    /// Sequences per micro-batch.
     pub(super) micro_batch: usize,
     /// True if the configuration already runs this way.
     pub(super) configured: bool,
-    /// Planned peak memory of a rank in bytes.
     pub(super) planned_peak_bytes: u64,
-    /// Planned seconds per step, if the speed of the device is known.
     pub(super) planned_step_s: Option<f64>,
 }
 
 impl Way {
-    /// Returns the way that `config` describes, without planned figures.
     fn from_config(config: &Config) -> Self {
         Way {
             strategy: config.shard.strategy,
@@ -51,7 +42,6 @@ impl Way {
         }
     }
 
-    /// Returns `config` changed to run in this way.
     pub(super) fn apply(&self, config: &Config) -> Config {
         let mut config = config.clone();
         (config.shard.strategy, config.shard.shard_size) = (self.strategy, self.shard_size);
@@ -60,20 +50,18 @@ impl Way {
         config
     }
 
-    /// Returns whether both ways are the same, whatever their planned figures.
+    /// Returns whether both ways are the same, apart from their planned figures.
     pub(super) fn is_same(&self, other: &Way) -> bool {
         let what = |way: &Way| (way.strategy, way.shard_size, way.recompute, way.offload, way.micro_batch);
         what(self) == what(other)
     }
 
-    /// Orders ways: the configuration's own way, then by planned speed. If the speed is unknown, ways without
-    /// recomputation and with large micro-batches come first.
+    /// Orders the configuration's own way first, then by planned speed, least work and largest micro-batch.
     fn compare(&self, other: &Way) -> Ordering {
         let by_time = match (self.planned_step_s, other.planned_step_s) {
             (Some(one), Some(other)) => one.total_cmp(&other),
             _ => Ordering::Equal,
         };
-        // From the least work to the most.
         let rule = |way: &Way| match way.recompute {
             Recompute::None => (way.offload, 0),
             Recompute::Selective => (way.offload, 1),
@@ -85,20 +73,17 @@ impl Way {
     }
 }
 
-/// A settled configuration, and the inputs of a plan for it.
 pub(super) struct Tried<'a> {
     pub(super) config: &'a Config,
     pub(super) model: &'a ModelConfig,
     pub(super) registry: &'a Registry,
     pub(super) selected: &'a ResolvedDevice,
     pub(super) place: Option<&'a RankEnv>,
-    /// Share of the free memory that the largest micro-batches leave free.
     pub(super) margin: f64,
 }
 
 impl Tried<'_> {
-    /// Returns all ways that fit into the memory that is free for this process, in the order in which to try
-    /// them.
+    /// Returns all ways that fit into this process's free memory, in the order in which to try them.
     pub(super) fn ways(&self) -> Result<Vec<Way>> {
         let Tried { config, model, registry, .. } = *self;
         let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain())?;
@@ -141,7 +126,6 @@ impl Tried<'_> {
         Ok(fitting)
     }
 
-    /// Returns `way` with its planned figures, if it fits.
     fn planned(
         &self,
         way: Way,
@@ -154,7 +138,6 @@ impl Tried<'_> {
             return None;
         }
         let mut config = way.apply(self.config);
-        // The check that every run makes before it starts.
         run::memory_warnings(&config, self.model, decoder, optimizer, self.selected, self.place).ok()?;
         if way.strategy.is_hybrid() {
             let of_machine = planned.target.ranks_per_node();
@@ -164,7 +147,6 @@ impl Tried<'_> {
         Some(Way { planned_peak_bytes: row.peak_bytes, planned_step_s: row.step_s, ..way })
     }
 
-    /// Describes the available ranks.
     fn target(&self) -> Target {
         let Tried { config, selected, place, margin, .. } = *self;
         let ranks = config.train.ranks;
@@ -174,7 +156,6 @@ impl Tried<'_> {
         } else {
             (Hardware::Cpu(None), Memory::for_machine())
         };
-        // The memory that a run may use, as the check before a run computes it.
         let fraction = config.device.memory_fraction.unwrap_or(1.0);
         let share = |memory: Memory| memory.free.min((memory.total as f64 * fraction) as u64);
         Target {

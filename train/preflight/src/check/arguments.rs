@@ -56,12 +56,10 @@ pub struct CheckArgs {
 }
 
 impl CheckArgs {
-    /// Returns whether any of these stages is to be checked.
     pub(super) fn wants(&self, stages: &[Stage]) -> bool {
         self.stage.is_empty() || stages.iter().any(|stage| self.stage.contains(stage))
     }
 
-    /// Returns the options that `kiln train` would have for the configuration `path`.
     pub(super) fn options(
         &self,
         path: &Path,

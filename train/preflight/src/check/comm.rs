@@ -1,5 +1,4 @@
-//! The stage `comm`: agreement between processes. Compares arguments, clocks, data, folders and devices, and
-//! measures every link of the ring of ranks.
+//! The stage `comm`: checks that all processes agree, and measures every link of the ring of ranks.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -24,25 +23,20 @@ use kiln_train::world::{self, Ranks, World};
 
 const COMM: Stage = Stage::Comm;
 
-/// Number of rounds in which clocks are compared; the quickest round counts.
 const ROUNDS: usize = 8;
 
-/// Clock differences, in seconds, above which the check warns and fails. A run does not depend on the clocks,
-/// but comparing logs of two machines does.
+/// Clock differences, in seconds, that warn and fail: they matter only for comparing logs of two machines.
 const CLOCK: [f64; 2] = [1.0, 30.0];
 
-/// Maximum time until a new file must be visible on another machine. No machine has looked up the file's name
-/// before, so none has cached its absence.
+/// Maximum time until another machine must see a new file, whose name no machine has looked up before.
 const SEEN: Duration = Duration::from_secs(2);
 
-/// Interval between attempts to see the new file.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Number of bytes read at each of three places of a token file, to detect copies that differ.
+/// Bytes read at each of three places of a token file, to detect copies that differ.
 const SAMPLE: usize = 1 << 16;
 
-/// Compares this rank with rank 0. For a drill, `ahead` is added to this rank's clock, in seconds. Collective:
-/// every rank calls this, whatever its earlier checks have found.
+/// Compares this rank with rank 0. A drill adds `ahead` seconds to this rank's clock. Collective.
 pub(super) fn examine(
     setup: &Setup,
     world: &dyn Communicator,
@@ -68,11 +62,9 @@ pub(super) fn examine(
     )?;
     for (subject, folder) in [
         ("checkpoint", setup.resume.clone()),
-        // A resumed run does not read `init.from`.
         ("init.from", config.init_from().filter(|_| setup.resume.is_none()).map(Path::to_owned)),
     ] {
         let print = folder.as_deref().map_or_else(String::new, checkpoint_print);
-        // Reported only if at least one rank has such a checkpoint.
         if comparison.any(subject, !print.is_empty())? {
             comparison.same(
                 subject,
@@ -92,14 +84,12 @@ pub(super) fn examine(
     ring::examine(world, timeout, findings)
 }
 
-/// Connects to the other processes. Returns `None` on failure, which the others notice.
 pub(super) fn meet<'a>(setup: &Setup, place: &'a RankEnv, findings: &mut Findings) -> Option<Ranks<'a>> {
     let ranks = findings.take(COMM, "meeting", Ranks::join(&setup.config, Some(place)))?;
     findings.ok(COMM, "meeting", format!("all {} ranks have joined", place.world_size));
     Some(ranks)
 }
 
-/// Prepares the ranks to use their GPUs together. Collective.
 pub(super) fn devices(
     setup: &Setup,
     met: &World,
@@ -118,7 +108,6 @@ pub(super) fn devices(
     Ok(())
 }
 
-/// Returns the arguments that must be the same on all ranks.
 fn arguments(config: &Config, options: &RunOptions) -> String {
     let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, .. } = options;
     format!(
@@ -128,7 +117,6 @@ fn arguments(config: &Config, options: &RunOptions) -> String {
     )
 }
 
-/// Returns whether the flag `here` is set on any rank. Collective.
 fn any(world: &dyn Communicator, label: &'static str, here: bool, timeout: Duration) -> Result<bool> {
     Ok(world::gather(world, label, &[u8::from(here)], timeout)?.iter().any(|flag| *flag == [1]))
 }
@@ -155,7 +143,6 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Compares `text` with rank 0's, and reports `problem` and its `fix` if they differ.
     fn same(&mut self, subject: &'static str, text: &str, problem: &str, fix: &str) -> Result<()> {
         let all = self.gather(subject, &Sha256::digest(text))?;
         match all[self.world.rank()] == all[0] {
@@ -165,11 +152,8 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Compares this rank's clock with that of rank 0.
-    ///
-    /// Every rank reads its clock between a barrier and a gather. Rank 0 also reads its clock before the barrier
-    /// and after the gather, so the other rank's reading lies between these two: at their midpoint, plus or minus
-    /// half their distance.
+    /// Compares this rank's clock with rank 0's, which reads its own before a barrier and after a gather.
+    /// This rank's reading lies in between: at the midpoint, plus or minus half the distance.
     fn clocks(&mut self, ahead: f64) -> Result<()> {
         let now = || {
             let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -202,9 +186,8 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Checks that a file that rank 0 has just written to `folder` is visible to this rank.
+    /// Checks that this rank sees a file that rank 0 has just written to `folder`.
     fn shared(&mut self, subject: &'static str, folder: Option<PathBuf>, fix: &str) -> Result<()> {
-        // Dropping `written` deletes the file.
         let (mut written, mut reason) = (None, String::new());
         if let Some(folder) = folder.filter(|_| self.world.rank() == 0) {
             match write(&folder) {
@@ -237,14 +220,12 @@ impl Comparison<'_> {
                 }
             }
         }
-        // Keeps the file until all ranks have looked.
         self.barrier(subject)?;
         drop(written);
         Ok(())
     }
 }
 
-/// Returns a fingerprint of a data folder, without reading all of it.
 fn fingerprint(folder: &Path) -> String {
     let mut print = String::new();
     for name in ["data.json", "tokenizer.json"] {
@@ -273,7 +254,6 @@ fn checkpoint_print(folder: &Path) -> String {
     list.map(print).concat()
 }
 
-/// Creates a file in `folder` with random content.
 fn write(folder: &Path) -> std::io::Result<(tempfile::NamedTempFile, String)> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
@@ -284,7 +264,6 @@ fn write(folder: &Path) -> std::io::Result<(tempfile::NamedTempFile, String)> {
     Ok((file, nonce))
 }
 
-/// Waits for the file at `path` to become visible. Returns whether it did.
 fn sees(path: &Path, nonce: &str) -> bool {
     let until = Instant::now() + SEEN;
     loop {

@@ -15,23 +15,17 @@ use kiln_train::run::prompts;
 
 const DATA: Stage = Stage::Data;
 
-/// Maximum number of sequences to read from a split.
 const READ: u64 = 2048;
 
-/// Number of tokens shown as text.
 const SHOWN: usize = 24;
 
-/// The data that the check found.
 pub(super) enum Found {
-    /// Prepared data, and the content of its tokenizer file.
     Prepared(Box<DataInfo>, Vec<u8>),
-    /// No data yet; the run prepares it before it starts.
     Later,
-    /// No usable data. Holds the vocabulary size if it is known nevertheless.
+    /// No usable data; the vocabulary size, if it is known.
     Unusable(Option<usize>),
 }
 
-/// Checks the data of `config`. A resumed run continues with the data of the checkpoint `resume`.
 pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, findings: &mut Findings) -> Found {
     let section = &config.data;
     if !section.text.is_empty() && !section.path.join("data.json").exists() {
@@ -68,7 +62,6 @@ pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, findings: &m
     }
 }
 
-/// Checks the text from which data would be prepared.
 fn inputs(config: &Config, findings: &mut Findings) -> Found {
     let (path, text) = (config.data.path.display(), &config.data.text);
     for input in text {
@@ -83,12 +76,12 @@ fn inputs(config: &Config, findings: &mut Findings) -> Found {
     Found::Later
 }
 
-/// Reads the pairs of `eval.prompts`, without tokenizing them, because the tokenizer may not exist yet.
+/// Reads the pairs of `eval.prompts` without tokenizing them, because the tokenizer may not exist yet.
 fn pairs(config: &Config, findings: &mut Findings) -> Option<Vec<(usize, Pair)>> {
     findings.take(DATA, "eval.prompts", prompts::read(config))
 }
 
-/// Returns how many tokens a prompt of `[sample]` may have, as far as that is known before the weights are opened.
+/// Returns the token limit of a `[sample]` prompt, as far as known before the weights are opened.
 fn context(config: &Config, resume: Option<&Checkpoint>) -> usize {
     let seq_len = config.data.seq_len;
     match (config.model.context_length, resume) {
@@ -99,7 +92,6 @@ fn context(config: &Config, resume: Option<&Checkpoint>) -> usize {
     }
 }
 
-/// Returns the content of the data's tokenizer file, and the tokenizer.
 fn tokenizer(config: &Config, info: &DataInfo, findings: &mut Findings) -> Option<(Vec<u8>, Tokenizer)> {
     let folder = &config.data.path;
     let load = || {
@@ -123,7 +115,6 @@ fn tokenizer(config: &Config, info: &DataInfo, findings: &mut Findings) -> Optio
     Some((content, tokenizer))
 }
 
-/// Checks a split: its size, the checksums of some blocks, its token ids, and a sample as text.
 fn check_split(
     config: &Config,
     split: Split,
@@ -144,7 +135,6 @@ fn check_split(
     let read = samples.min(READ);
     let known = tokenizer.map_or(usize::MAX, Tokenizer::vocab_size);
     for index in 0..read {
-        // The sequences to read are spread over the file, and include the last one.
         let sample = ((index + 1) as u128 * u128::from(samples) / u128::from(read)) as u64 - 1;
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         source.file().read_sample(sample, &mut inputs, &mut targets)?;

@@ -14,10 +14,8 @@ use kiln_sys::words::size;
 
 const SAVE: Stage = Stage::Save;
 
-/// Bytes per element of a weight or an optimizer slot.
 const F32: u64 = 4;
 
-/// Space for the other output of a run: logs and metrics.
 const OTHER: u64 = 16 << 20;
 
 /// Checks the disk space where `out` is or will be. The run continues after `done` steps.
@@ -59,7 +57,6 @@ pub(super) fn examine(out: &Path, parts: &Trained, done: u64, findings: &mut Fin
     }
 }
 
-/// Returns the bytes of one checkpoint: all weights, and the optimizer slots of the trained ones.
 fn bytes_of(config: &Config, optimizer: &Optimizer, shapes: &Shapes) -> u64 {
     let is_frozen = config.frozen();
     let bytes = |(name, shape): &(String, Vec<usize>)| {
@@ -106,20 +103,16 @@ mod tests {
         };
         let most =
             |every, keep, keep_every, steps, done| with_existing(every, keep, keep_every, steps, done, 0);
-        // The checkpoints: one at the end; two of ten and one being written; all ten; all that are left.
         assert_eq!(most(0, 2, 0, 100, 0), 1);
         assert_eq!(most(10, 2, 0, 100, 0), 3);
         assert_eq!(most(10, 0, 0, 100, 0), 10);
         assert_eq!(most(10, 0, 0, 100, 70), 3);
-        // The last step is not a multiple.
         assert_eq!(most(10, 0, 0, 105, 0), 11);
         assert_eq!(most(90, 9, 0, 100, 0), 2);
-        // The checkpoints of steps 60 and 120 are kept in addition.
         assert_eq!(most(20, 1, 60, 120, 0), 4);
         assert_eq!(most(20, 1, 30, 120, 0), 4);
         assert_eq!(most(1, 0, 0, u64::MAX, 0), u64::MAX);
         assert_eq!(most(3, 1, u64::MAX - 1, u64::MAX, 0), 3);
-        // With two existing checkpoints to remove, one is added; with one, two.
         assert_eq!(with_existing(10, 2, 0, 100, 70, 2), 1);
         assert_eq!(with_existing(10, 2, 0, 100, 70, 5), 1);
         assert_eq!(with_existing(10, 2, 0, 100, 70, 1), 2);

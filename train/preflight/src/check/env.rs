@@ -16,17 +16,13 @@ use kiln_train::run::{self, CHECK_PREFIX, RunOptions};
 
 const ENV: Stage = Stage::Env;
 
-/// Facts about the run that this process would start.
 pub(super) struct Setup {
-    /// The configuration, with the actual number of ranks.
     pub(super) config: Config,
     pub(super) options: RunOptions,
     pub(super) device: Option<ResolvedDevice>,
-    /// The run folder: as configured, and as an absolute path.
     pub(super) out: Option<(PathBuf, PathBuf)>,
-    /// The checkpoint to resume from.
     pub(super) resume: Option<PathBuf>,
-    /// True if the ranks could connect, as far as this process can determine.
+    /// True if, as far as this process can determine, the ranks could connect.
     pub(super) meets: bool,
 }
 
@@ -62,7 +58,6 @@ pub(super) fn examine(
         let text = device.describe();
         findings.ok(ENV, "device", text.strip_prefix("device: ").unwrap_or(&text));
     }
-    // Only the first rank on each machine reports facts about the machine.
     if place.is_none_or(|place| place.local_rank == 0) {
         let processes = place.map_or(1, |place| place.local_world_size);
         machine::examine(place.map_or(config.train.ranks, |_| processes), processes, findings);
@@ -79,7 +74,6 @@ pub(super) fn examine(
     Some(Setup { config, options, device, out, resume, meets })
 }
 
-/// Checks place, secret and ports. Returns whether the ranks could connect.
 fn meeting_point(config: &Config, options: &RunOptions, findings: &mut Findings) -> bool {
     let Some(place) = &options.place else {
         findings.ok(ENV, "place", "alone; ranks are threads of this process");
@@ -95,7 +89,6 @@ fn meeting_point(config: &Config, options: &RunOptions, findings: &mut Findings)
         ),
     );
     if config.comm.backend == CommBackend::Mpi {
-        // MPI connects the ranks itself.
         return true;
     }
     let mut meets = true;
@@ -123,7 +116,6 @@ fn meeting_point(config: &Config, options: &RunOptions, findings: &mut Findings)
     meets
 }
 
-/// Returns the nearest existing folder: the run folder `out`, or one of its ancestors.
 pub(super) fn nearest(out: &Path) -> &Path {
     let is_there = |path: &&Path| path.as_os_str().is_empty() || path.is_dir();
     match out.ancestors().find(is_there) {
@@ -132,10 +124,8 @@ pub(super) fn nearest(out: &Path) -> &Path {
     }
 }
 
-/// Checks that the run folder, or the place where it will be, is writable.
 fn writable(out: &Path, findings: &mut Findings) -> bool {
     let place = nearest(out);
-    // No folder can be created below a file.
     let blocked = out.ancestors().find(|path| path.exists() && !path.is_dir());
     let tried = match blocked {
         Some(file) => Err(format!("{} is a file", file.display())),

@@ -1,8 +1,6 @@
 //! `kiln check CONFIG`: checks in seconds that a run would start and save.
 //!
-//! Stages come in the order of `Stage`. Each process first checks its own part (`env.rs`, `data.rs`,
-//! `model.rs`). Then processes connect and compare (`comm.rs`, `ring.rs`). Finally all ranks take a reduced step
-//! and save it (`step.rs`, `disk.rs`). Rank 0 prints one table.
+//! Each process checks its own part, then processes compare, then all ranks take and save a reduced step.
 
 mod arguments;
 mod comm;
@@ -48,7 +46,6 @@ const STEP_NEEDS: [(Stage, &str); 10] = [
     (Stage::Comm, "devices"),
 ];
 
-/// Additional checks that must have succeeded before a save.
 const SAVE_NEEDS: [(Stage, &str); 3] =
     [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
 
@@ -83,8 +80,7 @@ impl CheckArgs {
         if failures == 0 { Ok(0) } else { Err(TrainError::Check { failures }) }
     }
 
-    /// Runs all checks. On rank 0, returns the findings of all ranks; on another rank, those that rank 0 does not
-    /// have.
+    /// Runs all checks. Rank 0 returns all ranks' findings; another rank returns findings that rank 0 does not have.
     fn check(&self, path: &Path, registry: &Registry, place: Option<RankEnv>) -> Report {
         let (rank, processes) = (place.as_ref().map_or(0, |place| place.rank), place.is_some());
         let own = |findings| Report { ranks: vec![(rank, findings)], processes };
@@ -120,7 +116,6 @@ impl CheckArgs {
         let mut report = Report { ranks: all, processes };
         let findings = self.try_out(trained.as_ref(), setup, &ranks, &report);
         if rank != 0 {
-            // Rank 0 already has the findings of the earlier checks.
             return own(findings);
         }
         // Successes are the same on all ranks, so rank 0's are copied. Each rank reports its own failures.
@@ -131,7 +126,6 @@ impl CheckArgs {
         report
     }
 
-    /// Runs the checks that do not need other processes.
     fn check_alone(
         &self,
         path: &Path,
@@ -149,7 +143,7 @@ impl CheckArgs {
         if !needs_model {
             return (Some(setup), None);
         }
-        // Creates the layers, optimizers and losses of the program, whose custom code may panic.
+        // The program's custom layers, optimizers and losses may panic.
         let examined =
             panic::catch_unwind(AssertUnwindSafe(|| model::examine(&setup, &sources, &data, findings)));
         let trained = examined.unwrap_or_else(|panic| {
@@ -166,8 +160,6 @@ impl CheckArgs {
         (Some(setup), trained)
     }
 
-    /// Compares the processes, and returns the findings of all ranks. Returns `None` if the connection between the
-    /// ranks is lost.
     fn compare(
         &self,
         setup: &Setup,
@@ -193,8 +185,7 @@ impl CheckArgs {
         compared.map_err(|error| findings.failed(Stage::Comm, "meeting", error)).ok()
     }
 
-    /// Takes a step and saves it on all ranks, unless an earlier check that these depend on has failed on any
-    /// rank. Returns the results of this rank: a failure may concern one rank only, so each rank reports its own.
+    /// Takes and saves a step, unless a check that it needs has failed on any rank. Returns this rank's results.
     fn try_out(
         &self,
         trained: Option<&Trained>,

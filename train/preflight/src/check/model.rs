@@ -18,24 +18,19 @@ use kiln_train::run;
 
 const MODEL: Stage = Stage::Model;
 
-/// The model and configuration that a run trains.
 pub(super) struct Trained {
-    /// The configuration, with the values that the device determines.
     pub(super) config: Config,
     pub(super) model: ModelConfig,
     pub(super) optimizer: Optimizer,
-    /// Names and shapes of all parameters.
     pub(super) shapes: Shapes,
 }
 
-/// The checkpoint that a run resumes from, and the source of the run's model and weights.
 pub(super) struct Sources {
     pub(super) resume: Option<Checkpoint>,
     pub(super) weights: Option<ModelSource>,
 }
 
 impl Sources {
-    /// Opens the checkpoint and the model named in `setup`, and records a failure for each that cannot be opened.
     pub(super) fn open(setup: &Setup, findings: &mut Findings) -> Self {
         let Some(folder) = setup.resume.as_deref() else {
             let opened = run::open_source(None, &setup.config);
@@ -47,7 +42,6 @@ impl Sources {
     }
 }
 
-/// Checks the model to train. Returns `None` if it is unusable.
 pub(super) fn examine(
     setup: &Setup,
     sources: &Sources,
@@ -109,13 +103,11 @@ pub(super) fn examine(
     named.map(|()| Trained { config, model, optimizer, shapes })
 }
 
-/// Returns the total number of elements of all parameters.
 pub(super) fn elements(shapes: &Shapes) -> u64 {
     shapes.iter().map(|(_, shape)| shape.iter().map(|size| *size as u64).product::<u64>()).sum()
 }
 
-/// Returns the model of a run whose data is not prepared yet, with the largest vocabulary that the data can have:
-/// `vocab_size` tokens.
+/// Returns the model of a run without prepared data, with the largest vocabulary that the data can have.
 fn model_before_data(
     config: &Config,
     source: Option<&ModelSource>,
@@ -127,7 +119,6 @@ fn model_before_data(
     Ok(model.map_err(kiln_config::ConfigError::invalid)?)
 }
 
-/// Compares the initial weights with the model to train.
 fn check_initial_weights(
     setup: &Setup,
     sources: &Sources,
@@ -178,7 +169,6 @@ fn check_initial_weights(
     }
 }
 
-/// Warns if the weights were trained with a different tokenizer.
 fn check_tokenizer(source: &ModelSource, data: &Found, findings: &mut Findings) {
     let Found::Prepared(_, tokenizer) = data else { return };
     let Ok(own) = files::read(&source.tokenizer(), files::MAX_WHOLE) else { return };

@@ -14,23 +14,18 @@ use kiln_train::world;
 
 const COMM: Stage = Stage::Comm;
 
-/// Bytes that a rank sends to measure a bandwidth.
 const BYTES: usize = 4 << 20;
 
 /// Numbers of exchanges of a few bytes and of [`BYTES`]. The quickest exchange of each kind counts.
 const EXCHANGES: [usize; 2] = [30, 4];
 
-/// A link is slow if the usual link of its kind is faster by this factor.
 const SLOW: f64 = 4.0;
 
-/// Maximum number of links listed individually.
 const LISTED: usize = 16;
 
-/// The measured link between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Measured {
     ranks: [usize; 2],
-    /// Set if both ranks are on one machine.
     is_local: bool,
     latency_s: f64,
     bytes_per_s: f64,
@@ -73,7 +68,6 @@ pub(super) fn examine(world: &dyn Communicator, timeout: Duration, findings: &mu
     Ok(())
 }
 
-/// Returns how many seconds two ranks take to send each other `bytes` bytes.
 fn exchange(pair: &dyn Communicator, bytes: usize, timeout: Duration) -> Result<f64, ShardError> {
     let input = Arc::new(Buffer::zeros(DType::U8, bytes));
     let mut quickest = f64::INFINITY;
@@ -87,7 +81,6 @@ fn exchange(pair: &dyn Communicator, bytes: usize, timeout: Duration) -> Result<
     Ok(quickest)
 }
 
-/// Reports the links, and warns about those that are much slower than usual for their kind.
 fn report(links: &[Measured], findings: &mut Findings) {
     let usual = |is_local: bool| {
         median(links.iter().filter(|link| link.is_local == is_local).map(|link| link.bytes_per_s).collect())
@@ -131,7 +124,6 @@ mod tests {
                 let mut met = BTreeSet::new();
                 for rank in 0..ranks {
                     let Some(pair) = pair_of(rank, ranks, turn) else { continue };
-                    // Both ranks agree on the pair, so neither is in another one.
                     assert_eq!(pair_of(pair[0], ranks, turn), Some(pair));
                     assert_eq!(pair_of(pair[1], ranks, turn), Some(pair));
                     met.insert(pair);

@@ -26,19 +26,15 @@ use kiln_train::registry::Registry;
 use kiln_train::run::CHECK_PREFIX;
 use kiln_train::world;
 
-/// Maximum number of parameters for a step of the whole model. A larger model is narrowed, so that the check
-/// stays quick.
+/// Maximum number of parameters for a step of the whole model; larger models are narrowed to keep the check quick.
 const WHOLE: u64 = 16_000_000;
 
-/// Maximum relative difference on a GPU between a step and the same step after loading a checkpoint: GPU kernels
-/// sum in any order. On the CPU, the bits must be equal.
+/// Maximum relative difference on a GPU, whose kernels sum in any order. On the CPU, the bits must be equal.
 const TOLERANCE: f64 = 1e-3;
 
-/// Steps to compare. The first one after loading depends on the weights alone; the second one also depends on the
-/// state of the optimizer.
+/// Steps to compare after loading: the first depends on the weights alone, the second also on the optimizer state.
 const COMPARED: [u64; 2] = [2, 3];
 
-/// A reduced version of the run.
 pub(super) struct Shrunk {
     config: Config,
     model: ModelConfig,
@@ -46,9 +42,7 @@ pub(super) struct Shrunk {
     loss: Option<TokenLoss>,
     registry: Registry,
     device: Device,
-    /// True if the model is narrower than the run's.
     narrow: bool,
-    /// Maximum relative difference between a step and the same step after loading a checkpoint.
     tolerance: f64,
 }
 
@@ -72,7 +66,6 @@ impl Shrunk {
         Ok(Shrunk { config, model, optimizer, loss, registry, device, narrow, tolerance })
     }
 
-    /// Builds the model on this rank, to train it or to load a checkpoint into it. Collective.
     fn build(&self, world: Arc<dyn Communicator>, is_loaded: bool) -> Result<ShardedDecoder> {
         let Shrunk { config, model, optimizer, registry, device, .. } = self;
         let shard = &config.shard;
@@ -86,7 +79,6 @@ impl Shrunk {
         Ok(ShardedDecoder::new(decoder, builder)?)
     }
 
-    /// Takes step `number` of `model`. Collective.
     fn step_of(&self, model: &ShardedDecoder, number: u64) -> Result<Outcome> {
         let Shrunk { config, device, loss, .. } = self;
         let (_, outcome) = bench::step_with_outcome(config, model, device, loss.as_ref(), number)?;
@@ -103,7 +95,6 @@ impl Shrunk {
         }
     }
 
-    /// Takes one step. Returns text for the table. Collective.
     pub(super) fn step(&self, world: Arc<dyn Communicator>) -> Result<String> {
         let model = self.build(world, false)?;
         let start = Instant::now();
@@ -117,12 +108,11 @@ impl Shrunk {
         ))
     }
 
-    /// Takes a step, saves a checkpoint and loads it; the next step must be the same as without loading. Returns
-    /// text for the table. Until then, the checkpoint is in the existing folder nearest to `out`. Collective.
+    /// Saves and loads a temporary checkpoint, and checks that the next steps are the same as without loading.
+    /// Returns text for the table. The checkpoint is in the existing folder nearest to `out`. Collective.
     pub(super) fn save(&self, world: Arc<dyn Communicator>, out: &Path) -> Result<String> {
         let (rank, timeout) = (world.rank(), self.config.comm.timeout());
         let place = nearest(out);
-        // All ranks use the folder, so rank 0 keeps it until they are done.
         let folder =
             (rank == 0).then(|| tempfile::Builder::new().prefix(CHECK_PREFIX).tempdir_in(place)).transpose();
         let folder = folder.map_err(TrainError::io("create a folder in", place))?;

@@ -11,7 +11,7 @@ pub enum EvalError {
         .checkpoint.display()
     )]
     NoData { checkpoint: PathBuf },
-    /// The data that a model was trained on are missing. `data`: their former location.
+    /// The data that a model was trained on no longer exist at `data`.
     #[error(
         "{} was trained on the data in {}, which does not exist: name a folder of prepared data with --data",
         .checkpoint.display(), .data.display()
@@ -25,7 +25,7 @@ pub enum EvalError {
         .checkpoint.display(), .data.display()
     )]
     DataNotFound { checkpoint: PathBuf, data: PathBuf },
-    /// The data that a model was trained on have been replaced. `data`: the folder, with the current data.
+    /// The data that a model was trained on, in the folder `data`, have been replaced.
     #[error(
         "the data in {} differ from those that {} was trained on; to use them anyway, pass --data {}",
         .data.display(), .checkpoint.display(), .data.display()
@@ -34,22 +34,21 @@ pub enum EvalError {
     /// The data that the user named do not exist.
     #[error("--data {}: no such folder; name one with prepared data", .data.display())]
     DataMissing { data: PathBuf },
-    /// The ids of the data come from a different vocabulary. `tokens`: size of the data's vocabulary; `known`: of the model's.
+    /// The data's `tokens` ids are more than the model's `known` ids, so they come from a different vocabulary.
     #[error(
         "{} has {tokens} token ids, and the model knows {known}: use data prepared with the model's \
          tokenizer",
         .data.display()
     )]
     OtherVocabulary { data: PathBuf, tokens: usize, known: usize },
-    /// The data were prepared with a different tokenizer, whose ids stand for different text. `data`: the
-    /// data's tokenizer; `model`: the model's tokenizer.
+    /// The data's tokenizer `data` differs from the model's tokenizer `model`.
     #[error(
         "{} is not the same tokenizer as {}, which the model was trained with: use data prepared with the \
          model's tokenizer",
         .data.display(), .model.display()
     )]
     OtherTokenizer { data: PathBuf, model: PathBuf },
-    /// A sequence is longer than the model's context. `what`: the flag or prompt that is too long.
+    /// The sequence `what`, a flag or prompt, is longer than the model's context.
     #[error(
         "{what}: {tokens} tokens are more than the {context} that the model reads; use fewer, or a model \
          with a longer context"
@@ -80,8 +79,7 @@ pub enum EvalError {
     /// A prompt-and-answer file has no pairs.
     #[error("{} has no pairs: write one object with \"prompt\" and \"answer\" per line", .path.display())]
     NoPairs { path: PathBuf },
-    /// A token is not in the model's vocabulary. `position`: its position in the list, from 1; `known`: size of
-    /// the vocabulary, at least 1.
+    /// The token at `position`, from 1, is outside the vocabulary of `known` tokens, of which there is at least one.
     #[error("--tokens: {id} (number {position}) is not a token of the model, whose ids are 0 to {}", .known - 1)]
     UnknownToken { id: u32, position: usize, known: usize },
     /// A file cannot be read.

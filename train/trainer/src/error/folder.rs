@@ -23,7 +23,7 @@ pub enum FolderError {
         .0.display()
     )]
     Occupied(PathBuf),
-    /// The folder holds a run without a checkpoint, which this start may not begin again, for the given reason.
+    /// The folder holds a run without a checkpoint, which this start may not begin again, for this reason.
     #[error(
         "{} holds a run without a complete checkpoint, {}, or choose another folder with --out", .0.display(), .1
     )]
@@ -49,7 +49,7 @@ pub enum FolderError {
         .0.display()
     )]
     NotTheSame(PathBuf),
-    /// Another run is active in the folder; the text says which process holds the folder, and since when.
+    /// Another run is active in the folder; the text describes its process.
     #[error(
         "{} is in use by {}: wait until it ends or stop it, or choose another folder with --out",
         .0.display(), .1

@@ -27,8 +27,7 @@ use kiln_sys::words::{number_of, size};
 pub use eval::EvalError;
 pub use folder::FolderError;
 
-/// Number of consecutive skipped updates after which a run ends under `train.nonfinite = "skip"`. A single bad
-/// batch cannot cause so many.
+/// Number of consecutive skipped updates that ends a run under `train.nonfinite = "skip"`.
 pub const MAX_SKIPPED: u64 = 10;
 
 /// The result of an operation that is part of training.
@@ -55,7 +54,7 @@ pub enum TrainError {
     /// The sharding engine failed.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// The ranks lost contact. Each has written its flight recording into this run folder.
+    /// The ranks lost contact; their flight recordings are in this run folder.
     #[error("{}; compare what the ranks were doing with `kiln inspect flight {}`", .0, .1.display())]
     Recorded(#[source] ShardError, PathBuf),
     /// A custom training loop failed.
@@ -67,7 +66,7 @@ pub enum TrainError {
     /// The values that the ranks' layers recorded cannot be combined.
     #[error("cannot combine the ranks' layer records: {reason}")]
     Records {
-        /// The reason.
+        /// The cause, as text.
         reason: String,
     },
     /// A checkpoint cannot be used.
@@ -95,7 +94,7 @@ pub enum TrainError {
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] kiln_collectives::mpi::MpiError),
-    /// NCCL could not connect this rank's GPU with the GPUs of the other ranks, which are processes.
+    /// NCCL could not connect this rank's GPU with the GPUs of the other ranks.
     #[cfg(feature = "cuda")]
     #[error("rank {rank} cannot connect its GPU {index} with those of the other ranks: {source}")]
     Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },
@@ -106,23 +105,20 @@ pub enum TrainError {
          port (MASTER_PORT), name (TORCHELASTIC_RUN_ID, --rdzv-id) or secret (KILN_JOB_SECRET)"
     )]
     OtherConfig(Vec<usize>),
-    /// Rank 0, which makes the plan for all ranks, failed with this message; `usage` is true if the
-    /// configuration or the arguments are the cause.
+    /// Rank 0 failed with `message`; `usage` is true if the configuration or the arguments are the cause.
     #[error("rank 0 could not start the run: {message}")]
     Rank0 { message: String, usage: bool },
     /// The run folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// Resuming from the checkpoint at `path` would continue at a different position in the data, because these
-    /// `keys` have changed; `differences` has the old and new values.
+    /// Resuming from `path` would continue elsewhere in the data, because these `keys` have changed.
     #[error(
         "{} was trained with different values, and continuing would read the data at a different position: \
          {}. Use the earlier values, or accept the different position with {}",
         .path.display(), .differences.join(", "), allow(.keys)
     )]
     OtherPosition { path: PathBuf, keys: Vec<PositionKey>, differences: Vec<String> },
-    /// The loss or the gradient norm (`what`) is not finite; `parameter` is the first parameter with a
-    /// non-finite gradient. The run does not skip such steps, or has skipped the maximum number in a row.
+    /// The loss or gradient norm, `what`, is not finite; `parameter` has the first non-finite gradient.
     #[error(
         "step {step}: {what} is {value}{}{origin}{}. Lower optim.lr or raise optim.warmup_steps, and continue from an \
          earlier checkpoint",
@@ -133,7 +129,6 @@ pub enum TrainError {
         what: &'static str,
         value: f64,
         parameter: Option<String>,
-        /// The first non-finite tensor, as text.
         origin: String,
         is_repeated: bool,
     },
@@ -185,9 +180,7 @@ pub enum TrainError {
     size(*.needed), .needed.div_ceil(1 << 30)
 )]
 pub struct MemoryError {
-    /// Bytes that the run needs.
     pub(crate) needed: u64,
-    /// The available memory, as text.
     pub(crate) there: String,
     pub(crate) table: String,
     pub(crate) helps: String,
@@ -212,12 +205,10 @@ pub enum PositionKey {
 
 impl fmt::Display for PositionKey {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        // Never `None`, because no variant is skipped.
         self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
 
-/// An error from user code, such as a custom training loop or metric.
 type BoxError = Box<dyn Error + Send + Sync>;
 
 impl TrainError {
@@ -249,7 +240,6 @@ impl From<MetricError> for TrainError {
     }
 }
 
-/// Formats an error with its causes.
 fn with_causes(error: &BoxError) -> String {
     causes(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
@@ -259,12 +249,10 @@ pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a 
     std::iter::successors(Some(error), |&error| error.source())
 }
 
-/// Returns whether one of the causes of a loop's error is a [`TrainError`] of this kind.
 fn any_of(error: &BoxError, kind: fn(&TrainError) -> bool) -> bool {
     causes(&**error).any(|error| error.downcast_ref::<TrainError>().is_some_and(kind))
 }
 
-/// Returns the flags that allow `keys` to differ.
 fn allow(keys: &[PositionKey]) -> String {
     let flags: Vec<_> = keys.iter().map(|key| format!("--allow-changed {key}")).collect();
     flags.join(" ")
@@ -275,7 +263,6 @@ pub fn in_gradient(parameter: &Option<String>) -> String {
     parameter.as_ref().map_or_else(String::new, |name| format!(" (first in the gradient of `{name}`)"))
 }
 
-/// Describes the effect of a step with a non-finite loss or gradient on the weights.
 fn not_updated(is_repeated: bool) -> String {
     match is_repeated {
         true => format!(", as in the {} steps before; none of them updated the weights", MAX_SKIPPED - 1),
@@ -284,13 +271,12 @@ fn not_updated(is_repeated: bool) -> String {
 }
 
 impl TrainError {
-    /// Creates an error about a file of the run folder, or another file named with `--out`, that cannot be read
-    /// or written.
+    /// Returns a function that converts an I/O error of `operation` on the file `path`.
     pub fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |error| FolderError::io(operation, path)(error).into()
     }
 
-    /// Creates an error that the system cannot start `what`, which describes one or more threads.
+    /// Returns a function that converts the failure to start `what`, which describes one or more threads.
     pub fn threads(what: &str) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.to_owned();
         move |source| TrainError::Threads { what, reason: source.to_string() }
@@ -301,7 +287,7 @@ impl TrainError {
         ConfigError::invalid(problem).into()
     }
 
-    /// Returns whether the user's configuration or arguments are the cause, instead of the run.
+    /// Returns whether the user's configuration or arguments caused the error.
     pub fn is_usage(&self) -> bool {
         match self {
             TrainError::Config(_)
@@ -333,7 +319,7 @@ impl TrainError {
         }
     }
 
-    /// Returns whether the run did not fail but was stopped, on request, before there was anything to save.
+    /// Returns whether the run was stopped on request, before there was anything to save.
     pub fn is_stop(&self) -> bool {
         matches!(self, TrainError::Stopped | TrainError::Data(DataError::Stopped))
     }
@@ -375,8 +361,7 @@ impl RankError for TrainError {
 impl From<RanksError<TrainError>> for TrainError {
     fn from(error: RanksError<TrainError>) -> Self {
         match error {
-            // The rank matters only for errors of the engine. A bad file or loss is the same on all ranks,
-            // whichever rank met it first.
+            // Only errors of the engine depend on the rank; a bad file or loss is the same on all ranks.
             RanksError::Failed {
                 rank,
                 error: source @ (TrainError::Shard(_) | TrainError::Recorded(..)),

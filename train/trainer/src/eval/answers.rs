@@ -1,8 +1,5 @@
 //! Loss on answers: how likely a model finds a given continuation of a prompt.
-//!
-//! Prompt and answer are tokenized as one text, which is split where the answer begins, as in
-//! lm-evaluation-harness (see [`Tokenizer::encode_pair`]). A prompt without tokens is replaced by the
-//! end-of-text token, as in generation.
+//! Prompt and answer are split as in lm-evaluation-harness. The end-of-text token replaces a prompt without tokens.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -31,8 +28,7 @@ pub struct Pair {
     pub answer: String,
 }
 
-/// A tokenized pair: `inputs`, and for each input token the token that follows it, or -1 if the following token
-/// belongs to the prompt.
+/// A tokenized pair. Targets that belong to the prompt are -1, which excludes them from the loss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenPair {
     inputs: Vec<i32>,
@@ -63,15 +59,13 @@ pub fn mean_answer_loss(losses: &[AnswerLoss]) -> f64 {
     sum / tokens as f64
 }
 
-/// Reads a file of pairs, one JSON object per line; blank lines are skipped. Returns every pair with its line
-/// number, counted from 1.
+/// Reads a file of pairs, one JSON object per line, with line numbers from 1. Skips blank lines.
 ///
 /// # Errors
 ///
 /// If the file cannot be read, has no pair, or has a line that is not a pair.
 pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
     let text = files::read(path, MAX_WHOLE).and_then(|bytes| {
-        // The standard library's message about invalid UTF-8.
         String::from_utf8(bytes)
             .map_err(|_| io::Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
     });
@@ -92,8 +86,7 @@ pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
 }
 
 impl TokenPair {
-    /// Tokenizes `pair` for a model that reads `context` tokens at a time; `place` names the source of the
-    /// pair.
+    /// Tokenizes `pair` for a model that reads `context` tokens at a time; errors name its source, `place`.
     ///
     /// # Errors
     ///
@@ -106,7 +99,6 @@ impl TokenPair {
         if prompt.is_empty() {
             prompt.push(tokenizer.end_of_text()?);
         }
-        // The last token is only a target, not an input.
         if prompt.len() + answer.len() - 1 > context {
             let place = place.to_owned();
             let (prompt, answer) = (prompt.len(), answer.len());
@@ -119,11 +111,7 @@ impl TokenPair {
         Ok(TokenPair { inputs, targets, answer: answer.len() })
     }
 
-    /// Tokenizes `pairs`, each with its line number in the file at `path`, as [`TokenPair::new`] does.
-    ///
-    /// # Errors
-    ///
-    /// As for [`TokenPair::new`].
+    /// Tokenizes the `pairs` of the file at `path`, each with its line number, as [`TokenPair::new`] does.
     pub fn from_file(
         path: &Path,
         pairs: &[(usize, Pair)],
@@ -135,9 +123,8 @@ impl TokenPair {
     }
 }
 
-/// Returns the losses of all pairs, in order, the same on every rank. The pairs are distributed over the ranks,
-/// one per pass; a rank that has run out of pairs computes a pass whose result is ignored, so that all ranks
-/// make the same number. Collective.
+/// Returns the losses of all pairs, in order, the same on every rank. Collective.
+/// Every pass takes one pair per rank. A rank without a pair computes a pass whose result is ignored.
 pub fn answer_losses(
     model: &ShardedDecoder,
     device: &Device,
@@ -147,8 +134,8 @@ pub fn answer_losses(
     Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
 }
 
-/// Like [`answer_losses`], but ends early, with `None`, if `go_on` returns false after a pass that is not the
-/// last. `go_on` must return the same value on all ranks.
+/// Like [`answer_losses`], but returns `None` if `go_on` returns false after a pass that is not the last.
+/// `go_on` must return the same value on all ranks.
 pub fn answer_losses_while(
     model: &ShardedDecoder,
     device: &Device,
@@ -178,7 +165,6 @@ pub fn answer_losses_while(
         }
     }
     engine.finish_evaluation()?;
-    // Exactly one rank contributes to each pair.
     let sums = engine.sum_over_ranks("answers", &sums)?;
     let losses = sums.into_iter().zip(pairs);
     Ok(Some(losses.map(|(sum, pair)| AnswerLoss { sum, tokens: pair.answer }).collect()))

@@ -10,13 +10,10 @@ use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_config::device;
 use kiln_data::BatchSource;
 
-/// Target of a padding row, which the loss ignores.
 const IGNORED: i32 = -1;
 
-/// Returns the mean loss in nats over the first `samples` sequences of `source` (all of them if 0), and the
-/// number of tokens. The sequences are distributed over the ranks; a rank that has run out of sequences
-/// computes rows that are ignored, so that all ranks make the same number of passes. `progress` is called after
-/// each pass with the number of passes done and their total. Collective.
+/// Returns the mean loss in nats over the first `samples` sequences (all if 0), and the number of tokens. Collective.
+/// All ranks make the same number of passes. Calls `progress` after each pass with the passes done and in total.
 pub fn evaluate(
     model: &ShardedDecoder,
     device: &Device,
@@ -34,22 +31,19 @@ pub fn evaluate(
     Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
 }
 
-/// Returns the number of samples of an evaluation and the rows per pass, which are at most the number of
-/// samples.
+/// Returns the number of samples of an evaluation, and the rows per pass, of which there are at most as many.
 fn bounded(source: &BatchSource, samples: u64, rows: usize) -> (u64, usize) {
     let available = source.order().num_samples();
     let samples = if samples == 0 { available } else { samples.min(available) };
     (samples, rows.min(usize::try_from(samples).unwrap_or(rows)).max(1))
 }
 
-/// Returns the number of passes that each rank makes in an evaluation.
 pub(crate) fn passes_of(engine: &Engine, source: &BatchSource, samples: u64, rows: usize) -> u64 {
     let (samples, rows) = bounded(source, samples, rows);
     samples.div_ceil(engine.world().world_size() as u64 * rows as u64)
 }
 
-/// Like [`evaluate`], but ends early, with `None`, if `go_on` returns false after a pass that is not the last.
-/// `go_on` must return the same value on all ranks.
+/// Like [`evaluate`], but returns `None` if `go_on`, the same on all ranks, returns false before the last pass.
 pub(crate) fn evaluate_while(
     model: &ShardedDecoder,
     device: &Device,

@@ -47,11 +47,7 @@ pub fn logits(model: &ShardedDecoder, device: &Device, tokens: &[i32]) -> Result
 }
 
 impl Logits {
-    /// Writes a `.npy` file.
-    ///
-    /// # Errors
-    ///
-    /// As for [`npy::write`].
+    /// Writes a `.npy` file, and fails as [`npy::write`] does.
     pub fn write_npy(&self, path: &Path) -> io::Result<()> {
         npy::write(path, &self.shape, &self.values)
     }

@@ -48,9 +48,7 @@ impl Validation {
     ///
     /// # Errors
     ///
-    /// If the data do not exist, if they were prepared with a different tokenizer, if the sequences are longer
-    /// than the model's context, if the data are shorter than one sequence, or if a check of some of the data
-    /// shows that they have changed since they were prepared.
+    /// If the data are missing, too short or changed, have a different tokenizer, or if a sequence exceeds the context.
     pub fn open(model: &ModelSource, data: Option<&Path>, options: ValidationOptions) -> Result<Self> {
         let context = model.context_length();
         if let Some(seq_len) = options.seq_len.filter(|seq_len| *seq_len > context) {
@@ -79,14 +77,11 @@ impl Validation {
         }
         check_tokenizer(model, &data)?;
         file.check()?;
-        // In the order of the file, as in training.
         Ok(Validation { source: BatchSource::new(file, false, 0)?, options })
     }
 
-    /// Returns the loss of `model`, the same on every rank. The sequences are distributed over the ranks, and
-    /// all ranks make the same number of passes. Collective.
-    ///
-    /// `progress` is called after each pass with the number of passes done and their total.
+    /// Returns the loss of `model`, the same on every rank. Collective.
+    /// Calls `progress` after each pass with the passes done and in total.
     pub fn loss(
         &self,
         model: &ShardedDecoder,
@@ -99,7 +94,7 @@ impl Validation {
     }
 }
 
-/// Fails if the data were prepared with a different tokenizer from the model's: the loss would be meaningless.
+/// Fails if the data have a different tokenizer from the model's, so that the loss would be meaningless.
 fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<()> {
     let Ok(tokenizer) = data::tokenizer_of(data) else { return Ok(()) };
     let content = data::read_tokenizer_of(data)?;
@@ -123,10 +118,9 @@ fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
         return Err(EvalError::NoData { checkpoint });
     };
     let data = config.data.path;
-    // A relative path starts at the folder in which the run was started, which is not recorded: try the current
-    // folder, and those that contain the run.
+    // The start of a relative path is not recorded: try the current folder, and those that contain the model.
     let absolute = checkpoint.canonicalize().unwrap_or_else(|_| checkpoint.clone());
-    // A folder of the same name far above the model may be unrelated.
+    // An unprepared folder of the same name far above the model may be unrelated.
     let above =
         absolute.ancestors().skip(1).map(|folder| folder.join(&data)).filter(|f| data::is_prepared(f));
     let there: Vec<_> =
@@ -145,7 +139,6 @@ fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
             Ok(DataInfo { train: SplitInfo { sha256: Some(_), .. }, .. }) => {
                 Err(EvalError::OtherData { checkpoint, data: folder })
             }
-            // Opening the folder reports any problem with it.
             _ => Ok(folder),
         },
         None if data.is_relative() => Err(EvalError::DataNotFound { checkpoint, data }),

@@ -1,5 +1,4 @@
-//! Evaluation of a model: the validation loop that training shares (`evaluate.rs`), the validation loss of a
-//! saved model (`loss.rs`), the loss on answers to prompts (`answers.rs`), and logits (`logits.rs`).
+//! Evaluation of a model: validation loss, loss on answers to prompts, and logits.
 
 mod answers;
 mod evaluate;

@@ -27,7 +27,6 @@ impl Drill {
         Drill { fault: fault.clone(), step: AtomicU64::new(0), fired: AtomicU64::new(0) }
     }
 
-    /// Returns `true` if the fault needs the results of earlier gathers.
     pub(super) fn is_stale(&self) -> bool {
         self.fault.kind == FaultKind::Stale
     }
@@ -49,8 +48,7 @@ impl Drill {
         Ok(())
     }
 
-    /// Informs the drill that a collective is about to be called. Returns the fault to apply to the call
-    /// itself, if any.
+    /// Informs the drill of a collective call. Returns the fault to apply to the call itself, if any.
     pub(super) fn calling(&self, label: &Label, call: Changeable) -> Option<FaultKind> {
         let kind = &self.fault.kind;
         if !self.fault.phase.has(label.phase) || !kind.can_happen_to(call) || !self.fires() {
@@ -60,14 +58,12 @@ impl Drill {
         kind.changes_a_call().then(|| kind.clone())
     }
 
-    /// Returns `true` if the fault is due in this step and has not occurred in it yet.
     fn fires(&self) -> bool {
         let step = self.step.load(Ordering::Relaxed);
         let is_due = step == self.fault.step || (self.fault.onwards && step > self.fault.step);
         is_due && self.fired.swap(step + 1, Ordering::Relaxed) != step + 1
     }
 
-    /// Performs the fault if it is of a kind that needs no collective.
     fn act(&self) {
         match &self.fault.kind {
             // If a signal cannot be sent, the outcome of the drill shows that nothing happened.
@@ -86,7 +82,7 @@ impl Drill {
         }
     }
 
-    /// Panics in a helper thread of the rank. As with compute threads, the panic resumes in the rank itself.
+    /// Panics in a helper thread; as with compute threads, the panic resumes in the rank itself.
     fn panic_in_a_thread(&self) {
         let work = || {
             memory::bind_to_rank(self.fault.rank);

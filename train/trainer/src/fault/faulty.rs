@@ -15,7 +15,6 @@ use super::spec::{Changeable, Fault, FaultKind};
 pub struct Faulty {
     inner: Arc<dyn Communicator>,
     drill: Arc<Drill>,
-    /// The latest gather result of each scope, which the fault `stale` returns again.
     gathered: Mutex<HashMap<Arc<str>, Buffer>>,
 }
 
@@ -36,11 +35,10 @@ impl Faulty {
     }
 }
 
-/// Longest time a drill waits for a collective whose result it needs.
 const WAIT: Duration = Duration::from_secs(600);
 
-/// Wraps `world` with the fault, if the fault is meant for this rank and for a job that was restarted
-/// `restarts` times. Also returns the drill, which the run must inform of its progress.
+/// Wraps `world` with the fault, if the fault applies to this rank of a job restarted `restarts` times.
+/// Also returns the drill, which the run must inform of its progress.
 pub fn rehearse(
     world: Arc<dyn Communicator>,
     fault: Option<&Fault>,
@@ -55,7 +53,6 @@ pub fn rehearse(
     }
 }
 
-/// Returns an empty buffer, such as the result of a barrier.
 fn nothing() -> Buffer {
     Buffer::zeros(DType::U8, 0)
 }
@@ -65,13 +62,11 @@ fn poisoned(buffer: &Buffer) -> Buffer {
     let width = buffer.dtype().size();
     let set = |bytes: &mut [u8]| bytes.iter_mut().take(width).for_each(|byte| *byte = 0xFF);
     buffer.changed(set).unwrap_or_else(|error| {
-        // The outcome of the drill shows that nothing happened.
         tracing::warn!("the fault drill could not write a NaN: {error}");
         buffer.clone()
     })
 }
 
-/// Returns a copy with all floats multiplied by `factor`.
 fn scaled(buffer: &Buffer, factor: f64) -> Buffer {
     let scale = |bytes: &mut [u8]| match buffer.dtype() {
         DType::F32 => bytes.as_chunks_mut().0.iter_mut().for_each(|bytes| {
@@ -85,7 +80,6 @@ fn scaled(buffer: &Buffer, factor: f64) -> Buffer {
     })
 }
 
-/// Returns a copy of `sum` with its bytes replaced by `own`.
 fn replaced(sum: &Buffer, own: &[u8]) -> Buffer {
     sum.changed(|bytes| bytes.copy_from_slice(own)).unwrap_or_else(|error| {
         tracing::warn!("the fault drill could not replace the sum: {error}");
@@ -160,7 +154,6 @@ impl Communicator for Faulty {
         match self.drill.calling(&label, Changeable::Sum) {
             Some(FaultKind::Skip) => Work::ready(Ok(buffer)),
             Some(FaultKind::Size) => self.inner.all_reduce(label, buffer.like(buffer.len() + 1)),
-            // Bytes cannot be summed, so this is an invalid call.
             Some(FaultKind::Error) => self.inner.all_reduce(label, nothing()),
             Some(FaultKind::Nan) => self.inner.all_reduce(label, poisoned(&buffer)),
             Some(FaultKind::Scale(factor)) => self.inner.all_reduce(label, scaled(&buffer, factor)),

@@ -1,7 +1,5 @@
-//! Fire drills: deliberate faults at a chosen point of a run.
-//!
-//! `kiln train --fault KIND@PHASE:STEP:RANK` makes one rank fail once in one way. [`Faulty`] sits between the rank and
-//! its communicator; no other code depends on it.
+//! Fire drills: `kiln train --fault KIND@PHASE:STEP:RANK` makes one rank fail at a chosen point of a run.
+//! [`Faulty`] sits between the rank and its communicator; no other code depends on it.
 
 mod drill;
 mod faulty;

@@ -72,11 +72,9 @@ pub enum FaultPhase {
 /// A fault, written `KIND@PHASE:STEP:RANK`, or `KIND@PHASE:STEP+:RANK` to repeat it in every later step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// How the rank fails: `kill`, `stop`, `segv`, `bus`, `overflow`, `abort`, `panic`, `worker`, `error`,
-    /// `skip`, `size`, `slow=SECONDS`, `nan`, `scale=FACTOR`, `unreduced`, `stale`, `run=PROGRAM`,
-    /// `memory=SIZE` or `clock=SECONDS`.
+    /// The way in which the rank fails.
     pub kind: FaultKind,
-    /// The phase: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
+    /// The phase at whose first collective the fault occurs.
     pub phase: FaultPhase,
     /// The optimizer step.
     pub step: u64,
@@ -172,27 +170,20 @@ fn parse_kind(text: &str) -> Option<FaultKind> {
     })
 }
 
-/// The parts of a collective call that a fault can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Changeable {
-    /// Nothing: there is no result to replace.
     Nothing,
-    /// The arguments, or whether the call is made at all.
     Call,
-    /// The same as for [`Changeable::Call`], and the summed values.
     Sum,
-    /// The same as for [`Changeable::Call`], and the gathered values.
     Gather,
 }
 
 impl FaultKind {
-    /// Returns `true` if the fault changes a collective call.
     pub(super) fn changes_a_call(&self) -> bool {
         let is_call = matches!(self, FaultKind::Error | FaultKind::Skip | FaultKind::Size);
         is_call || self.is_of_sum() || *self == FaultKind::Stale
     }
 
-    /// Returns `true` if the fault changes summed values.
     fn is_of_sum(&self) -> bool {
         matches!(self, FaultKind::Nan | FaultKind::Scale(_) | FaultKind::Unreduced)
     }
@@ -207,7 +198,6 @@ impl FaultKind {
 }
 
 impl FaultPhase {
-    /// Returns `true` if collectives of `phase` belong to this part of a run.
     pub(super) fn has(self, phase: Phase) -> bool {
         let own = match self {
             FaultPhase::Start => Phase::Init,

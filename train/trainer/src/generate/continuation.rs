@@ -12,23 +12,19 @@ use kiln_data::{DataError, Tokenizer};
 
 /// Text being generated: its token ids, and the model's cache of their keys and values.
 ///
-/// The first pass reads the prompt, or only the end of a prompt longer than the context; every further pass
-/// reads the token chosen last. When the context is full, the next pass rereads its last half from position 0.
-/// A token therefore usually costs one position, and occasionally half a context.
+/// After the prompt, a pass reads one token. When the context is full, it rereads the last half from position 0.
 pub struct Continuation<'a> {
     tokenizer: &'a Tokenizer,
     sampling: &'a Sampling,
     ends: Vec<u32>,
     ids: Vec<u32>,
-    /// Number of leading ids that do not belong to the text: those that the tokenizer adds, or the token that
-    /// replaces an empty prompt.
+    /// Number of leading ids outside the text, which the tokenizer adds or which replace an empty prompt.
     hidden: usize,
     /// Number of leading ids that come from the prompt, including the hidden ones.
     given: usize,
     cache: KeyValueCache,
     /// Number of ids that the model has read, or that were dropped unread because the context is full.
     read: usize,
-    /// Number of chosen tokens.
     chosen: usize,
     ended: bool,
 }
@@ -38,8 +34,7 @@ impl<'a> Continuation<'a> {
     ///
     /// # Errors
     ///
-    /// If the tokenizer cannot express the prompt, or if neither the tokenizer nor `sampling` defines an
-    /// end-of-text token.
+    /// If the tokenizer cannot express the prompt, or if neither it nor `sampling` defines an end-of-text token.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &str, sampling: &'a Sampling) -> Result<Self, DataError> {
         let mut ends = sampling.end_ids.clone();
         match tokenizer.end_of_text() {
@@ -49,7 +44,7 @@ impl<'a> Continuation<'a> {
         }
         let (mut hidden, mut ids) = tokenizer.encode_prompt(prompt)?;
         if ids.is_empty() {
-            // An empty prompt is replaced by an end-of-text token, after which the model expects a new document.
+            // An end-of-text token replaces an empty prompt: after it, the model expects a new document.
             (hidden, ids) = (1, vec![ends[0]]);
         }
         let given = ids.len();
@@ -59,8 +54,7 @@ impl<'a> Continuation<'a> {
         Ok(Continuation { tokenizer, sampling, ends, ids, hidden, given, cache, read, chosen, ended })
     }
 
-    /// Chooses the next token. Returns false at the end of the text. `after_pass` is called after the forward
-    /// pass, before the logits are used.
+    /// Chooses the next token. Returns false at the end of the text. Calls `after_pass` before using the logits.
     pub fn advance<P: Modules>(
         &mut self,
         modules: &P,
@@ -70,8 +64,8 @@ impl<'a> Continuation<'a> {
         self.advance_together(modules, device, after_pass, Ok)
     }
 
-    /// Like [`Continuation::advance`], on several ranks: `agree` receives this rank's choice, and returns one
-    /// rank's choice on all ranks. A choice is a token id, or negative if the logits are not finite.
+    /// Like [`Continuation::advance`] on several ranks: `agree` returns one rank's choice on all ranks.
+    /// A choice is a token id, or negative if the logits are not finite.
     pub fn advance_together<P: Modules>(
         &mut self,
         modules: &P,
@@ -134,7 +128,6 @@ impl<'a> Continuation<'a> {
         }
     }
 
-    /// Returns the ids that the model must read next, for which the cache has room.
     fn unread(&mut self) -> &[u32] {
         let capacity = self.cache.capacity();
         let count = self.ids.len() - self.read;

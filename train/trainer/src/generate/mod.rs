@@ -1,8 +1,5 @@
-//! Text generation with a trained model.
-//!
-//! [`Continuation`] advances token by token with the keys and values of earlier tokens cached, and [`Sampling`]
-//! defines how each token is chosen. Under sharding, all ranks continue the same text together: they see the
-//! same logits, so they choose the same tokens.
+//! Text generation with a trained model: [`Continuation`] caches keys and values, [`Sampling`] chooses tokens.
+//! Under sharding, all ranks see the same logits and therefore choose the same tokens.
 
 mod continuation;
 
@@ -30,11 +27,7 @@ pub fn text<P: Modules>(
     Ok(continuation.text()?)
 }
 
-/// Fails if `prompt` has more than `context` tokens. `what` names the prompt in the error.
-///
-/// # Errors
-///
-/// Also if the tokenizer cannot express the prompt.
+/// Fails if `prompt` has more than `context` tokens or cannot be tokenized; the error calls it `what`.
 pub fn check_prompt(what: &'static str, prompt: &str, tokenizer: &Tokenizer, context: usize) -> Result<()> {
     let (_, ids) = tokenizer.encode_prompt(prompt)?;
     match ids.len() > context {

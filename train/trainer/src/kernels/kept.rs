@@ -1,7 +1,5 @@
-//! Results of kernel checks, stored for later processes.
-//!
-//! A file contains the key, which is everything that determines the result, and is named after the key's hash. Files
-//! are replaced atomically, so that processes may read and write at the same time; a damaged file counts as missing.
+//! Results of kernel checks, stored for later processes under the hash of their key.
+//! Files are replaced atomically; a damaged file counts as missing.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -16,21 +14,17 @@ use sha2::{Digest, Sha256};
 use crate::metrics::write_atomic;
 use crate::version::version;
 
-/// Everything that determines the result of a check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Key {
-    /// The device, its driver, compiler and libraries.
     pub(super) device: String,
     /// The program: its version, and its file's size and modification time.
     pub(super) build: String,
     pub(super) dtypes: Vec<FloatDType>,
     pub(super) shapes: Shapes,
-    /// The operation whose kernel a drill treats as wrong.
     pub(super) fault: Option<FusedOp>,
 }
 
 impl Key {
-    /// Creates the key of a check by this program.
     pub(super) fn new(
         device: String,
         dtypes: Vec<FloatDType>,
@@ -45,14 +39,12 @@ impl Key {
         Key { device, build, dtypes, shapes, fault }
     }
 
-    /// Returns the name of the file with the result for this key.
     pub(super) fn file_name(&self) -> String {
         let digest = Sha256::digest(format!("{self:?}"));
         format!("{digest:x}.json")
     }
 }
 
-/// The content of a result file.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Kept {
     key: Key,
@@ -60,14 +52,12 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Reads the findings of a check for `key` from `file`; `None` if the file is missing, or belongs to a
-    /// different key.
+    /// Reads the findings for `key`; `None` if the file is missing or belongs to a different key.
     pub(super) fn read(file: &Path, key: &Key) -> Option<Vec<Finding>> {
         let kept: Kept = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
         (kept.key == *key).then_some(kept.findings)
     }
 
-    /// Writes the findings of a check for `key`.
     pub(super) fn write(file: &Path, key: &Key, findings: &[Finding]) -> io::Result<()> {
         if let Some(folder) = file.parent() {
             fs::create_dir_all(folder)?;

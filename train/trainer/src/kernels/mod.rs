@@ -1,9 +1,6 @@
 //! The check of fused kernels before a run relies on them.
 //!
-//! On a GPU or driver that is new to this build of Kiln, every fused kernel is compared once with its plain
-//! form on small inputs ([`kiln_model::verify`]); the result is stored next to the kernel cache (`kept`). An
-//! operation that fails is computed with plain operations, on all ranks alike; a warning reports this, and a
-//! report is written that users can send.
+//! On a new GPU or driver, each fused kernel is compared with plain operations, which replace wrong kernels.
 
 mod kept;
 
@@ -31,13 +28,12 @@ use kiln_sys::words::duration;
 /// Environment variable with an operation whose kernel is treated as wrong: a drill of the fallback.
 const FAULT: &str = "KILN_KERNEL_FAULT";
 
-/// Ensures, before the first operation of a run as `config` describes it, that no operation of `device` uses a
-/// kernel that is wrong there. Collective if there is a `world`: operations that are plain on one rank are
-/// plain on all.
+/// Replaces kernels that are wrong on `device`, before a run of `config` uses them.
+/// Collective if there is a `world`: an operation that is plain on one rank is plain on all.
 ///
 /// # Errors
 ///
-/// If the ranks lose each other, or `FAULT` names an unknown operation.
+/// If the ranks lose each other, or `KILN_KERNEL_FAULT` names an unknown operation.
 pub fn settle(
     config: &Config,
     model: &ModelConfig,
@@ -50,11 +46,7 @@ pub fn settle(
     settle_in(config.precision.compute(), model, device, world, &config.comm)
 }
 
-/// Like [`settle`], on one of several ranks, which may be threads: these share the findings. Collective.
-///
-/// # Errors
-///
-/// As for [`settle`].
+/// Like [`settle`], on one of several ranks; ranks that are threads share the findings. Collective.
 pub fn settle_on_rank(
     config: &Config,
     model: &ModelConfig,
@@ -69,10 +61,6 @@ pub fn settle_on_rank(
 }
 
 /// Like [`settle`], for a command that reads no configuration and computes in `precision`.
-///
-/// # Errors
-///
-/// As for [`settle`].
 pub fn settle_in(
     precision: Precision,
     model: &ModelConfig,
@@ -108,8 +96,7 @@ pub fn settle_in(
     Ok(())
 }
 
-/// Returns the operations that are wrong on some ranks, with these ranks; `of_all` has a byte for each
-/// operation of each rank.
+/// Returns the operations that are wrong on some ranks, with these ranks; `of_all[rank]` has a byte per operation.
 fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     let ranks = |index: usize| -> Vec<usize> {
         (0..of_all.len()).filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0)).collect()
@@ -118,7 +105,7 @@ fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     ops.filter(|(_, ranks)| !ranks.is_empty()).collect()
 }
 
-/// Returns the operations whose kernels are wrong, as found by an earlier start or now.
+/// Returns the operations whose kernels are wrong, according to an earlier start's check or a new one.
 fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     let folder = cache_folder(&environment).map(|cache| cache.join("verified"));
     let file = folder.as_ref().map(|folder| folder.join(key.file_name()));
@@ -146,8 +133,7 @@ fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     wrong
 }
 
-/// Writes the findings to `file`, and a report next to it. Returns whether that succeeded; a run continues
-/// without them.
+/// Writes the findings and a report, without which a run continues. Returns whether that succeeded.
 fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
     let report = report_text(key, findings, time);
     let written = Kept::write(file, key, findings).and_then(|()| match wrong(findings).is_empty() {
@@ -161,7 +147,6 @@ fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
     written.is_ok()
 }
 
-/// Returns the operations of `findings` that are wrong in any dtype.
 fn wrong(findings: &[Finding]) -> Vec<FusedOp> {
     let is_wrong = |op: &FusedOp| findings.iter().any(|finding| finding.op == *op && !finding.is_right());
     FusedOp::ALL.into_iter().filter(is_wrong).collect()
@@ -172,7 +157,6 @@ fn all_right(findings: &[Finding], time: Duration) -> String {
     format!("kernels: {ops} fused operations agree with their plain forms, checked in {}", duration(time))
 }
 
-/// Warns about each operation of `findings` that is wrong.
 fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, who: &str) {
     for op in wrong(findings) {
         let wrong: Vec<_> =
@@ -193,12 +177,10 @@ fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, wh
     }
 }
 
-/// Returns the path of the report next to a result's file.
 fn report_beside(file: &Path) -> PathBuf {
     file.with_extension("txt")
 }
 
-/// Returns a report for developers who can fix a kernel.
 fn report_text(key: &Key, findings: &[Finding], time: Duration) -> String {
     let mut text = format!(
         "Kiln compared the fused kernels of a GPU with the same operations on the CPU in f64.\n\n\
@@ -218,14 +200,12 @@ fn report_text(key: &Key, findings: &[Finding], time: Duration) -> String {
     text
 }
 
-/// Returns a line about one operation in one dtype.
 fn line_of(finding: &Finding) -> String {
     let verdict = if finding.is_right() { "right" } else { "WRONG" };
     let name = finding.op.name();
     format!("{name:<14} {verdict}  {}", error_of(finding))
 }
 
-/// Describes the error of an operation in one dtype.
 fn error_of(finding: &Finding) -> String {
     let Finding { dtype, bound, place, .. } = finding;
     let dtype = format!("{dtype:?}").to_lowercase();
@@ -237,8 +217,8 @@ fn error_of(finding: &Finding) -> String {
     }
 }
 
-/// Checks the kernels of a GPU, and returns a line for each kernel and dtype, and whether all are right. With
-/// `backend` auto, uses an NVIDIA GPU if there is one, else wgpu's adapter.
+/// Checks a GPU's kernels; returns a line for each kernel and dtype, and whether all are right.
+/// Auto selects an NVIDIA GPU if there is one, else wgpu's adapter.
 pub fn examine(backend: Backend) -> (Vec<String>, bool) {
     match examined(backend) {
         Ok(found) => found,
@@ -276,7 +256,6 @@ fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
     Ok((lines, is_right))
 }
 
-/// Returns the operation that [`FAULT`] names.
 fn fault() -> Result<Option<FusedOp>> {
     let Some(name) = environment(FAULT) else { return Ok(None) };
     let name = name.to_string_lossy().into_owned();

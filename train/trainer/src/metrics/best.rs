@@ -6,7 +6,6 @@ use std::path::Path;
 use kiln_sys::LineReader;
 use serde::Deserialize;
 
-/// Text that occurs in every line about an evaluation.
 const KEY: &[u8] = b"\"val_loss\"";
 
 /// The evaluation with the lowest loss.
@@ -19,7 +18,6 @@ pub struct BestLoss {
 }
 
 impl BestLoss {
-    /// Returns the evaluation with the lowest loss in a metrics file; `None` if the file has no evaluations.
     pub(super) fn find(path: &Path) -> io::Result<Option<Self>> {
         let mut lines = match LineReader::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -27,7 +25,6 @@ impl BestLoss {
         };
         let mut best = None;
         while let Some(line) = lines.next_line()? {
-            // Most lines are about steps, and need not be parsed.
             if line.windows(KEY.len()).any(|window| window == KEY)
                 && let Ok(found) = serde_json::from_slice::<BestLoss>(line)
             {

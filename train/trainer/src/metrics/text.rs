@@ -5,25 +5,20 @@ use std::time::Duration;
 use crate::process::output::gauge;
 use kiln_sys::words::{flops_per_s, size};
 
-/// The values of a step that are shown.
 #[derive(Clone, Debug)]
 pub(super) struct StepLine {
     pub(super) step: u64,
-    /// Number of steps of the run.
     pub(super) steps: u64,
     pub(super) loss: f64,
-    /// An arrow that shows the trend of the loss.
     pub(super) trend: char,
     pub(super) grad_norm: f64,
     pub(super) tokens_per_s: f64,
-    /// Share of the device's peak FLOP/s; `None` if the peak is unknown; then a terminal shows FLOP/s.
+    /// Share of the device's peak FLOP/s; if it is unknown, a terminal shows FLOP/s.
     pub(super) mfu: Option<f64>,
     pub(super) flops: f64,
-    /// Peak memory of a rank in bytes; 0 if it is not counted.
     pub(super) peak_bytes: u64,
-    /// Share of the step that was spent waiting for other ranks; `None` for a single rank.
+    /// Share of the step spent waiting for other ranks; `None` for a single rank.
     pub(super) wait: Option<f64>,
-    /// Estimated time until the last step is done.
     pub(super) left: Duration,
 }
 
@@ -34,11 +29,9 @@ const NARROW_GAUGE: usize = 8;
 /// The gauge's width in columns is a multiple of this number.
 const STEP: usize = 4;
 
-/// Separator between two values.
 const BETWEEN: &str = " | ";
 
 impl StepLine {
-    /// Returns the start of every line about a step, such as `step 20/400`.
     pub(super) fn head(step: u64, steps: u64) -> String {
         let width = steps.to_string().len().max(5);
         format!("step {step:>width$}/{steps}")
@@ -61,8 +54,7 @@ impl StepLine {
         format!("{}{BETWEEN}{}", Self::head(self.step, self.steps), parts.join("  "))
     }
 
-    /// Returns the line on a terminal of `columns` columns, with the current activity. Values that do not fit
-    /// are omitted, beginning with those that change least.
+    /// Returns the line on a terminal of `columns` columns; without room, values that change least are omitted first.
     pub(super) fn on_terminal(&self, activity: Option<&str>, columns: usize) -> String {
         let wait = self.wait.map(|wait| format!("wait {:.0}%", wait * 100.0));
         let speed = match self.mfu {
@@ -90,13 +82,11 @@ impl StepLine {
     }
 }
 
-/// Returns the line on a terminal before the first step, during `activity`.
 pub(super) fn before_steps(done: u64, steps: u64, activity: &str, columns: usize) -> String {
     fit(columns, done, steps, std::iter::once(format!("{done}/{steps}{BETWEEN}{activity}")))
 }
 
-/// Returns the first of `texts` that fits, after a gauge if that fits too; if none fits, the last one,
-/// truncated.
+/// Returns a gauge and the first of `texts` that fits after it; if none fits, the last text, truncated.
 fn fit(columns: usize, done: u64, of: u64, texts: impl Iterator<Item = String>) -> String {
     let mut last = String::new();
     for text in texts {
@@ -111,7 +101,6 @@ fn fit(columns: usize, done: u64, of: u64, texts: impl Iterator<Item = String>) 
     last.chars().take(columns).collect()
 }
 
-/// Formats a rate with about three digits, as in `8.3k`.
 fn short(value: f64) -> String {
     match value {
         value if value >= 1e7 => format!("{:.0}M", value / 1e6),
@@ -122,7 +111,6 @@ fn short(value: f64) -> String {
     }
 }
 
-/// Formats a time in hours, minutes and seconds.
 pub(super) fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

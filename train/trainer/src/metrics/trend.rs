@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Maximum number of latest steps whose mean loss is compared with that of the same number of steps before them.
+/// Maximum number of steps in each of the two compared means.
 const WINDOW: usize = 50;
 
-/// Minimum number of steps for a trend.
 const FEWEST: usize = 8;
 
 /// Number of standard errors below which a difference of means is noise.
@@ -19,7 +18,6 @@ pub(super) struct Trend {
 }
 
 impl Trend {
-    /// Adds the loss of a step.
     pub(super) fn add(&mut self, loss: f64) {
         if loss.is_finite() {
             self.losses.push_back(loss);
@@ -29,8 +27,7 @@ impl Trend {
         }
     }
 
-    /// Returns an arrow down or up if the means differ by more than noise, an arrow to the right if not, and a
-    /// blank while there are too few steps.
+    /// Returns an arrow down or up if the means differ by more than noise, else right; a blank after too few steps.
     pub(super) fn arrow(&self) -> char {
         let half = self.losses.len() / 2;
         if 2 * half < FEWEST {
@@ -55,14 +52,11 @@ fn mean<'a>(values: impl ExactSizeIterator<Item = &'a f64> + Clone) -> (f64, f64
     (mean, squares / (count - 1.0) / count)
 }
 
-/// Weight of the last step in the mean duration of steps.
 const NEWEST: f64 = 0.1;
 
-/// Estimates how long the remaining steps take, from the mean duration of recent steps and the average time
-/// spent between steps, such as on evaluations and saves.
+/// Estimates the remaining time from the mean duration of recent steps, and the average time between steps.
 #[derive(Debug, Default)]
 pub(super) struct Remaining {
-    /// End of this start's first step, which takes longer than others.
     first: Option<Duration>,
     steps: u64,
     in_steps: f64,
@@ -70,8 +64,7 @@ pub(super) struct Remaining {
 }
 
 impl Remaining {
-    /// Records a step that ended at `now`, on a clock that all calls share, and took `step_s` seconds. Returns
-    /// the estimated time of the remaining `left` steps.
+    /// Records a step that ended at `now`, on a clock that all calls share; returns the time for `left` more steps.
     pub(super) fn after(&mut self, now: Duration, step_s: f64, left: u64) -> Duration {
         let between = match self.first {
             None => {
@@ -117,9 +110,7 @@ mod tests {
         let mut after =
             |now, step_s, left| remaining.after(Duration::from_secs(now), step_s, left).as_secs_f64();
         assert_eq!(after(10, 10.0, 9), 90.0);
-        // The first step had kernels to compile.
         assert_eq!(after(12, 2.0, 8), 16.0);
-        // An evaluation of two seconds in two steps.
         assert_eq!(after(16, 2.0, 7), 21.0);
         assert_eq!(after(16, 2.0, 0), 0.0);
         assert_eq!(remaining.after(Duration::ZERO, f64::INFINITY, 1), Duration::ZERO);

@@ -1,8 +1,5 @@
-//! Makes ranks that are processes follow one plan.
-//!
-//! Each rank has read its own arguments and configuration, which are compared. Rank 0 alone decides everything
-//! that depends on the disk, such as the run folder or the checkpoint to resume from, and sends its decision to
-//! the others. Data, configuration and run folder are on a file system that all ranks share.
+//! Makes ranks that are processes follow one plan, in which rank 0 decides everything that depends on the disk.
+//! Data, configuration and run folder are on a file system that all ranks share.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
@@ -21,13 +18,10 @@ use kiln_config::Config;
 use kiln_config::device::ResolvedDevice;
 use kiln_data::DataError;
 
-/// The rank that makes the plan.
 const ROOT: usize = 0;
 
-/// Longest time between two signs of life from rank 0. The same exchange collects the other ranks' stop requests.
 const BEAT: Duration = Duration::from_secs(2);
 
-/// The outcome of rank 0's preparation.
 #[derive(Serialize, Deserialize)]
 enum Answer {
     Plan(Box<PlanMessage>),
@@ -39,7 +33,6 @@ enum Answer {
     Stopped,
 }
 
-/// Fails unless all ranks have the same configuration, arguments and build. Collective.
 pub(super) fn on_config(world: &dyn Communicator, config: &Config, options: &RunOptions) -> Result<()> {
     let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, tools, fault, .. } =
         options;
@@ -53,10 +46,7 @@ pub(super) fn on_config(world: &dyn Communicator, config: &Config, options: &Run
 }
 
 /// Makes the plan with `make` on rank 0 and returns it on all ranks. Collective.
-///
-/// Preparing data may take longer than the timeout of a collective, so rank 0 regularly sends the other ranks a
-/// message to keep waiting, which also shows that rank 0 is alive. In the same exchange, a rank that was asked
-/// to stop reports so, and rank 0 then stops as if it had been asked itself.
+/// Rank 0 regularly asks the others to keep waiting, because preparing data may outlast a collective's timeout.
 pub(super) fn on_plan(
     world: &dyn Communicator,
     config: &Config,
@@ -79,15 +69,13 @@ pub(super) fn on_plan(
         let (working, done) = mpsc::channel::<()>();
         let maker = thread::Builder::new()
             .spawn_scoped(scope, move || {
-                // Dropped at the end, even after a panic.
                 let _working = working;
                 make()
             })
             .map_err(TrainError::threads("a thread that prepares the run"))?;
         let mut others = Ok(());
         while done.recv_timeout(BEAT.min(timeout / 4)) == Err(mpsc::RecvTimeoutError::Timeout) {
-            // If the others are gone, rank 0 still finishes its work: the next attempt can use the prepared
-            // data.
+            // Even without the others, rank 0 finishes its work: the next attempt can use the prepared data.
             if others.is_ok() {
                 others = tell(world, options, &[], timeout);
             }
@@ -120,7 +108,6 @@ fn tell(world: &dyn Communicator, options: &RunOptions, message: &[u8], timeout:
     Ok(())
 }
 
-/// Waits for a non-empty message from rank 0.
 fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> Result<Vec<u8>> {
     loop {
         let stops = options.stop.load(Ordering::Relaxed);
@@ -132,9 +119,8 @@ fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> 
     }
 }
 
-/// Exchanges signs of life. Rank 0 passes the `length` in bytes of the message that follows, or 0 if it is
-/// still working; the other ranks pass whether they were asked to stop. Returns the length, and whether any
-/// rank was asked to stop. Collective.
+/// Exchanges signs of life: rank 0 passes its message's `length`, 0 while working; other ranks pass stop requests.
+/// Returns the length, and whether any rank was asked to stop. Collective.
 fn beat(world: &dyn Communicator, length: usize, stops: bool, timeout: Duration) -> Result<(usize, bool)> {
     // f64 represents the length of any message in memory exactly.
     let said = Buffer::from_slice(&[length as f64, f64::from(u8::from(stops))]);

@@ -11,13 +11,11 @@ use crate::error::TrainError;
 use crate::metrics::unix_time;
 use kiln_sys::files;
 
-/// Name of the event file in a run folder.
 const EVENTS_FILE: &str = "events.jsonl";
 
 /// Kind of the event recorded when a run ends with an error.
 pub const FAILURE: &str = "failure";
 
-/// Number of bytes at the end of the file that are searched for the last event.
 const TAIL: u64 = 64 * 1024;
 
 /// Returns the last event of the run in `out`, or `None` if none can be read.
@@ -32,7 +30,6 @@ pub fn last_event(out: &Path) -> Option<Event> {
     lines.find_map(|line| serde_json::from_slice(line).ok())
 }
 
-/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EventKind {
     Start,
@@ -65,7 +62,6 @@ pub(super) struct Events(Mutex<State>);
 #[derive(Default)]
 struct State {
     lines: Option<Lines>,
-    /// The last step whose outcome is known.
     step: u64,
 }
 
@@ -74,14 +70,12 @@ impl Events {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the event file of the run in `out`, which has done `step` steps, for appending.
     pub(super) fn open(&self, out: &Path, step: u64) -> io::Result<()> {
         let lines = Lines::open(&out.join(EVENTS_FILE))?;
         *self.lock() = State { lines: Some(lines), step };
         Ok(())
     }
 
-    /// Records that the outcome of `step` is known.
     pub(super) fn reach(&self, step: u64) {
         self.lock().step = step;
     }
@@ -97,7 +91,6 @@ impl Events {
         }
     }
 
-    /// Writes that the run ended with `error`, unless the error is a requested stop.
     pub(super) fn fail(&self, error: &TrainError) {
         if error.is_stop() {
             return;
@@ -123,7 +116,6 @@ mod tests {
     fn events_go_on_over_starts() {
         let folder = tempfile::tempdir().unwrap();
         let events = Events::default();
-        // A start that failed before `open` writes nothing.
         events.fail(&TrainError::usage("wrong"));
         assert!(!folder.path().join(EVENTS_FILE).exists());
         events.open(folder.path(), 0).unwrap();

@@ -1,12 +1,6 @@
 //! The run folder: its choice, its owner and its content.
 //!
-//! - `identity`: `run.json`, which marks a folder as a run of Kiln;
-//! - `lock`: ensures that only one process works on a run; `holder`: the process that holds the lock;
-//! - `claim`: the changes to the folder when a run is started or resumed, before and after its ranks begin;
-//! - `meeting`: the ranks that have arrived and wait for others;
-//! - `look`: read-only queries about a run.
-//!
-//! Only files with Kiln's own names are ever replaced, and files that a run no longer needs are moved aside.
+//! Only files with Kiln's own names are replaced; files that a run no longer needs are moved aside.
 
 mod claim;
 mod holder;
@@ -37,22 +31,18 @@ pub use meeting::{Waiting, waiting};
 use holder::Holder;
 use identity::{Claimant, Identity};
 
-/// Name of the resolved configuration in a run folder.
 const CONFIG_FILE: &str = "config.toml";
 
-/// Name of the metrics file in a run folder.
 const METRICS_FILE: &str = "metrics.jsonl";
 
-/// Name of the file of generated texts in a run folder.
 const SAMPLES_FILE: &str = "samples.jsonl";
 
-/// File with the hashes of tensors, in the run folder.
+/// Name of the file with the hashes of tensors in a run folder.
 pub const HASHES_FILE: &str = "hashes.jsonl";
 
-/// Start of the names of what `kiln check` writes into run folders for a moment. Several ranks may check at once.
+/// Prefix of the temporary entries of `kiln check` in run folders. Several ranks may check at once.
 pub const CHECK_PREFIX: &str = ".kiln-check-";
 
-/// Returns the path of the generated texts of the run in `out`.
 pub(super) fn samples_of_run(out: &Path) -> PathBuf {
     out.join(SAMPLES_FILE)
 }
@@ -62,7 +52,6 @@ pub fn metrics_of_run(out: &Path) -> PathBuf {
     out.join(METRICS_FILE)
 }
 
-/// The content of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Content {
     /// Nothing, or only files that a launcher has put there for this run.
@@ -71,16 +60,13 @@ enum Content {
     Unbegun(Identity),
     /// A run that has begun and has no checkpoint: there is nothing to resume from and no state to lose.
     Unsaved(Option<Identity>),
-    /// A run with a checkpoint.
     Run(Option<Identity>),
     /// Something else; the string names one such entry.
     Foreign(String),
-    /// A file instead of a folder.
     File,
 }
 
 impl Content {
-    /// Returns the identity of the run, if it is known.
     fn identity(&self) -> Option<&Identity> {
         match self {
             Content::Run(run) | Content::Unsaved(run) => run.as_ref(),
@@ -95,13 +81,12 @@ impl Content {
 pub struct Found {
     /// The path as the user named it, links included.
     pub named: PathBuf,
-    /// The path that `named` resolves to now. Changing a link later does not move the run.
+    /// The path that `named` resolved to; changing a link later does not move the run.
     pub out: PathBuf,
     pub resume: Option<PathBuf>,
     content: Content,
     claimant: Claimant,
     restarts: u64,
-    /// True for a restarted job that continues its own run.
     is_restart: bool,
 }
 
@@ -113,7 +98,6 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
         Content::Run(Some(run)) | Content::Unsaved(Some(run)) | Content::Unbegun(run) if restarts > 0 => {
             run.check_restart_of(&claimant)
         }
-        // Only an identity shows which job a run belongs to.
         _ => Err("its folder does not record which job started it"),
     };
     let named = match &options.out {
@@ -152,7 +136,6 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
         Content::File => return Err(FolderError::File(out).into()),
         Content::Nothing | Content::Unbegun(_) => {}
         _ if goes_on => {}
-        // The same command was run again.
         Content::Unsaved(Some(run)) if run.was_started_as(&claimant) => {}
         Content::Unsaved(run) => {
             Lock::check_free(&out)?;
@@ -176,7 +159,7 @@ pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
 }
 
 impl Found {
-    /// Returns the folder that this start would have used if an earlier run were not in it. `data` is the run's data.
+    /// Returns the folder that this start would have used without an earlier run there. `data` is the run's data.
     pub fn earlier(&self, options: &RunOptions, data: &Path) -> Option<PathBuf> {
         let RunFolder::Next(name) = &options.out else { return None };
         let first = numbered(name, 1);
@@ -186,7 +169,6 @@ impl Found {
         Some(first).filter(|first| is_new && is_run(first))
     }
 
-    /// Returns whether `other`, which was found later, has the same folder, checkpoint and content.
     fn is_still(&self, other: &Found) -> bool {
         (&self.out, &self.resume, &self.content) == (&other.out, &other.resume, &other.content)
     }
@@ -209,7 +191,7 @@ pub(super) fn resolve(out: &Path) -> PathBuf {
     resolved.unwrap_or_else(|| out.to_owned())
 }
 
-/// Returns the folder that a run will most likely use. Only [`find`] decides whether it may. Writes nothing.
+/// Returns the folder that a run will most likely use; only [`find`] decides. Writes nothing.
 pub(super) fn likely_place(config: &Config, options: &RunOptions) -> Option<PathBuf> {
     match &options.out {
         RunFolder::At(out) => Some(out.clone()),
@@ -227,19 +209,17 @@ pub fn run_of(resume: &Path) -> PathBuf {
     run.map_or(resume, |run| as_named.unwrap_or(run)).to_owned()
 }
 
-/// Returns whether another process works in `out`. This one may have claimed it already.
+/// Returns whether a process other than this one works in `out`.
 fn is_of_another(out: &Path) -> bool {
     let is_this = |holder: &Holder| u32::try_from(holder.process.pid) == Ok(std::process::id());
     Lock::check_free(out).is_err() && !Holder::read(&lock::holder_file(out)).as_ref().is_some_and(is_this)
 }
 
-/// Returns the run folder of this name that is the folder `run`.
 fn run_of_name(name: &str, run: &Path) -> Option<PathBuf> {
     let mut folders = (1..).map(|index| numbered(name, index)).take_while(|folder| folder.exists());
     folders.find(|folder| is_same(folder, run))
 }
 
-/// Returns whether two paths lead to the same folder.
 fn is_same(a: &Path, b: &Path) -> bool {
     let place = |path: &Path| match path.as_os_str().is_empty() {
         true => Path::new(".").canonicalize(),
@@ -251,7 +231,6 @@ fn is_same(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Returns the default folder of run number `index` of this name: `runs/<name>`, `runs/<name>-2`, …
 fn numbered(name: &str, index: u64) -> PathBuf {
     match index {
         1 => Path::new("runs").join(name),
@@ -259,8 +238,8 @@ fn numbered(name: &str, index: u64) -> PathBuf {
     }
 }
 
-/// Returns `runs/<name>`, `runs/<name>-2`, …: the first that is free for a new run. A restarted job gets its
-/// own run; a resumed run, the interrupted run that was active last, or the last run if none was interrupted.
+/// Returns the first of `runs/<name>`, `runs/<name>-2`, … that is free for a new run.
+/// A restarted job gets its own run; a resumed run gets the last active interrupted run, or else the last run.
 fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> bool) -> Result<PathBuf> {
     let folder = |index| numbered(name, index);
     let (mut index, mut runs, mut last_restart) = (1, Vec::new(), None);
@@ -323,8 +302,7 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     let entries = fs::read_dir(out).map_err(FolderError::io("list", out))?.flatten();
     let foreign = entries.filter(|entry| {
         let (path, name) = (entry.path(), entry.file_name());
-        // Kiln's own entries are the identity while another start writes it, and the folder of locks unless it
-        // is a link, which would put the locks into another folder.
+        // Kiln's own entries include an unfinished identity file, and the folder of locks unless it is a link.
         let is_ours = (name == lock::FOLDER && path.is_dir() && !path.is_symlink())
             || is_beside(&name, identity::FILE)
             || name.as_encoded_bytes().starts_with(CHECK_PREFIX.as_bytes());
@@ -334,8 +312,6 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     Ok(first.map_or(Content::Nothing, Content::Foreign))
 }
 
-/// Returns whether file systems or version control put a file of this name into folders that look empty to
-/// users.
 fn is_of_file_system(name: &OsStr) -> bool {
     // NFS renames a file to this when it is removed while open.
     let is_removed = name.as_encoded_bytes().starts_with(b".nfs");

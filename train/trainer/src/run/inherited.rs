@@ -10,8 +10,7 @@ use kiln_config::Config;
 use kiln_data::{self as data, DataInfo, Tokenizer};
 use kiln_sys::files;
 
-/// Files and settings that a run inherits from the folder of its weights. These go into every checkpoint of the
-/// run, and from there into exports.
+/// Files and settings from the folder of a run's weights, for the run's checkpoints and exports.
 pub struct Inherited {
     /// Names and contents of small files: the tokenizer of the data, with its chat template and settings.
     pub files: Vec<(String, Arc<[u8]>)>,
@@ -19,21 +18,16 @@ pub struct Inherited {
     pub end_ids: Vec<u32>,
     /// The longest sequence, in tokens, that the model supports.
     pub context_length: usize,
-    /// The context length if the configuration or the weights set it; `None` if `context_length` is that of sequences.
+    /// The context length, if the configuration or the weights set it.
     pub given_context: Option<usize>,
     /// The tokenizer of the weights, if the data use a different one.
     pub other_tokenizer: Option<PathBuf>,
 }
 
 impl Inherited {
-    /// Reads the files and settings that a run with `config` inherits from `source`. `tokenizer` is the content
-    /// of the data's tokenizer file; the chat template and end tokens of a different tokenizer are not
-    /// inherited. The token that ends documents of `data` also ends generated text; if no file declares it, it
-    /// is added to `generation_config.json`.
-    ///
-    /// # Errors
-    ///
-    /// If a file of `source` cannot be read.
+    /// Reads the files and settings that a run with `config` inherits from `source`, or fails if one is unreadable.
+    /// Omits the chat template and end tokens if the data's `tokenizer` differs from the weights' tokenizer.
+    /// The token that ends documents also ends generated text; `generation_config.json` declares it if no file does.
     pub(super) fn of(
         source: Option<&ModelSource>,
         config: &Config,
@@ -77,7 +71,6 @@ impl Inherited {
         Ok(Inherited { files, end_ids, context_length, given_context, other_tokenizer })
     }
 
-    /// Returns a warning if sequences are longer than the context.
     pub(super) fn beyond_context(&self, config: &Config) -> Option<String> {
         let (context, seq_len) = (self.context_length, config.data.seq_len);
         (seq_len > context).then(|| {

@@ -15,20 +15,17 @@ use crate::world::{self, World};
 use kiln_config::{CommBackend, CommSection};
 use kiln_launch::place::RankEnv;
 
-/// Time between two checks for a requested stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A wait for other ranks that lasts longer than this is shown in the run folder.
 const SHOWN_AFTER: Duration = Duration::from_secs(1);
 
-/// How long a rank that was asked to stop tries to notify the others.
+/// Maximum time for which a rank that was asked to stop tries to notify the others.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Connects to the other ranks, as the rank at `place`. A stop requested of any rank ends the wait of all ranks
-/// that have arrived. If the other ranks cannot be notified within [`FAREWELL`], this returns anyway, and the
-/// joining thread ends with the process.
-///
-/// A wait longer than [`SHOWN_AFTER`] is shown in the run folder `out`, if that is known, for `kiln status`.
+/// Connects to the other ranks, as the rank at `place`. A stop requested of any rank ends the wait of all ranks.
+/// If the others cannot be notified within [`FAREWELL`], the joining thread ends with the process.
+/// Shows a wait longer than [`SHOWN_AFTER`] in the run folder `out`, for `kiln status`.
 pub(super) fn join(
     place: &RankEnv,
     comm: &CommSection,
@@ -44,7 +41,6 @@ pub(super) fn join(
     let (here, options, told, come) = (place.clone(), comm.clone(), Arc::clone(stop), arrivals.clone());
     thread::Builder::new()
         .name("kiln-join".to_owned())
-        // If the receiver is gone, the process is about to end.
         .spawn(move || _ = done.send(world::join(&here, &options, Some(&told), &come)))
         .map_err(TrainError::threads("a thread that joins the other ranks"))?;
     let mut until: Option<Instant> = None;

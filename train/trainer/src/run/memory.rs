@@ -1,6 +1,5 @@
-//! Compares a run's planned memory with the available memory. A run that cannot fit is refused before anything
-//! is allocated, with suggestions that would make it fit, instead of being killed later. A run that needs more
-//! than planned reports what holds the memory, before the kernel would kill the process silently.
+//! Compares a run's planned memory with the available memory, and refuses a run that cannot fit.
+//! A run that exhausts the memory reports the owners before the kernel would kill the process silently.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -22,29 +21,25 @@ use kiln_launch::place::RankEnv;
 use kiln_plan::{GATHERED, Gathers, MARGIN, PlannedStep, RankShape, Speed, beside_blocks, not_described};
 use kiln_sys::words::size;
 
-/// Names of the devices that have the memory, for messages.
 const MACHINE: &str = "this machine";
 const PROCESS: &str = "the address space of this process (ulimit -v)";
 const GPU: &str = "the GPU";
 
-/// Smallest share of its planned memory that a run may actually need: measured runs needed at least this much.
-/// GPU runs have not been measured yet, so their share is lower, and more of them start with a warning.
+/// Smallest share of its planned memory that a run may actually need; for GPUs, an estimate without measurements.
 const ALLOWANCE: f64 = 0.98;
 const GPU_ALLOWANCE: f64 = 0.85;
 
-/// Suggestions for the message of a run that exhausts the memory.
 static HELPS: OnceLock<String> = OnceLock::new();
 
 /// Memory of a process outside of its ranks and their heaps, in bytes.
 const SPARE: u64 = 40 << 20;
 
-/// Exit code of a run that failed.
 const FAILED: i32 = 1;
 
 /// Warnings of a check, none of which prevents the run.
 pub type Warnings = Vec<String>;
 
-/// A run to be checked, without its configuration, which varies when alternatives are tried.
+/// A run to be checked. Its configuration is separate, because it varies when alternatives are tried.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     model: &'a ModelConfig,
@@ -55,7 +50,6 @@ struct Run<'a> {
     processes: Option<usize>,
 }
 
-/// The memory that a run needs on one device.
 struct Need {
     bytes: u64,
     /// Bytes by owner, such as gradients, summed over all ranks that share the memory.
@@ -64,9 +58,7 @@ struct Need {
     undescribed: BTreeSet<&'static str>,
 }
 
-/// The memory that a run needs on all devices that it uses.
 struct Needs {
-    /// Memory on the device that computes.
     computing: Need,
     /// Host memory for offloaded tensors while a GPU computes.
     offloaded: Need,
@@ -79,8 +71,7 @@ impl Run<'_> {
         let mut config = config.clone();
         let hybrid = config.shard.strategy.is_hybrid();
         if hybrid && config.shard.shard_size.is_none() {
-            // The group size is that of a machine, which is not known yet. With one group of all ranks, each
-            // rank holds the least.
+            // The group size depends on machines: with one group of all ranks, each rank holds the least.
             config.shard.shard_size = Some(config.train.ranks.max(1));
         }
         let gathers = if processes.is_some() { Gathers::Pooled } else { Gathers::Shared };
@@ -103,7 +94,6 @@ impl Run<'_> {
         })
     }
 
-    /// Returns whether a run of `config` needs at most `memory` bytes, and the bytes that it needs.
     fn fits(&self, config: &Config, memory: u64) -> Option<(bool, u64)> {
         let needs = self.needs(config)?;
         Some((needs.computing.bytes <= memory, needs.computing.bytes))
@@ -134,8 +124,7 @@ impl Need {
 }
 
 /// Compares a run's planned memory with that of this machine or its GPU. `decoder` is built from `model`.
-/// Allocates almost nothing, whatever the sizes are. Returns warnings if the run fits into the memory, but not
-/// into the part that is free now.
+/// Returns warnings if the run fits into the memory, but not into the part that is free now.
 ///
 /// # Errors
 ///
@@ -161,7 +150,7 @@ pub fn check(
     Ok(warnings)
 }
 
-/// Returns the memory that a run of `config` may use on the device that computes and on the host, with their names.
+/// Returns the memory that a run may use on the device that computes and on the host, with their names.
 fn memories(
     config: &Config,
     device: &ResolvedDevice,
@@ -181,8 +170,7 @@ fn memories(
     [computing, (of_host, host)].map(|(place, memory)| (place, given.or(memory).map(of)))
 }
 
-/// Returns the recomputation of a run of `config`: the configured one or, with `auto`, the least that is planned to fit
-/// and to leave a margin of the memory free. `decoder` is built from `model`.
+/// Returns the configured recomputation or, with `auto`, the least that is planned to fit with a margin.
 pub fn settle_recompute(
     config: &Config,
     model: &ModelConfig,
@@ -198,7 +186,7 @@ pub fn settle_recompute(
     let run = Run { model, decoder, optimizer, on_gpu: device.is_gpu(), processes };
     let [(_, memory), _] = memories(config, device, processes);
     let Some(memory) = memory else { return Recompute::None };
-    let usable = (memory.total as f64 * (1.0 - MARGIN)) as u64;
+    let usable = memory.free.min((memory.total as f64 * (1.0 - MARGIN)) as u64);
     let fits = |recompute: &Recompute| {
         let mut config = config.clone();
         config.shard.recompute = (*recompute).into();
@@ -207,7 +195,6 @@ pub fn settle_recompute(
     [Recompute::None, Recompute::Selective].into_iter().find(fits).unwrap_or(Recompute::Block)
 }
 
-/// Limits the memory of this process's ranks to the memory of the machine, if the host computes.
 pub(super) fn limit(
     config: &Config,
     model: &ModelConfig,
@@ -232,7 +219,6 @@ pub(super) fn limit(
     kiln_shard::memory::limit(bytes.max(1.0) as usize, report_exhausted);
 }
 
-/// Ends the process, whose memory is exhausted as `text` describes.
 fn report_exhausted(text: &str) {
     let helps = HELPS.get().map_or("", String::as_str);
     keep(text, |folder| {
@@ -246,7 +232,6 @@ fn report_exhausted(text: &str) {
     process::exit(FAILED);
 }
 
-/// Suggests changes that reduce the memory of a run that has started, for a later out-of-memory message.
 fn what_helps(
     config: &Config,
     model: &ModelConfig,
@@ -263,8 +248,7 @@ fn what_helps(
     }
 }
 
-/// Checks that training `decoder`, which is built from `model`, fits into memory, as a run does before its
-/// first step. Warns if it fits only once other programs have ended.
+/// Checks that training `decoder`, built from `model`, fits into memory. Warns if it exceeds the free memory.
 ///
 /// # Errors
 ///
@@ -283,8 +267,7 @@ pub fn check_decoder(
     Ok(())
 }
 
-/// Lays out the GPU's memory for steps of `config`, before this rank allocates anything there. Has no effect if
-/// the host computes.
+/// Lays out the GPU's memory for steps of `config`, before this rank allocates there. Does nothing on the host.
 pub fn lay_out_memory(
     config: &Config,
     model: &ModelConfig,
@@ -298,8 +281,7 @@ pub fn lay_out_memory(
     }
 }
 
-/// Returns the bytes that the ranks of a run of `config` on this machine are planned to hold on the device that computes;
-/// `None` if the ranks cannot be arranged. `decoder` is built from `model`.
+/// Returns the planned bytes of this machine's ranks on the device that computes, if the ranks can be arranged.
 pub fn needed_bytes(
     config: &Config,
     model: &ModelConfig,
@@ -345,9 +327,7 @@ fn compare(
         (_, Some(share)) => format!("device.memory_fraction = {share} leaves the run {}", size(memory.total)),
     };
     let mut table = String::new();
-    // Omit negligible rows.
     for (what, bytes) in need.rows.iter().filter(|row| row.1 > need.bytes / 1000) {
-        // Writing into a String cannot fail.
         let _ = writeln!(table, "  {:>12}  {what}", size(*bytes));
     }
     if !need.undescribed.is_empty() {
@@ -357,17 +337,14 @@ fn compare(
     Err(MemoryError { needed: need.bytes, there, table, helps })
 }
 
-/// A change to a configuration, written as for `--set`.
 struct Change {
     text: String,
     config: Config,
 }
 
-/// Maximum number of suggested changes.
 const TOLD: usize = 3;
 
-/// Lists changes that make a run of `config` fit into `memory`: first changes that suffice alone, then a
-/// combination, then the changes that help most.
+/// Lists changes that make a run fit into `memory`: sufficient ones, or a combination and the most helpful ones.
 fn helps(run: &Run<'_>, config: &Config, needed: u64, memory: u64) -> String {
     let mut helps = String::new();
     let mut tell = |change: &Change, bytes: u64| {
@@ -407,7 +384,6 @@ fn helps(run: &Run<'_>, config: &Config, needed: u64, memory: u64) -> String {
     format!("{all}{helps}{more}")
 }
 
-/// Applies one change after the other until the run fits.
 fn together(run: &Run<'_>, config: &Config, memory: u64) -> Option<(Change, u64)> {
     let mut all = Change { text: String::new(), config: config.clone() };
     for _ in 0..64 {
@@ -439,7 +415,6 @@ fn joined(before: &str, after: &str) -> String {
     settings.join(" --set ")
 }
 
-/// Returns possible changes that reduce memory, the cheapest first.
 fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut change = |text: String, change: &dyn Fn(&mut Config)| {
@@ -483,7 +458,7 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
                 config.shard.accumulate = Some(Accumulate::Sharded);
             });
         }
-        // The gradient of earlier micro-batches is kept.
+        // With one micro-batch per step, no gradient of earlier micro-batches is kept.
         let batch = ranks.saturating_mul(micro_batch);
         change(format!("train.global_batch={batch}"), &|config| config.train.global_batch = batch);
     }

@@ -1,9 +1,7 @@
 //! Training runs.
 //!
-//! [`train`] plans everything that is the same for all ranks (`plan.rs`) and starts the ranks as threads of
-//! this process. If this process is one rank instead, rank 0 makes the plan and sends it to the others
-//! (`agree.rs`). Each rank takes its steps: `Trainer::run` (`trainer/run.rs`) calls `Trainer::train_step`
-//! (`trainer/step.rs`): fetch → forward → loss ÷ global tokens → backward → clip → finite? → update.
+//! [`train`] makes one plan for all ranks. Each step of a rank is `Trainer::train_step`:
+//! fetch → forward → loss ÷ global tokens → backward → clip → finite? → update.
 
 mod agree;
 mod events;

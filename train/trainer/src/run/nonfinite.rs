@@ -16,14 +16,11 @@ pub struct NonFiniteFinder(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Number of tensors seen so far.
     seen: u64,
-    /// The previous tensor, which was finite.
     before: Option<String>,
     found: Option<Found>,
 }
 
-/// A tensor with a value that is not finite.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Found {
     /// Position of the tensor among the tensors of the step, the same on all ranks.

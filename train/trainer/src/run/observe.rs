@@ -1,5 +1,4 @@
-//! Observers of the steps of a run: they see every tensor that passes through a module, the gradient before the
-//! update, and the outcome of the step.
+//! Observers of a run's steps, which see the tensors of modules, the gradient, and the outcome of a step.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -43,14 +42,13 @@ pub struct Moment {
     pub pass: Pass,
 }
 
-/// Observes the steps of one rank. Every rank of a run has the same observers, which are called at the same
-/// places in the same order: an observer may communicate if it does so on all ranks.
+/// Observes the steps of one rank. Every rank calls the same observers at the same places in the same order,
+/// so an observer may communicate if it does so on all ranks.
 pub trait Observer: Send {
     /// Returns whether to call this observer for the step.
     fn is_observing(&self, step: u64) -> bool;
 
-    /// Returns whether this rank shows the passes of the step to the observer, through [`Observer::on_batch`]
-    /// and [`Observer::on_tensor`]. If the answer differs between ranks, the observer must not communicate.
+    /// Returns whether the observer sees this rank's passes of the step. If ranks differ, it must not communicate.
     fn is_observing_passes(&self, step: u64) -> bool {
         self.is_observing(step)
     }
@@ -60,55 +58,33 @@ pub trait Observer: Send {
         false
     }
 
-    /// Serves the requests that the observer of any rank has received, after step `step`. Called on all ranks.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Observer::on_batch`].
+    /// Serves the requests of any rank's observer after step `step`, on all ranks. Errors end the run.
     fn serve_requests(&mut self, _engine: &Engine, _step: u64) -> Result<()> {
         Ok(())
     }
 
-    /// Called on all ranks when a step begins, even if this observer does not observe the step. Must not
-    /// communicate.
+    /// Called on all ranks when a step begins, even if this observer does not observe it. Must not communicate.
     fn on_step_begin(&mut self, _engine: &Engine, _step: u64) {}
 
-    /// Called when the work of a step is done but its outcome is not known yet. Called under the same conditions as
-    /// [`Observer::on_step_begin`].
+    /// Called before the outcome of a step is known, under the conditions of [`Observer::on_step_begin`].
     fn on_step_end(&mut self, _engine: &Engine, _step: u64) {}
 
-    /// Called when a micro-batch is ready, before its forward pass.
-    ///
-    /// # Errors
-    ///
-    /// Errors of this observer, which end the run.
+    /// Called when a micro-batch is ready, before its forward pass. Errors end the run.
     fn on_batch(&mut self, _engine: &Engine, _at: Moment, _batch: &MicroBatch) -> Result<()> {
         Ok(())
     }
 
-    /// Called for each tensor of a pass, and for its gradient.
-    ///
-    /// # Errors
-    ///
-    /// Errors of this observer, which end the run once the pass is over.
+    /// Called for each tensor of a pass, and for its gradient. Errors end the run once the pass is over.
     fn on_tensor(&mut self, _engine: &Engine, _at: Moment, _seen: &Seen<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Called when the gradient of the step has been reduced, before the update.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Observer::on_batch`].
+    /// Called when the gradient of the step has been reduced, before the update. Errors end the run.
     fn on_gradients(&mut self, _engine: &Engine, _step: u64) -> Result<()> {
         Ok(())
     }
 
-    /// Called when the step is over and its outcome is known.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Observer::on_batch`].
+    /// Called when the step is over and its outcome is known. Errors end the run.
     fn on_step_done(&mut self, _engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
         Ok(())
     }
@@ -119,14 +95,9 @@ pub trait Observer: Send {
     }
 }
 
-/// Tools that inspect runs from outside the trainer, such as breakpoints and `kiln status`. The program
-/// attaches them to its runs: see [`RunOptions::tools`](super::RunOptions::tools).
+/// Tools that inspect runs from outside the trainer; see [`RunOptions::tools`](super::RunOptions::tools).
 pub trait Tools: fmt::Debug + Send + Sync {
-    /// Checks that a run of `ranks` ranks and `steps` steps supports these tools.
-    ///
-    /// # Errors
-    ///
-    /// A description of the problem.
+    /// Checks that a run of `ranks` ranks and `steps` steps supports these tools, or describes the problem.
     fn check(
         &self,
         ranks: usize,
@@ -200,7 +171,7 @@ pub struct Reach {
     pub recomputes: bool,
 }
 
-/// Changes that observers make to a running run; the same on all ranks. Cheap to clone; clones share it.
+/// Changes that observers make to a run, the same on all ranks. Clones share the changes.
 #[derive(Clone, Debug, Default)]
 pub struct Controls(Arc<Mutex<Changes>>);
 
@@ -211,7 +182,6 @@ pub struct Changes {
     pub lr: Option<f64>,
     /// New value of `optim.grad_clip`.
     pub grad_clip: Option<f64>,
-    /// True if a checkpoint is requested after this step.
     save: bool,
 }
 
@@ -253,14 +223,13 @@ impl Controls {
     }
 }
 
-/// The observers of one rank, in calling order. Cheap to clone; clones share them.
+/// The observers of one rank, in calling order. Clones share the observers.
 #[derive(Clone, Default)]
 pub struct Observers(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
     observers: Vec<Box<dyn Observer>>,
-    /// The current micro-batch.
     now: Option<Moment>,
     /// The first error of an observer during a pass, which cannot return it.
     error: Option<TrainError>,
@@ -273,12 +242,10 @@ impl fmt::Debug for Observers {
 }
 
 impl State {
-    /// Returns the observers that see the passes of `step`.
     fn shown(&mut self, step: u64) -> impl Iterator<Item = &mut Box<dyn Observer>> {
         self.observers.iter_mut().filter(move |observer| observer.is_observing_passes(step))
     }
 
-    /// Calls the observers of `step`.
     fn each(&mut self, step: u64, mut call: impl FnMut(&mut dyn Observer) -> Result<()>) -> Result<()> {
         let mut interested = self.observers.iter_mut().filter(|observer| observer.is_observing(step));
         interested.try_for_each(|observer| call(&mut **observer))
@@ -286,7 +253,6 @@ impl State {
 }
 
 impl Observers {
-    /// Wraps `observers`.
     pub fn new(observers: Vec<Box<dyn Observer>>) -> Self {
         Observers(Arc::new(Mutex::new(State { observers, ..State::default() })))
     }
@@ -295,25 +261,21 @@ impl Observers {
         call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns whether any observer observes `step`.
     pub fn is_observing(&self, step: u64) -> bool {
         self.with(|state| state.observers.iter().any(|observer| observer.is_observing(step)))
     }
 
-    /// Notifies the observers that the step begins.
     pub fn on_step_begin(&self, engine: &Engine, step: u64) {
         self.with(|state| {
             state.observers.iter_mut().for_each(|observer| observer.on_step_begin(engine, step))
         });
     }
 
-    /// Notifies the observers that the work of the step is done.
     pub fn on_step_end(&self, engine: &Engine, step: u64) {
         self.with(|state| state.observers.iter_mut().for_each(|observer| observer.on_step_end(engine, step)));
     }
 
-    /// Notifies the observers of a new micro-batch at `at`. Returns the probe for its passes if an observer
-    /// observes the step.
+    /// Announces a micro-batch at `at`. Returns the probe for its passes if an observer observes the step.
     pub fn on_batch(&self, engine: &Arc<Engine>, at: Moment, batch: &MicroBatch) -> Result<Option<Probe>> {
         let is_shown = self.with(|state| {
             if state.shown(at.step).next().is_none() {
@@ -330,12 +292,10 @@ impl Observers {
         Ok(Some(Probe::new(move |seen| observers.on_tensor(&engine, &seen))))
     }
 
-    /// Returns whether any observer has received a request.
     pub fn have_request(&self) -> bool {
         self.with(|state| state.observers.iter().any(|observer| observer.has_request()))
     }
 
-    /// Serves the requests of all ranks, after `step`. Collective.
     pub fn serve_requests(&self, engine: &Engine, step: u64) -> Result<()> {
         self.with(|state| {
             state.observers.iter_mut().try_for_each(|observer| observer.serve_requests(engine, step))
@@ -360,8 +320,7 @@ impl Observers {
         });
     }
 
-    /// Notifies the observers that the gradient of `step` has been reduced. Fails with an observer's error from the
-    /// passes, if there was one.
+    /// Announces that the gradient of `step` is reduced. Fails with an observer's error from the passes, if any.
     pub fn on_gradients(&self, engine: &Engine, step: u64) -> Result<()> {
         self.with(|state| {
             state.error.take().map_or(Ok(()), Err)?;
@@ -369,12 +328,10 @@ impl Observers {
         })
     }
 
-    /// Returns the observers' closing remarks.
     pub fn closing(&self) -> Vec<String> {
         self.with(|state| state.observers.iter().filter_map(|observer| observer.closing()).collect())
     }
 
-    /// Notifies the observers that the outcome of a step is known.
     pub fn on_step_done(&self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
         self.with(|state| state.each(metrics.step, |observer| observer.on_step_done(engine, metrics)))
     }

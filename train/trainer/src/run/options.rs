@@ -23,37 +23,32 @@ pub struct RunOptions {
     pub registry: Registry,
     /// Number of ranks, overriding the configuration.
     pub ranks: Option<usize>,
-    /// The rank of this process, if a launcher has started one process per rank. Without it, ranks are threads
-    /// of this process.
+    /// The rank of this process, if a launcher has started one process per rank; else ranks are threads.
     pub place: Option<RankEnv>,
     /// The job of a process that trains alone; a rank's place has its own job.
     pub job: Job,
     /// True if this process trains alone although its environment says that it is one rank of several.
     pub alone: bool,
-    /// Once true in any process of the run, all ranks save a checkpoint after their current step, and the run
-    /// ends.
+    /// Once true in any process, all ranks save a checkpoint after their current step, and the run ends.
     pub stop: Arc<AtomicBool>,
     /// Weights that may be missing from the initial checkpoint; they keep their initial values.
     pub allow_missing: AllowMissing,
-    /// True if the initial checkpoint may have been trained with other parts than those of this run. Its
-    /// weights are then matched by name and shape alone.
+    /// True to match the initial checkpoint by name and shape, even if it was trained with other parts.
     pub allow_other_parts: bool,
     /// Keys that may differ from the checkpoint to resume from, though they change which samples come next.
     pub allow_changed: Vec<PositionKey>,
-    /// Tools that look into the run; without them, nothing outside can inspect it.
+    /// Tools that inspect the run.
     pub tools: Option<Arc<dyn Tools>>,
     /// A fault to rehearse.
     pub fault: Option<Fault>,
 }
 
 impl RunOptions {
-    /// Returns options for a process that may be one of several: calls [`process::start`], and reads the place
-    /// of this process from its environment, as `kiln train` does.
+    /// Calls [`process::start`] and reads the place of this process from its environment, as `kiln train` does.
     ///
     /// # Errors
     ///
-    /// If the environment contradicts itself, if `KILN_LOG` is not a level, or if this process was started once
-    /// per node instead of once per rank.
+    /// If the environment contradicts itself, `KILN_LOG` is invalid, or a launcher started one process per node.
     pub fn from_environment() -> Result<RunOptions> {
         let stop = process::start().map_err(|error| TrainError::usage(error.to_string()))?;
         let (place, job) = match place::find_here(&Flags::default())? {
@@ -72,18 +67,15 @@ impl RunOptions {
         Ok(RunOptions { place, job, stop, ..RunOptions::default() })
     }
 
-    /// Returns the job that starts this run, perhaps not for the first time.
     pub(super) fn job(&self) -> &Job {
         self.place.as_ref().map_or(&self.job, |place| &place.job)
     }
 }
 
-/// Fails if this process is one rank of several and `options` do not say which: every rank would start the
-/// whole job. Otherwise reports what the process lacks.
+/// Reports missing setup. Fails if this process is one of several and `options` do not set its place.
 pub(super) fn check_surroundings(options: &RunOptions) -> Result<()> {
     // A caller that keeps a clone of the flag sets it.
     process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);
-    // Checked before any work is done.
     launcher::grace()?;
     if options.place.is_some() || options.alone {
         return Ok(());
@@ -114,8 +106,7 @@ pub enum Resume {
 pub enum RunFolder {
     /// This folder.
     At(PathBuf),
-    /// `runs/<name>`, or the first free `runs/<name>-2`, `-3`, … for a new run. A resumed run continues in the
-    /// one that was interrupted last.
+    /// `runs/<name>` or the first free `runs/<name>-2`, …; a resumed run continues the last interrupted one.
     Next(String),
 }
 

@@ -50,7 +50,6 @@ pub struct Plan {
     pub device: ResolvedDevice,
     /// The parts that the decoder can be built from, and the logged metrics.
     pub registry: Registry,
-    /// The optimizer.
     pub optimizer: Optimizer,
     /// The loss to minimise; `None` for the cross-entropy.
     pub loss: Option<TokenLoss>,
@@ -62,7 +61,6 @@ pub struct Plan {
     pub stop: Arc<AtomicBool>,
     /// Durations of the start's stages, on rank 0.
     pub start: StartTimes,
-    /// Keeps other runs out of the folder as long as this process works in it.
     lock: Lock,
     /// Rank 0's changes to the folder when the run begins; `None` in the processes of other ranks.
     pub claim: Option<Claim>,
@@ -74,7 +72,7 @@ pub struct PlanMessage {
     /// The configuration as TOML, with its model complete.
     pub config: String,
     pub data: DataInfo,
-    /// The run folder as the user named it: links may lead elsewhere on another machine.
+    /// The run folder as the user named it, because links may differ on other machines.
     out: SentPath,
     resume: Option<SentPath>,
     /// Prompts with answers. Evaluations also report the loss on these answers.
@@ -99,8 +97,8 @@ impl SentPath {
     }
 }
 
-/// Makes the plan: checks everything that can be checked before work starts, prepares data, and resolves the
-/// unset values of `config`. Reads and writes the disk, so only one rank may call it.
+/// Makes the plan: checks the run, prepares data, and resolves unset values.
+/// Reads and writes the disk, so only one rank may call it.
 pub(super) fn make(
     asked: &Config,
     options: &RunOptions,
@@ -110,8 +108,7 @@ pub(super) fn make(
     let mut config = asked.clone();
     let mut settled = config.settle(device.defaults());
     let shortened = config.shorten_warm_up();
-    // The result of the search may change until the folder belongs to this run. The run is identified by the
-    // configuration as requested.
+    // The folder may change until this run claims it. The configuration as requested identifies the run.
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
         let found = find()?;
@@ -201,11 +198,8 @@ pub(super) fn make(
     })
 }
 
-/// Returns the differences between `config` and the run that saved `checkpoint`, in keys whose default may
-/// depend on the device and in the learning rate of the next step. Such differences change the numbers that a
-/// run computes, but not what it trains.
+/// Returns differences from the checkpoint's run in keys with device-dependent defaults and in the next learning rate.
 fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
-    // A checkpoint of an older build may have other keys.
     let Ok(before) = config::load(&checkpoint.folder().join("config.toml"), &[]) else {
         return Vec::new();
     };
@@ -226,14 +220,12 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     differences
 }
 
-/// Returns the `shard.accumulate` of the run that saved a checkpoint with the configuration `before`. Builds without
-/// this key reduced gradients once per step.
+/// Returns a checkpoint's `shard.accumulate`; builds without this key reduced gradients once per step.
 fn accumulate_of(before: &Config) -> Accumulate {
     before.shard.accumulate.unwrap_or(Accumulate::Unsharded)
 }
 
-/// Returns the `shard.accumulate` of a run: the configured value, else that of the checkpoint to resume from,
-/// so that results stay bitwise the same, else the strategy's default.
+/// Returns the configured `shard.accumulate`, else the checkpoint's, for bitwise equal results, else the default.
 fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accumulate {
     let before = resume.map(|checkpoint| {
         // An unreadable configuration comes from a build without this key.
@@ -243,7 +235,6 @@ fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accu
     shard.accumulate.or(before).unwrap_or_else(|| shard.accumulate())
 }
 
-/// A run that is about to start and has not changed its folder yet.
 struct Draft {
     found: Found,
     resume: Option<Checkpoint>,
@@ -255,15 +246,10 @@ struct Draft {
     model: ModelConfig,
     optimizer: Optimizer,
     loss: Option<TokenLoss>,
-    /// The resolved `shard.accumulate`.
     accumulate: Accumulate,
-    /// The resolved `shard.recompute`.
     recompute: Recompute,
-    /// Warnings about memory and about the context.
     warnings: Vec<String>,
-    /// A note for the user if the initial weights belong to a different tokenizer.
     note: Option<String>,
-    /// Allowed differences from the checkpoint.
     changed: Vec<String>,
 }
 
@@ -283,8 +269,7 @@ impl Draft {
         let source = open_source(resume.as_ref(), config)?;
         let layers = options.registry.layers();
         let weights = source.as_ref().map(|source| source.model_of(layers));
-        // Checked before hours of work on data, although the vocabulary is not known yet: the smallest possible
-        // vocabulary decides, and the suggestions assume the expected one.
+        // Checked before long work on data: the smallest vocabulary decides, and suggestions assume the expected one.
         let known = |vocab_size| {
             let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
             model.ok().filter(|model| model.validate().is_ok())
@@ -293,7 +278,6 @@ impl Draft {
         let pairs = prompts::read(config)?;
         let optimizer = options.registry.optimizers().make(&config.optim)?;
         options.registry.losses().find(&config.loss)?;
-        // Only for names and shapes: nothing is initialised.
         let decoder = |model: &_| Decoder::new(layers, model, Key::new(0), &device::plain());
         let check = |model: &ModelConfig| -> Result<_> {
             let decoder = decoder(model)?;
@@ -360,7 +344,6 @@ impl Draft {
 }
 
 impl Plan {
-    /// Returns the options for saving checkpoints.
     pub(super) fn save_options(&self) -> SaveOptions {
         let section = &self.config.checkpoint;
         SaveOptions {
@@ -390,7 +373,6 @@ impl Plan {
 }
 
 impl PlanMessage {
-    /// Rebuilds the plan that rank 0 has made.
     pub(super) fn into_plan(self, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan> {
         let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
         let config: Config = toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;

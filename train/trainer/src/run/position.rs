@@ -1,9 +1,5 @@
 //! Checks whether a resumed run continues at the same position in the same data.
-//!
-//! A checkpoint records how many samples of the global order have been trained on. The samples follow from the
-//! data, the sequence length and the order, which is drawn from the seed. If one of these changes, the same
-//! count means a different position: some samples would repeat, and others would be skipped. The batch size
-//! does not matter, since the count is in samples.
+//! A checkpoint counts samples, whose order follows from the data, the sequence length, shuffling and the seed.
 
 use super::PositionKey;
 use crate::error::{Result, TrainError};
@@ -12,12 +8,8 @@ use kiln_config::Config;
 use kiln_data::{self as data, DataInfo};
 use kiln_sys::files;
 
-/// Compares the training of `checkpoint` with a resumed run of `config` on `data`, whose tokenizer file has the
-/// content `tokenizer`. Returns the differences as text; all of them are among `allowed`.
-///
-/// # Errors
-///
-/// If a key differs that is not among `allowed`.
+/// Returns the differences from the training of `checkpoint`, and fails if one is not among `allowed`.
+/// `tokenizer` is the content of the data's tokenizer file.
 pub(super) fn check(
     checkpoint: &Checkpoint,
     config: &Config,

@@ -6,19 +6,16 @@ use crate::generate::check_prompt;
 use kiln_config::Config;
 use kiln_data::{self as data, Tokenizer};
 
-/// Reads the pairs of `eval.prompts` with their line numbers; none if no file is set. Called before any long
-/// work.
+/// Reads the pairs of `eval.prompts` with their line numbers; returns no pairs if no file is set.
 pub fn read(config: &Config) -> Result<Vec<(usize, Pair)>, EvalError> {
     config.eval.prompts.as_deref().map_or_else(|| Ok(Vec::new()), read_pairs)
 }
 
-/// Tokenizes `pairs`, which come from [`read`].
+/// Tokenizes `pairs`, which come from [`read`], with the content `tokenizer` of the data's tokenizer file.
 ///
 /// # Errors
 ///
-/// If a pair is longer than `data.seq_len` or has an empty answer, or if a prompt of `[sample]` is longer than
-/// `context` tokens or cannot be expressed by `tokenizer`, the content of the tokenizer's file. `end_of_text`
-/// is the token that ends a document of the data.
+/// If a pair exceeds `data.seq_len` or its answer is empty, or a prompt of `[sample]` exceeds `context` tokens.
 pub fn tokenize(
     config: &Config,
     pairs: &[(usize, Pair)],

@@ -17,7 +17,6 @@ pub struct RecordedStep {
     values: Option<PendingValues>,
 }
 
-/// The origin of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Key {
     place: String,
@@ -25,7 +24,6 @@ struct Key {
     kind: RecordKind,
 }
 
-/// A record summed over passes.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     /// Sum of the passes' shares of the step's tokens.
@@ -34,7 +32,6 @@ struct Sum {
     value: f64,
 }
 
-/// Sums by key, in order of first appearance.
 #[derive(Default)]
 struct Sums {
     order: Vec<(Key, Sum)>,
@@ -53,8 +50,7 @@ impl Sums {
 }
 
 impl RecordedStep {
-    /// Starts to read the values that the passes of a step left in `records`. Does not wait for a GPU. Not
-    /// collective.
+    /// Starts to read the values that a step left in `records`, without waiting for a GPU. Not collective.
     ///
     /// # Errors
     ///
@@ -77,11 +73,9 @@ impl RecordedStep {
         self.keys.is_empty()
     }
 
-    /// Returns the values of the step under their names in `metrics.jsonl`. `loss` is the loss of the step, and
-    /// `loss_name` names the part of it that does not come from layers, usually `cross_entropy`. Waits until
-    /// the values are read. A value is the mean over the tokens of the passes that recorded it, over all ranks,
-    /// so ranks and passes may record different values. Collective: all ranks must call it if any rank has
-    /// recorded anything.
+    /// Waits for the values of the step, and returns them under their names in `metrics.jsonl`.
+    /// Each is a mean over the tokens of the passes that recorded it. `loss_name` names the rest of the step's `loss`.
+    /// Collective: all ranks must call it if any rank has recorded anything.
     ///
     /// # Errors
     ///
@@ -167,7 +161,6 @@ mod tests {
         let mut sums = Sums::default();
         for layer in [0, 10] {
             let (place, layer) = (format!("layers.{layer}.ffn"), f64::from(layer));
-            // Two passes, of which the second has three times the tokens.
             for (share, value) in [(0.25, 2.0), (0.75, 4.0)] {
                 let sum = Sum { share, value: share * (value + layer) };
                 sums.add(key(&place, "rms", RecordKind::Value), sum);
@@ -178,7 +171,6 @@ mod tests {
                 Sum { share: 1.0, value: 2.0 },
             );
         }
-        // Recorded in only one of the passes.
         sums.add(key("embed", "rms", RecordKind::Value), Sum { share: 0.25, value: 0.5 });
         let values = named(&sums.order, 20.0, CROSS_ENTROPY);
         let expected = [

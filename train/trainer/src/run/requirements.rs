@@ -1,5 +1,4 @@
-//! Checks that the parts of a run fit together before it starts: the configuration's parameters, the initial
-//! weights, the position in the data, the model. Used by runs and by `kiln check`.
+//! Checks, for runs and `kiln check`, that the parts of a run fit together before the run starts.
 
 use kiln_model::{Decoder, Layers, ModelConfig};
 use kiln_shard::Optimizer;
@@ -21,8 +20,7 @@ pub fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
     Ok(check_groups(&config.optim.groups, &parameter_shapes(decoder))?)
 }
 
-/// Opens the source of a run's model and weights: the checkpoint that it resumes from, or else `init.from`.
-/// Returns `None` if the weights are drawn at random. A resumed run does not read `init.from`.
+/// Opens the source of the model and weights: the checkpoint to resume from, or else `init.from` if it is set.
 pub fn open_source(
     resume: Option<&Checkpoint>,
     config: &Config,
@@ -33,8 +31,7 @@ pub fn open_source(
     }
 }
 
-/// Fails unless `model` can start from the weights of `source`, and, if the run resumes, `optimizer` from the
-/// state in the checkpoint.
+/// Fails unless `model` can start from `source` and, in a resumed run, `optimizer` from the checkpoint.
 pub fn check_source(
     resume: Option<&Checkpoint>,
     source: Option<&ModelSource>,
@@ -52,8 +49,7 @@ pub fn check_source(
     Ok(())
 }
 
-/// Returns the differences that change the position in the data from that of `checkpoint`. Fails if `options` do not
-/// allow one of them.
+/// Returns changes of the position in the data since `checkpoint`; fails if `options` do not allow one.
 pub fn check_position(
     checkpoint: &Checkpoint,
     config: &Config,
@@ -64,7 +60,6 @@ pub fn check_position(
     position::check(checkpoint, config, data, tokenizer, &options.allow_changed)
 }
 
-/// Fails if a name to freeze matches no parameter, which is probably a typo, or if nothing is left to train.
 fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> {
     let frozen = |name: &String| freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
     let mut problems: Vec<_> = freeze
@@ -86,9 +81,8 @@ fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> 
     if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
 }
 
-/// Returns the model that a run would train, for commands that read neither data nor weights, such as `kiln
-/// plan`. The vocabulary is that of prepared data if `data.path` has any, else `data.vocab_size`. `init.from`
-/// completes the model; if it cannot be opened, the section `[model]` must describe the model alone.
+/// Returns the model that a run would train, for commands such as `kiln plan`. The vocabulary is that of prepared
+/// data, or else `data.vocab_size`. An `init.from` that cannot be opened matters only if `[model]` is incomplete.
 pub fn model_of_run(config: &Config, layers: &Layers) -> Result<ModelConfig> {
     let (source, unopened) = match config.init_from().map(ModelSource::open) {
         Some(Ok(source)) => (Some(source), None),
@@ -108,8 +102,7 @@ pub fn model_of_run(config: &Config, layers: &Layers) -> Result<ModelConfig> {
     model.map_err(|error| unopened.map_or(error, TrainError::from))
 }
 
-/// Returns the model of the run. Unset keys take the values of the model in `source`; without a source, the
-/// vocabulary is the tokenizer's.
+/// Returns the model of a run. `source` completes unset keys; without it, the tokenizer sets the vocabulary.
 pub fn resolve_model(
     config: &Config,
     data: &DataInfo,
@@ -143,7 +136,7 @@ pub fn resolve_model(
     Ok(model)
 }
 
-/// Returns `required`, but turns the error about a different architecture into a warning if the user allows it.
+/// Turns the error about a different architecture into a warning if `options` allow a different one.
 fn allow_parts(required: Result<(), CheckpointError>, options: &RunOptions) -> Result<(), CheckpointError> {
     match required {
         Err(error @ CheckpointError::OtherArchitecture { .. }) if options.allow_other_parts => {

@@ -11,10 +11,8 @@ pub struct StartTimes {
     stages: Vec<(&'static str, Duration)>,
 }
 
-/// Stages shorter than this are not shown.
 const TOLD: Duration = Duration::from_millis(50);
 
-/// Starts the clock now.
 impl Default for StartTimes {
     fn default() -> Self {
         StartTimes { begun: Instant::now(), stages: Vec::new() }
@@ -22,12 +20,10 @@ impl Default for StartTimes {
 }
 
 impl StartTimes {
-    /// Adds a stage that took `time`.
     pub(super) fn add(&mut self, what: &'static str, time: Duration) {
         self.stages.push((what, time));
     }
 
-    /// Runs `work` and records its time as stage `what`.
     pub(super) fn time<T>(&mut self, what: &'static str, work: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let result = work();
@@ -35,17 +31,14 @@ impl StartTimes {
         result
     }
 
-    /// Returns the time since the start began.
     pub(super) fn elapsed(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    /// Returns the time from the start to `then`.
     pub(super) fn until(&self, then: Instant) -> Duration {
         then.saturating_duration_since(self.begun)
     }
 
-    /// Returns the log line about the start of a run whose first step was done at `done`.
     pub(super) fn line(&self, done: Instant) -> String {
         line(self.until(done), &self.stages)
     }

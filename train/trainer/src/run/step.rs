@@ -1,7 +1,4 @@
-//! The forward and backward pass of a micro-batch, as used by the steps of a run ([`Trainer::train_step`]) and
-//! by measurements.
-//!
-//! [`Trainer::train_step`]: super::Trainer::train_step
+//! The passes of a micro-batch, for [`Trainer::train_step`](super::Trainer::train_step) and for measurements.
 
 use burn::tensor::Device;
 use kiln_model::{Context, decoder};
@@ -27,8 +24,8 @@ pub fn micro_batches(config: &Config, ranks: usize) -> usize {
     config.train.global_batch / ranks / config.micro_batch()
 }
 
-/// Runs the passes of one micro-batch on `device`: forward, loss ÷ global tokens, backward. After the `last`
-/// micro-batch of a step, the gradient is reduced and ready for the update. Collective.
+/// Runs one micro-batch's passes on `device`: forward, loss ÷ global tokens, backward. Collective.
+/// After the `last` micro-batch of a step, the gradient is reduced and ready for the update.
 ///
 /// # Errors
 ///

@@ -28,8 +28,7 @@ use kiln_launch::place::RankEnv;
 /// The result of a training loop: a summary, as from [`Trainer::finish`], or an error of any type.
 pub type LoopResult = std::result::Result<Summary, Box<dyn Error + Send + Sync>>;
 
-/// A program's custom parts and its training loop, for `cli::main`. A [`Registry`] alone uses the stock loop,
-/// [`Trainer::run`].
+/// Custom parts and a training loop for `cli::main`. A [`Registry`] alone uses the loop [`Trainer::run`].
 #[derive(Clone)]
 pub struct Program {
     pub registry: Registry,
@@ -47,8 +46,7 @@ fn stock_loop(trainer: Trainer<'_>) -> LoopResult {
 }
 
 impl Registry {
-    /// Returns a program with these parts and a custom training loop, which decides when the run evaluates,
-    /// saves and ends. Every rank runs the loop, and all ranks must decide alike: see [`Trainer`].
+    /// Returns a program with a custom training loop, in which all ranks must decide alike: see [`Trainer`].
     ///
     /// ```
     /// use kiln_train::registry::Registry;
@@ -77,11 +75,7 @@ pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
     train_with(config, options, stock_loop)
 }
 
-/// Like [`train`], with a custom training loop that every rank runs.
-///
-/// # Errors
-///
-/// As for [`train`], and the errors of `run`.
+/// Like [`train`], with a custom training loop that every rank runs. An error of the loop ends the run.
 pub fn train_with(
     config: Config,
     options: &RunOptions,
@@ -98,7 +92,6 @@ pub fn train_with(
         let world = start.time("join", join)?;
         return run_process(&world, config, options, &device, place, start, &run);
     }
-    // All ranks are threads of this process.
     device.warn_of_idle_gpus();
     let ranks = config.train.ranks;
     check_tools(options, &config, ranks, false, device.is_gpu())?;
@@ -114,8 +107,7 @@ pub fn train_with(
     Ok(summaries.swap_remove(0))
 }
 
-/// Like [`train`], as rank `options.place` of a world that is already connected; `world` is that rank's
-/// communicator. Runs on the CPU, whose memory every backend can transfer.
+/// Like [`train`], but on the CPU, as rank `options.place` of a world that `world` already connects.
 ///
 /// # Errors
 ///
@@ -132,7 +124,6 @@ pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunO
     }
 }
 
-/// Runs this process as one of the connected ranks in `met`. Rank 0 makes the plan.
 fn run_process(
     met: &World,
     config: Config,
@@ -179,8 +170,7 @@ fn run_rank(
     summary.map_err(|error| error.with_flights(&plan.out))
 }
 
-/// Prepares this process, which has `ranks`, for their work: checks the kernels of its device, and attaches the
-/// tools. `place`: for a rank that is a process, its communicator and its place in the job.
+/// Checks the kernels, limits the memory, and attaches the tools. `place` is set if this process is a single rank.
 fn prepare_process(
     plan: &mut Plan,
     options: &RunOptions,
@@ -207,7 +197,6 @@ fn prepare_process(
     Ok(())
 }
 
-/// Checks that the run supports the tools of `options`.
 fn check_tools(
     options: &RunOptions,
     config: &Config,
@@ -235,7 +224,6 @@ pub fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config> {
     Ok(config)
 }
 
-/// Returns `config` with one shard group per machine if its strategy has groups and it sets no group size.
 fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config> {
     let shard = &mut config.shard;
     shard.shard_size = world::shard_size(shard.strategy, shard.shard_size, world)?;

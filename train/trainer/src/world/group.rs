@@ -21,11 +21,7 @@ pub enum Ranks<'a> {
 }
 
 impl<'a> Ranks<'a> {
-    /// Connects to the other processes, if ranks are processes.
-    ///
-    /// # Errors
-    ///
-    /// As for [`join`].
+    /// Connects to the other processes, if ranks are processes, and fails as [`join`] does.
     pub fn join(config: &Config, place: Option<&'a RankEnv>) -> Result<Self> {
         Ok(match place {
             None => Ranks::Threads,
@@ -33,12 +29,8 @@ impl<'a> Ranks<'a> {
         })
     }
 
-    /// Like [`Ranks::join`], but also checks that `told`, which describes how a process was started, is the
-    /// same on all processes, and that their devices fit together. `device` is that of this process.
-    ///
-    /// # Errors
-    ///
-    /// As for [`join`], and if ranks differ.
+    /// Like [`Ranks::join`], but also fails unless all processes have the same `told` and devices that fit together.
+    /// `told` describes how a process was started; `device` is that of this process.
     pub fn meet(
         config: &Config,
         place: Option<&'a RankEnv>,

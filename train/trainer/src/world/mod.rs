@@ -1,5 +1,4 @@
-//! Ranks that are processes: connects them, and checks that they were started alike. `Ranks` is for commands
-//! whose ranks may be threads instead.
+//! Connects ranks that are processes, and checks that they were started alike.
 
 mod group;
 mod ranks;

@@ -16,8 +16,7 @@ use kiln_config::device::{DeviceError, ResolvedDevice, share_gpu};
 use kiln_config::{CommBackend, CommSection, Config};
 use kiln_launch::place::RankEnv;
 
-/// Returns the number of ranks: the number that a launcher has started if there is a `place`, else `ranks`,
-/// else the number in `config`.
+/// Returns the number of ranks: that of the launcher if there is a `place`, else `ranks`, else that of `config`.
 ///
 /// # Errors
 ///
@@ -42,7 +41,7 @@ pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) 
     }
 }
 
-/// Returns the number of ranks of the job at `place`. A number that the user gives must be the same.
+/// Returns the number of ranks of the job at `place`; a different number in `ranks` is an error.
 pub fn size_of(place: &RankEnv, ranks: Option<usize>) -> Result<usize> {
     match ranks {
         Some(ranks) if ranks != place.world_size => Err(TrainError::usage(format!(
@@ -76,8 +75,7 @@ impl World {
         }
     }
 
-    /// Leaves the others without waiting for them, after this rank has failed and has notified them: they may hang, and
-    /// this process must report its error.
+    /// Leaves the other ranks, which may hang, without waiting, after this rank has failed and notified them.
     pub fn give_up(&self) {
         #[cfg(feature = "mpi")]
         if let Some(mpi) = &self.mpi {
@@ -90,9 +88,8 @@ impl World {
         self.communicator.clone()
     }
 
-    /// Compares the devices of all ranks, of which this rank has `device`, and connects GPUs through NCCL, so
-    /// that the ranks can also move data on GPUs. Call it if a GPU was requested or may have been chosen, once
-    /// the ranks know that they were started alike. Collective.
+    /// Compares the devices of all ranks, of which this rank has `device`, and connects GPUs through NCCL. Collective.
+    /// Call it once the ranks know that they were started alike, if a GPU was requested or may have been chosen.
     ///
     /// # Errors
     ///
@@ -122,8 +119,7 @@ impl World {
     }
 }
 
-/// Connects to the other ranks, as the rank at `place`. Once `stop` is true, no rank waits any longer. On rank
-/// 0, `arrivals` contains the ranks that have arrived.
+/// Connects to the other ranks, as the rank at `place`; no rank waits once `stop` is true. Rank 0 records `arrivals`.
 pub fn join(
     place: &RankEnv,
     comm: &CommSection,
@@ -159,7 +155,6 @@ pub fn join(
     })
 }
 
-/// Fails, before any rank listens, if `comm.ports` has fewer ports than this machine has ranks.
 fn check_ports(place: &RankEnv, comm: &CommSection) -> Result<()> {
     let ranks = place.local_world_size;
     match comm.ports {
@@ -199,8 +194,7 @@ fn join_mpi(_: &RankEnv) -> Result<World> {
     ))
 }
 
-/// Fails unless `told` is the same text on all ranks, as it is if they were started alike; the error names the
-/// ranks that differ from rank 0. Collective.
+/// Fails unless `told` is the same text on all ranks; the error names the ranks that differ from rank 0. Collective.
 pub fn agree(world: &dyn Communicator, told: &str, timeout: Duration) -> Result<()> {
     let digests = gather(world, "configuration", &Sha256::digest(told), timeout)?;
     let ranks: Vec<_> = (0..digests.len()).filter(|rank| digests[*rank] != digests[0]).collect();
@@ -231,8 +225,7 @@ pub fn gather(
     Ok(all)
 }
 
-/// Returns the size of a strategy's shard groups: `given`, or the number of ranks on a machine if the strategy
-/// is hybrid and none is given.
+/// Returns the size of a strategy's shard groups: `given`, or the ranks of a machine for a hybrid strategy.
 pub fn shard_size(
     strategy: Strategy,
     given: Option<usize>,
@@ -245,8 +238,7 @@ pub fn shard_size(
     Ok(Some(size.map_err(|error| TrainError::usage(error.to_string()))?))
 }
 
-/// Fails unless all ranks have chosen different GPUs, or all the CPU. Rank 0 warns about ranks whose GPU
-/// computes differently. Collective.
+/// Fails unless all ranks have different GPUs, or all the CPU. Rank 0 warns if GPUs compute differently. Collective.
 fn agree_on_devices(world: &dyn Communicator, selected: &ResolvedDevice, timeout: Duration) -> Result<()> {
     let mut mine = vec![u8::from(selected.is_gpu())];
     mine.extend(selected.id());
@@ -261,7 +253,7 @@ fn agree_on_devices(world: &dyn Communicator, selected: &ResolvedDevice, timeout
     Ok(())
 }
 
-/// Returns a warning if some ranks have a different GPU, driver or library (in their fingerprints) from rank 0.
+/// Returns a warning if ranks have a different GPU, driver or library, by fingerprint, from rank 0.
 fn different(fingerprints: &[&[u8]]) -> Option<String> {
     let ranks: Vec<_> =
         (0..fingerprints.len()).filter(|rank| fingerprints[*rank] != fingerprints[0]).collect();
@@ -276,8 +268,7 @@ fn different(fingerprints: &[&[u8]]) -> Option<String> {
     ))
 }
 
-/// Compares the devices of ranks. `chosen` has, for each rank, a byte that says whether it has a GPU, and the
-/// GPU's id.
+/// Compares the devices of ranks: `chosen` has a byte, 0 without a GPU, and the GPU's id for each rank.
 fn compare(chosen: &[&[u8]], share: bool) -> Result<(), DeviceError> {
     let (gpu, cpu): (Vec<_>, Vec<_>) = (0..chosen.len()).partition(|rank| chosen[*rank][0] != 0);
     if !gpu.is_empty() && !cpu.is_empty() {

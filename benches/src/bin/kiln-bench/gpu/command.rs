@@ -8,6 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kiln::bench::check_counts;
 use kiln::config::{self, Precision};
 use kiln::run::TrainError;
+use kiln_shard::Recompute;
 
 use super::clock::Clock;
 use super::device::{Chosen, DeviceName};
@@ -147,6 +148,8 @@ impl GpuArgs {
             let mut config = config::load(path, &self.overrides).map_err(TrainError::from)?;
             config.device.backend = backend;
             config.train.ranks = 1;
+            // The memory of the GPU is not known yet: `auto` takes the way that needs least.
+            config.shard.recompute = config.shard.recompute.given().unwrap_or(Recompute::Block).into();
             let model = checked(&mut config)?;
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             config.device.verify_kernels &= !self.unchecked;

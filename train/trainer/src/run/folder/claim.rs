@@ -1,8 +1,6 @@
 //! The changes to a run folder when a run is started or resumed.
-//!
-//! Before the ranks begin, [`Found::claim`] takes the folder. Once the ranks have loaded their checkpoint,
-//! [`Claim::begin`] records this start in the folder and moves aside everything that an earlier start wrote
-//! after the checkpoint. A start that fails in between leaves the earlier run intact.
+//! [`Found::claim`] takes the folder. After loading, [`Claim::begin`] moves aside everything later than the checkpoint.
+//! A start that fails in between leaves the earlier run intact.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,11 +20,9 @@ use crate::run::{RunFolder, RunOptions};
 use kiln_checkpoint::{self as checkpoint, HeldFolder};
 use kiln_config::CommSection;
 
-/// File that receives the metrics cut off because a run resumes from an earlier step.
 const CUT_METRICS: &str = "metrics-superseded.jsonl";
 
-/// Other files whose lines are cut in the same way, each with the file that receives the lines. Events are not
-/// cut, since the log of events covers all starts.
+/// Other files that are cut in the same way, with the files that receive the lines. Events are not cut.
 const CUT_TOO: [(&str, &str); 2] =
     [(HASHES_FILE, "hashes-superseded.jsonl"), (SAMPLES_FILE, "samples-superseded.jsonl")];
 
@@ -35,7 +31,6 @@ const CUT_TOO: [(&str, &str); 2] =
 pub struct Claim {
     out: PathBuf,
     held: Option<HeldFolder>,
-    /// True if the run in the folder has no checkpoint.
     is_unsaved: bool,
     /// The identity in `run.json`, and the one to write there.
     known: Identity,
@@ -44,12 +39,7 @@ pub struct Claim {
 }
 
 impl Found {
-    /// Takes the folder for this run. Returns `None` if the folder has changed since it was found, so that the
-    /// caller must search again.
-    ///
-    /// # Errors
-    ///
-    /// If another run holds the folder, or it cannot be written.
+    /// Takes the folder, or fails if another run holds it. Returns `None` if the folder has changed since it was found.
     pub(in crate::run) fn claim(
         &self,
         options: &RunOptions,
@@ -96,8 +86,7 @@ impl Found {
         Ok(Some((lock, Claim { out, held, is_unsaved, known: identity, identity: taken, events })))
     }
 
-    /// Moves the flight recordings of earlier starts aside. They are kept because they may show why the last start
-    /// ended.
+    /// Moves the flight recordings of earlier starts aside, because they may show why the last start ended.
     fn set_flights_aside(&self) -> Result<(), FolderError> {
         let folder = flight::flight_folder(&self.out);
         let names = flight::files_in(&folder);
@@ -106,27 +95,23 @@ impl Found {
         }
         let aside = match self.restarts {
             0 => new_folder(&self.out, "flight-before-resume-", 1)?,
-            // Usually one folder per restart.
             restarts => new_folder(&self.out, "flight-before-restart-", restarts)?,
         };
         for name in names {
             let to = aside.join(&name);
             fs::rename(folder.join(&name), &to).map_err(FolderError::io("rename to", &to))?;
         }
-        // The folder stays if it contains anything else.
         let _ = fs::remove_dir(&folder);
         Ok(())
     }
 }
 
 impl Claim {
-    /// Returns the event log that this start writes to.
     pub(in crate::run) fn events(&self) -> &Arc<Events> {
         &self.events
     }
 
-    /// Records this start on `device` in the folder. This start continues after `step` steps, so everything
-    /// that an earlier start wrote about later steps is moved aside.
+    /// Records this start on `device` in the folder, and moves aside everything about steps after `step`.
     pub fn begin(&self, config: &str, device: String, step: u64) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
         let checkpoints = checkpoint::checkpoints_folder(&self.out);
@@ -177,8 +162,6 @@ impl Claim {
     }
 }
 
-/// Creates and returns the first of `<out>/<prefix><first>`, `<out>/<prefix><first + 1>`, … that does not
-/// exist.
 fn new_folder(out: &Path, prefix: &str, first: u64) -> Result<PathBuf, FolderError> {
     let mut index = first;
     loop {

@@ -13,44 +13,33 @@ use crate::process::{ProcessId, Repeat};
 use kiln_checkpoint::HeldFolder;
 use kiln_sys::files;
 
-/// Time between two heartbeats of a holder.
 const BEAT: Duration = Duration::from_secs(5);
 
 /// Size of the file in bytes. The file is overwritten in place, so its text is padded to cover a longer one.
 const BYTES: usize = 512;
 
-/// Maximum size of a holder file in bytes; longer files were not written by Kiln.
 const MAX_BYTES: u64 = 64 * 1024;
 
-/// The holder of a run folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Holder {
-    /// The process of rank 0, or of all ranks if they are threads.
     pub(super) process: ProcessId,
-    /// Time at which the process took the folder.
     since: String,
-    /// Id of the run.
     run: String,
-    /// Counter that grows as long as the holder lives.
     beat: u64,
-    /// True once the holder has released the folder.
     pub(super) ended: bool,
 }
 
 impl Holder {
-    /// Returns a record that this process holds the folder from now on, for the run `run`.
     pub(super) fn this(run: &str) -> Self {
         let run = run.to_owned();
         Holder { process: ProcessId::this(), since: now(), run, beat: 0, ended: false }
     }
 
-    /// Reads the holder from the file `path`, if there is one.
     pub(super) fn read(path: &Path) -> Option<Self> {
         serde_json::from_slice(&files::read(path, MAX_BYTES).ok()?).ok()
     }
 
-    /// Writes the holder to `path`, over the previous content. Opens and closes the file every time: NFS sends
-    /// writes when a file is closed, and a local disk needs no sync.
+    /// Overwrites the file `path`. Opens and closes the file every time, because NFS sends writes on close.
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
         let text = serde_json::to_string(self)?;
         let mut options = OpenOptions::new();
@@ -58,13 +47,11 @@ impl Holder {
         file.write_all(format!("{text:BYTES$}\n").as_bytes())
     }
 
-    /// Returns whether both records name the same process in the same run.
     pub(super) fn is_same(&self, other: &Holder) -> bool {
         (&self.process, &self.run) == (&other.process, &other.run)
     }
 
-    /// Describes the holder named by the file at `path`. If necessary, waits until a holder that has just begun has
-    /// written the file.
+    /// Describes the holder in the file at `path`, after waiting for a holder that has just begun to write it.
     pub(super) fn describe(path: &Path, mut pause: impl FnMut()) -> String {
         const LOOKS: usize = 10;
         for _ in 0..LOOKS {
@@ -87,7 +74,6 @@ impl Holder {
     pub(super) fn moves(&self, path: &Path, looks: usize, mut pause: impl FnMut()) -> bool {
         (0..looks).any(|_| {
             pause();
-            // An unreadable file may be about to change.
             Holder::read(path).is_some_and(|now| now != *self && !now.ended)
         })
     }
@@ -100,15 +86,13 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Number of checks of a holder's file, [`LOOK`] apart, after which an unchanged file means that its holder is
-/// gone: several heartbeats may be late.
+/// Number of checks, [`LOOK`] apart, after which an unchanged file means that its holder is gone.
 pub(super) const LOOKS: usize = 20;
 
-/// Time between two checks of a holder's file.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-/// Keeps the file `path`, already written by `holder`, up to date until the result is dropped, which marks the
-/// folder as free. Writes only while the folder is `held` or the file names the holder.
+/// Keeps the file `path` of `holder` up to date until the result is dropped, which marks the folder as free.
+/// Writes only while the folder is `held` or the file names the holder.
 pub(super) fn heartbeat(holder: Holder, path: PathBuf, held: HeldFolder) -> io::Result<Repeat> {
     beat_every(BEAT, holder, path, move || held.check().is_ok())
 }
@@ -159,7 +143,6 @@ mod tests {
         old.write(&path).unwrap();
         let heartbeat =
             |held: bool| beat_every(Duration::from_secs(600), old.clone(), path.clone(), move || held);
-        // A holder that has lost its lock still writes that it ends.
         drop(heartbeat(false).unwrap());
         assert!(Holder::read(&path).unwrap().ended);
         new.write(&path).unwrap();
@@ -179,10 +162,8 @@ mod tests {
         let mut looks = 0;
         assert!(!holder.moves(&path, 4, || looks += 1));
         assert_eq!(looks, 4);
-        // The holder releases the folder while it is watched.
         let ended = Holder { ended: true, ..holder.clone() };
         assert!(!holder.moves(&path, 4, || ended.write(&path).unwrap()));
-        // The heartbeat returns after three checks.
         holder.write(&path).unwrap();
         let mut looks = 0;
         let beats = || {

@@ -16,13 +16,10 @@ use crate::version::version;
 use kiln_config::Config;
 use kiln_sys::files;
 
-/// Name of the file in the run folder.
 pub(super) const FILE: &str = "run.json";
 
-/// Maximum size of the file in bytes; longer files were not written by Kiln.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Version of the file format that this build reads and writes.
 const FORMAT: u64 = 1;
 
 /// The identity of a run.
@@ -30,30 +27,21 @@ const FORMAT: u64 = 1;
 pub struct Identity {
     /// [`FORMAT`] of the build that wrote the file. Files of other programs do not have this key.
     kiln_run: u64,
-    /// Random id, which stays the same for the life of the run.
     pub(super) id: String,
-    /// Time at which the run began.
     created: String,
-    /// Version of the build that wrote the file.
     kiln: String,
-    /// Version, commit and features of the build that last started the run.
     #[serde(default)]
     build: String,
-    /// Device that the run was last computed on.
     #[serde(default)]
     device: String,
-    /// SHA-256 of the configuration of the run's last start.
     config_sha256: String,
-    /// The job that last started the run, and may take it over after a restart; `None` if nothing restarts the
-    /// run.
+    /// The job that last started the run and may take it over; `None` if nothing restarts the run.
     job: Option<String>,
 }
 
-/// Reasons why a run does not belong to a restarted job.
 const OTHER_JOB: &str = "it was started by another job, or by one without a name";
 const OTHER_CONFIG: &str = "it was started with a different configuration";
 
-/// The facts about a start that are compared with the identity in a folder.
 #[derive(Clone, Debug)]
 pub(super) struct Claimant {
     pub(super) config_sha256: String,
@@ -61,7 +49,6 @@ pub(super) struct Claimant {
 }
 
 impl Claimant {
-    /// Describes a start with `config` and `options`.
     pub(super) fn new(config: &Config, options: &RunOptions) -> Self {
         // The launcher determines the number of ranks, which may differ after a restart.
         let mut config = config.clone();
@@ -71,8 +58,7 @@ impl Claimant {
     }
 }
 
-/// Returns a string that identifies a job across its restarts: the job's name, unless that is the launcher's
-/// default for unnamed jobs, or else the process that starts and restarts rank 0.
+/// Identifies a job across its restarts: by its name, or else by the process that starts and restarts rank 0.
 fn job_of(options: &RunOptions) -> Option<String> {
     match &options.job().name {
         Some(name) => Some(name.clone()),
@@ -83,7 +69,6 @@ fn job_of(options: &RunOptions) -> Option<String> {
 }
 
 impl Identity {
-    /// Creates the identity of a new run.
     pub(super) fn new(claimant: &Claimant) -> Result<Self, FolderError> {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(|error| {
@@ -102,7 +87,6 @@ impl Identity {
         })
     }
 
-    /// Returns the identity of the run once `claimant` continues it.
     pub(super) fn taken_by(&self, claimant: &Claimant) -> Self {
         Identity {
             kiln: env!("CARGO_PKG_VERSION").to_owned(),
@@ -113,7 +97,6 @@ impl Identity {
         }
     }
 
-    /// Returns the identity of the same run on `device`.
     pub(super) fn on_device(&self, device: String) -> Self {
         Identity { device, ..self.clone() }
     }
@@ -123,7 +106,6 @@ impl Identity {
         Identity { job: None, ..self }
     }
 
-    /// Fails with the reason unless `claimant`, a restarted job, may take this run over.
     pub(super) fn check_restart_of(&self, claimant: &Claimant) -> Result<(), &'static str> {
         if self.job.is_none() || self.job != claimant.job {
             return Err(OTHER_JOB);
@@ -131,13 +113,11 @@ impl Identity {
         if !self.was_started_as(claimant) { Err(OTHER_CONFIG) } else { Ok(()) }
     }
 
-    /// Returns whether the run was last started with the configuration of `claimant`.
     pub(super) fn was_started_as(&self, claimant: &Claimant) -> bool {
         self.config_sha256 == claimant.config_sha256
     }
 
-    /// Reads the identity of the run in `out`. Returns `None` if the file is missing, or if another program
-    /// wrote a file of that name.
+    /// Reads the identity in `out`; `None` if the file is missing or belongs to another program.
     pub(super) fn read(out: &Path) -> Result<Option<Self>, FolderError> {
         let path = out.join(FILE);
         let wrong = |problem: String| FolderError::Identity(path.clone(), problem);
@@ -148,7 +128,6 @@ impl Identity {
                 let problem = "is not a regular file: choose another folder with --out";
                 return Err(wrong(problem.to_owned()));
             }
-            // No run writes that much.
             Err(error) if error.kind() == ErrorKind::FileTooLarge => return Ok(None),
             Err(error) => return Err(FolderError::io("read", &path)(error)),
         };
@@ -165,7 +144,6 @@ impl Identity {
         }
     }
 
-    /// Writes the identity into `out`.
     pub(super) fn write(&self, out: &Path) -> Result<(), FolderError> {
         let path = out.join(FILE);
         let text = serde_json::to_string_pretty(self).map_err(std::io::Error::other);
@@ -180,8 +158,8 @@ pub(super) fn now() -> String {
     utc(since.as_secs())
 }
 
-/// Formats `seconds` since 1970 as a date and a time. The date follows Howard Hinnant's `civil_from_days`
-/// (<https://howardhinnant.github.io/date_algorithms.html>), restricted to non-negative dates.
+/// Formats `seconds` since 1970 with Howard Hinnant's `civil_from_days`, restricted to non-negative dates
+/// (<https://howardhinnant.github.io/date_algorithms.html>).
 fn utc(seconds: u64) -> String {
     let (days, time) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -211,7 +189,6 @@ mod tests {
         assert_eq!(run.check_restart_of(&mine), Ok(()));
         assert_eq!(run.check_restart_of(&claimant("c", Some("k"))), Err(OTHER_JOB));
         assert_eq!(run.check_restart_of(&claimant("d", Some("j"))), Err(OTHER_CONFIG));
-        // No job can take over a run without a job, not even a claimant without one.
         let alone = run.clone().without_job();
         assert_eq!(alone.check_restart_of(&claimant("c", None)), Err(OTHER_JOB));
         assert_eq!(alone.taken_by(&mine), run);

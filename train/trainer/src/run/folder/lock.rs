@@ -1,10 +1,6 @@
-//! The lock of a run folder: the folder belongs to one run for as long as any of its processes lives.
-//!
-//! Rank 0 holds an exclusive system lock, and the processes of the other ranks share a second one. The kernel
-//! releases both when a process ends, however it ends. A new run takes the first lock and requires the second
-//! to be free, so it begins only when no process is left. `flock` works across machines if the file system
-//! forwards it, as NFS does. If the file system has no locks, or only local ones, the holder's heartbeat
-//! decides; see `holder.rs`.
+//! The lock of a run folder, which belongs to one run for as long as any of the run's processes lives.
+//! Rank 0 holds one `flock` exclusively; other ranks share a second one, which must be free before a new run begins.
+//! If no locks reach the other machines, the holder's heartbeat decides (`holder.rs`).
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -26,13 +22,12 @@ const LOCK_FILE: &str = "lock";
 const RANKS_FILE: &str = "ranks";
 const HOLDER_FILE: &str = "holder.json";
 
-/// Time between two attempts to take the lock.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How long an ending process may still exist after the kernel has released its locks.
+/// Maximum time for which an ending process exists after the kernel has released its locks.
 const EXIT: Duration = Duration::from_secs(5);
 
-/// How long a process that only checks the lock may hold it.
+/// Maximum time for which a process that only checks the lock holds it.
 const MOMENT: Duration = Duration::from_millis(500);
 
 /// Keeps a run folder for this run until it is dropped.
@@ -43,42 +38,29 @@ pub struct Lock {
     held: Option<HeldFolder>,
 }
 
-/// How long a start waits for another run to release the folder.
 pub(super) struct Patience<'a> {
-    /// Maximum wait.
     pub(super) time: Duration,
-    /// Ends the wait early once true.
     pub(super) stop: &'a AtomicBool,
 }
 
-/// The result of an attempt to take the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// This process now has the lock, and no rank of the previous run is left.
     Locked,
-    /// Another process holds a lock.
     Taken,
-    /// The file system does not support locks.
     Unsupported,
 }
 
 /// The state of the holder named in the file, after an attempt that found no lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rival {
-    /// There is no holder any more.
     Gone,
-    /// The holder is alive.
     Alive,
     /// The holder may be alive on another machine, whose locks are invisible here.
     Unknown,
 }
 
 impl Lock {
-    /// Takes the folder `out` for the run `run`, and creates the folder if it does not exist.
-    ///
-    /// # Errors
-    ///
-    /// If another run holds the folder and does not release it in time, or the folder cannot be written.
+    /// Takes the folder `out`, created if missing, for the run `run`; fails unless the folder becomes free in time.
     pub(super) fn take(out: &Path, run: &str, patience: Patience) -> Result<Self, FolderError> {
         fs::create_dir_all(out).map_err(FolderError::io("create", out))?;
         let folder = out.join(FOLDER);
@@ -100,8 +82,7 @@ impl Lock {
                 break attempt;
             }
             let stop = patience.stop.load(Ordering::Relaxed);
-            // If this process has the lock, the holder that still seems alive is about to end, or its lock file
-            // was removed.
+            // If this process has the lock, the rival that seems alive is ending, or its lock file was removed.
             let least = if attempt == Attempt::Locked { EXIT } else { MOMENT };
             if start.elapsed() >= patience.time.max(least) || stop {
                 return Err(held(out));
@@ -132,12 +113,8 @@ impl Lock {
         Ok(Lock { _heartbeat: Some(heartbeat), held: Some(held) })
     }
 
-    /// Holds the folder `out`, which rank 0 has taken, in the process of another rank of the same run.
-    ///
-    /// # Errors
-    ///
-    /// If another run has taken the folder in the meantime. Without lock support, rank 0 holds the folder for all
-    /// ranks.
+    /// Holds `out`, which rank 0 has taken, for another rank of the run; fails if another run has taken it since.
+    /// Without lock support, rank 0 holds the folder for all ranks.
     pub(in crate::run) fn share(out: &Path) -> Result<Self, FolderError> {
         let path = out.join(FOLDER).join(RANKS_FILE);
         let file = open(&path, false).ok();
@@ -148,13 +125,11 @@ impl Lock {
         Ok(Lock { _heartbeat: None, held })
     }
 
-    /// Returns a handle that shows whether the folder still belongs to this run; `None` if this process could
-    /// not lock it.
+    /// Returns a handle that shows whether the folder still belongs to this run, if this process could lock it.
     pub(in crate::run) fn held(&self) -> Option<HeldFolder> {
         self.held.clone()
     }
 
-    /// Fails if a run holds `out` now. Writes nothing.
     pub(super) fn check_free(out: &Path) -> Result<(), FolderError> {
         let locks = Locks::open(&out.join(FOLDER), false).ok();
         match locks.map(|locks| locks.attempt()) {
@@ -164,7 +139,6 @@ impl Lock {
     }
 }
 
-/// Returns the path of the file that names the holder of the folder `out`.
 pub(super) fn holder_file(out: &Path) -> PathBuf {
     out.join(FOLDER).join(HOLDER_FILE)
 }
@@ -175,7 +149,6 @@ fn open(path: &Path, create: bool) -> std::io::Result<File> {
     files::open_with(options.read(true).write(true).create(create).truncate(false), path)
 }
 
-/// The lock files.
 struct Locks {
     /// Locked exclusively by rank 0.
     first: File,
@@ -189,8 +162,7 @@ impl Locks {
         Ok(Locks { first: open(LOCK_FILE)?, ranks: open(RANKS_FILE)? })
     }
 
-    /// Takes the first lock if both are free. Releases the second for this run's ranks, which begin only after
-    /// this.
+    /// Takes the first lock if both are free, and releases the second for this run's ranks, which begin later.
     fn attempt(&self) -> Attempt {
         let of = |attempt: Result<(), TryLockError>| match attempt {
             Ok(()) => Attempt::Locked,
@@ -268,7 +240,6 @@ mod tests {
         out.join(FOLDER).join(HOLDER_FILE)
     }
 
-    /// Two runs in threads of one process count as two runs.
     #[test]
     fn a_folder_has_one_run_and_the_next_one_when_all_of_it_has_ended() {
         let folder = tempfile::tempdir().unwrap();
@@ -299,7 +270,6 @@ mod tests {
                     scope.spawn(move || {
                         meeting.wait();
                         let lock = Lock::take(&out, &index.to_string(), now(&NONE));
-                        // All threads try before any of them releases the lock.
                         meeting.wait();
                         usize::from(lock.is_ok())
                     })
@@ -316,7 +286,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("run");
         let first = Lock::take(&out, "first", now(&NONE)).unwrap();
-        // A start that was asked to stop does not wait any longer.
         let stop = AtomicBool::new(true);
         let stopped = Patience { time: Duration::MAX, stop: &stop };
         assert!(matches!(Lock::take(&out, "second", stopped), Err(FolderError::Held(..))));

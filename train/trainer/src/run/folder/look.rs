@@ -16,13 +16,11 @@ use crate::process::ProcessId;
 use kiln_checkpoint::{self as checkpoint, Checkpoint};
 use kiln_sys::files;
 
-/// Age beyond which a holder's file means that the holder is gone: a live holder writes it every five seconds.
+/// Age at which a holder's file means that the holder is gone: a live holder writes it every five seconds.
 const SILENCE: Duration = Duration::from_secs(25);
 
-/// Maximum size of a configuration in bytes; longer files are ignored.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Number of bytes at the end of a metrics file that are searched for its last lines.
 const TAIL: u64 = 256 * 1024;
 
 /// The state of a run folder.
@@ -103,7 +101,6 @@ pub fn progress(out: &Path) -> Progress {
     }
 }
 
-/// Returns the last line of the metrics that belongs to a step.
 fn last_step(out: &Path) -> Option<Value> {
     let mut file = files::open(&metrics_of_run(out)).ok()?;
     let length = file.metadata().ok()?.len();

@@ -1,5 +1,4 @@
-//! The ranks of a run that have arrived and wait for others: one file per process in the run folder, which no
-//! run has claimed yet.
+//! The ranks that have arrived and wait for others: one file per process in a run folder that no run has claimed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,14 +16,11 @@ use kiln_config::CommSection;
 use kiln_launch::place::RankEnv;
 use kiln_sys::files;
 
-/// Start and end of the file names; the rank is between them.
 const PREFIX: &str = "waiting_";
 const SUFFIX: &str = ".json";
 
-/// Maximum size of a file in bytes; longer files were not written by Kiln.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Maximum number of files to read.
 const MOST: usize = 1 << 12;
 
 /// Tolerance in seconds for the end of a wait on another machine, because clocks differ.
@@ -49,14 +45,12 @@ pub struct Waiting {
 #[derive(Debug)]
 pub(in crate::run) struct Meeting {
     waiting: Waiting,
-    /// Path of the file; `None` if it cannot be written.
     path: Option<PathBuf>,
     /// Folders that were created for the file, innermost first.
     made: Vec<PathBuf>,
 }
 
 impl Meeting {
-    /// Shows that the rank at `place` waits for others. Failing to show it is not an error.
     pub(in crate::run) fn begin(out: &Path, place: &RankEnv, comm: &CommSection) -> Self {
         let since = unix_time();
         let waiting = Waiting {
@@ -83,7 +77,6 @@ impl Meeting {
         meeting
     }
 
-    /// Updates the file if `come`, the ranks that have arrived, has changed.
     pub(in crate::run) fn show(&mut self, come: BTreeMap<usize, IpAddr>) {
         if self.waiting.come != come {
             self.waiting.come = come;
@@ -91,8 +84,7 @@ impl Meeting {
         }
     }
 
-    /// Replaces the file atomically, so readers never see an incomplete file. The file is not synced to disk,
-    /// since it need not survive a crash of the machine.
+    /// Replaces the file atomically, but without a sync: the file need not survive a crash of the machine.
     fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let beside = path.with_extension("new");
@@ -107,8 +99,7 @@ impl Drop for Meeting {
         if let Some(path) = &self.path {
             let _ = fs::remove_file(path);
         }
-        // Only rank 0 removes the folders, since no other process can be about to use them. Folders with
-        // content stay.
+        // Only rank 0 removes the empty folders: no other process can be about to use them.
         if self.waiting.rank == 0 {
             self.made.iter().for_each(|folder| _ = fs::remove_dir(folder));
         }

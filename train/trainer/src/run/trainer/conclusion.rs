@@ -11,7 +11,6 @@ use crate::metrics::BestLoss;
 use crate::process::quoted;
 use kiln_sys::words::{duration, flops_per_s, number_of, size};
 
-/// Activities of a rank's recorder and their display names, in the order of a step.
 const ACTIVITIES: [(&str, &str); 7] = [
     ("forward", "forward"),
     ("backward", "backward"),
@@ -22,28 +21,21 @@ const ACTIVITIES: [(&str, &str); 7] = [
     ("sampling", "sampling"),
 ];
 
-/// Share of time spent waiting above which the summary suggests a remedy, for runs of at least this length.
+/// Share of waiting, and length of a run, above which the summary suggests a remedy.
 const MUCH: f64 = 0.2;
 const SOME_LENGTH: Duration = Duration::from_secs(60);
 
-/// Share of time below which an activity is not shown.
 const LITTLE: f64 = 0.005;
 
-/// The data for the summary of a run since it was started or last resumed.
 pub(super) struct Conclusion {
-    /// The run folder, for display.
     pub(super) out: PathBuf,
     pub(super) elapsed: Duration,
-    /// The part of `elapsed` until the first step began.
     pub(super) start: Duration,
-    /// The time of rank 0 by activity.
     pub(super) times: Vec<ActivityTime>,
     pub(super) ranks: usize,
-    /// Steps of this start, and the number of them without an update.
     pub(super) steps: u64,
     pub(super) skipped: u64,
     pub(super) tokens: u64,
-    /// Time spent in these steps.
     pub(super) in_steps: f64,
     /// FLOP/s of the model over these steps, and their share of the peak if that is known.
     pub(super) flops: f64,
@@ -63,7 +55,6 @@ pub(super) struct Conclusion {
 }
 
 impl Conclusion {
-    /// Returns the lines of the summary, each of which begins with its subject.
     pub(super) fn lines(&self) -> Vec<String> {
         let lines = [
             ("validation loss", self.validation()),
@@ -85,13 +76,11 @@ impl Conclusion {
             (Some(loss), Some(_)) => format!("{loss:.4}, the lowest of the run"),
         };
         if let Some(unigram) = self.unigram {
-            // Writing into a String cannot fail.
             let _ = write!(text, "; unigram entropy {unigram:.4}");
         }
         Some(text)
     }
 
-    /// Returns the total time and the share of each activity.
     fn time(&self) -> String {
         let all = self.elapsed.as_secs_f64();
         let share = |time: Duration| time.as_secs_f64() / all.max(f64::MIN_POSITIVE);
@@ -100,7 +89,6 @@ impl Conclusion {
             share(of.map(|time| time.busy).sum())
         };
         let mut shares: Vec<_> = ACTIVITIES.iter().map(|(activity, name)| (*name, busy(activity))).collect();
-        // A single rank has no others to wait for.
         shares.extend((self.ranks > 1).then(|| ("waiting", self.waiting())));
         shares.insert(0, ("start", share(self.start)));
         let known: f64 = shares.iter().map(|(_, share)| share).sum();
@@ -110,7 +98,6 @@ impl Conclusion {
         format!("{}: {}", duration(self.elapsed), told.join(", "))
     }
 
-    /// Returns the share of the time during which rank 0 waited for others.
     fn waiting(&self) -> f64 {
         // Until the first step, ranks wait for the rank that prepares the run.
         let is_work =
@@ -143,7 +130,6 @@ impl Conclusion {
         let peak = self.peak_bytes.filter(|bytes| *bytes > 0)?;
         let mut text = format!("{} at its peak", size(peak));
         if let Some((planned, undescribed)) = &self.planned {
-            // Writing into a String cannot fail.
             let _ = write!(text, ", {} were planned", size(*planned));
             if !undescribed.is_empty() {
                 let names: Vec<_> = undescribed.iter().copied().collect();
@@ -153,7 +139,6 @@ impl Conclusion {
         Some(text)
     }
 
-    /// Returns suggestions for what to do next, one command or hint per line.
     pub(super) fn next(&self) -> Vec<String> {
         let out = quoted(&self.out);
         let mut next = Vec::new();

@@ -1,54 +1,42 @@
-//! The table of parameter groups that a run prints at its start: the bytes of each whole group, as gathered,
-//! and of a rank's share of it. Identical groups share one row.
+//! The table of parameter groups that a run prints at its start. Identical groups share one row.
 
 use kiln_shard::Engine;
 
 use kiln_sys::words::{in_ranges, size};
 
-/// Bytes of an `f32`.
 const F32: u64 = 4;
 
-/// Maximum number of rows.
 const ROWS: usize = 12;
 
-/// Length of the longest list of layers that is written out.
 const LISTED: usize = 20;
 
-/// Maximum number of characters shown of a name.
 const LONGEST: usize = 32;
 
-/// A parameter group in numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers {
     parameters: u64,
     /// Bytes while gathered, in the compute dtype.
     whole: u64,
-    /// Bytes of a rank's share.
     weights: u64,
     gradients: u64,
     optimizer: u64,
 }
 
-/// Identical parameter groups.
 #[derive(Clone, Debug)]
 struct Row {
-    /// The name before and after the layer number, as in `layers.` and `.muon`; the second part is empty
-    /// otherwise.
+    /// The name before and after the layer number, as in `layers.` and `.muon`.
     name: (String, String),
     layers: Vec<usize>,
     each: Numbers,
 }
 
-/// The parameter groups of an engine in a table.
 pub(super) struct GroupTable {
     rows: Vec<Row>,
-    /// The compute dtype.
     dtype: String,
 }
 
 impl GroupTable {
-    /// Builds the table for `engine`. With `copies`, a rank also holds its share of the weights in the compute
-    /// dtype, because the master weights are stored elsewhere.
+    /// Builds the table. With `copies`, a rank also holds its share of the weights in the compute dtype.
     pub(super) fn from_engine(engine: &Engine, copies: bool) -> Self {
         let (layout, mesh, dtype) = (engine.layout(), engine.mesh(), engine.policy().compute_dtype);
         let width = dtype.size() as u64;
@@ -79,7 +67,6 @@ impl GroupTable {
         }
     }
 
-    /// Describes a rank's share of all groups in one line.
     pub(super) fn summary(&self) -> String {
         let Numbers { weights, gradients, optimizer, .. } = self.sum();
         format!(
@@ -90,7 +77,6 @@ impl GroupTable {
         )
     }
 
-    /// Returns the table, one line per row.
     pub(super) fn lines(&self) -> Vec<String> {
         let (shown, more) = self.rows.split_at(self.rows.len().min(ROWS));
         let names: Vec<_> = shown.iter().map(Row::name).collect();
@@ -143,7 +129,6 @@ impl Row {
     }
 }
 
-/// Groups `groups` into rows: layers that differ only in their number share one row.
 fn alike<'a>(groups: impl Iterator<Item = (&'a str, Numbers)>) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for (name, each) in groups {
@@ -171,7 +156,6 @@ fn split(name: &str) -> ((String, String), Option<usize>) {
     }
 }
 
-/// Formats a number of parameters.
 fn millions(count: u64) -> String {
     match count {
         0..100_000 => count.to_string(),
@@ -209,7 +193,6 @@ mod tests {
             groups.push(("head".to_owned(), numbers(131_076_096, ranks)));
             table(&groups)
         };
-        // Every other layer has experts, and its matrices use a different optimizer rule.
         let mut mixed = vec![("embed".to_owned(), numbers(1000, 2))];
         for layer in 0..24 {
             let parameters = if layer % 2 == 0 { 70_000_000 } else { 1_400_000_000 };
@@ -223,8 +206,7 @@ mod tests {
         insta::assert_snapshot!(tables.join("\n\n"));
     }
 
-    /// Returns the total weight bytes in an engine's table, the bytes that it holds, and the optimizer bytes in
-    /// the table.
+    /// Returns the weight bytes in the table, the bytes that the engine holds, and the optimizer bytes in the table.
     fn from_engine(ranks: usize, strategy: Strategy, shard_size: Option<usize>) -> (u64, u64, u64) {
         let told = run_ranks(ranks, 1, |world| {
             let small = ModelConfig {
@@ -240,7 +222,6 @@ mod tests {
             let decoder = ShardedDecoder::new(decoder, builder.freeze(|name| name.starts_with("layers.0.")))?;
             let engine = decoder.engine();
             let table = GroupTable::from_engine(engine, false);
-            // The bytes that every rank holds of each parameter, and the padding between them.
             let mut held = 0;
             for (_, parameter) in engine.layout().parameters() {
                 held += engine.held(&parameter.name)?.len() as u64 * F32;

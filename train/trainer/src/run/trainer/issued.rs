@@ -8,28 +8,20 @@ use kiln_shard::Update;
 use crate::run::RecordedStep;
 use crate::values::Values;
 
-/// The clocks of a rank at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ClockReading {
     pub(super) at: Instant,
-    /// Total time for which ranks have been held up to this moment.
     pub(super) held: Duration,
-    /// The time of the rank by activity up to this moment.
     pub(super) times: Vec<ActivityTime>,
 }
 
-/// If the host waited for a step's values for more than 1/`WAITED` of the step, the step is taken to have ended
-/// when the values arrived.
+/// If the host waited for a step's values for more than 1/`WAITED` of the step, the step ended when they arrived.
 const WAITED: u32 = 16;
 
-/// Returns the clock reading at the end of a step. After issuing the next step to the device, the host `asked`
-/// for this step's values, and got them at `now`. `before` is when the step began, or the previous step ended,
-/// and `issued` is when the host had issued the step completely.
-///
-/// If the host waited for the values, the step ended at `now`. If they were already there, the GPU is faster
-/// than the host, and the step is taken to have ended at `issued`. If the previous step ended later than that,
-/// the end of this step is unknown, and taken to be halfway between the end of the previous step and the
-/// request for values.
+/// Returns the clock reading at the end of a step, which started, or whose previous step ended, at `before`.
+/// The host issued it by `issued`, then the next step, requested its values at `asked`, and got them at `now`.
+/// If the host waited for the values, the step ended at `now`, otherwise at `issued`.
+/// If the previous step ended after `issued`, the end is taken to be halfway between `before` and `asked`.
 pub(super) fn end_of_step(
     before: &ClockReading,
     issued: ClockReading,
@@ -51,22 +43,15 @@ pub(super) struct IssuedStep {
     pub(super) update: Update,
     pub(super) lr: f64,
     pub(super) start: ClockReading,
-    /// Clock reading when the step had been issued completely.
     pub(super) end: ClockReading,
     pub(super) peak_bytes: u64,
-    /// Tokens trained on so far.
     pub(super) tokens: u64,
-    /// Additional values for the log; `None` if the step is not logged.
     pub(super) log: Option<StepLog>,
 }
 
-/// Additional values of a logged step.
 pub(super) struct StepLog {
-    /// The values that the layers of this rank recorded.
     pub(super) recorded: RecordedStep,
-    /// True if the layers of any rank have recorded a value.
     pub(super) any_recorded: bool,
-    /// The norm of the gradient by module, if requested.
     pub(super) grad_norms: Values,
 }
 
@@ -74,7 +59,6 @@ pub(super) struct StepLog {
 mod tests {
     use super::*;
 
-    /// Returns the end of a step; all times are in milliseconds.
     fn end(before: u64, issued: u64, asked: u64, now: u64) -> u64 {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
@@ -86,13 +70,11 @@ mod tests {
     #[test]
     fn a_step_ends_when_its_values_are_there_if_the_host_has_waited_for_them() {
         assert_eq!(end(1000, 900, 1100, 2000), 2000);
-        // The first step after an evaluation.
         assert_eq!(end(1000, 1100, 1200, 2000), 2000);
     }
 
     #[test]
     fn every_step_takes_the_time_of_the_host_if_the_gpu_is_faster() {
-        // Each step is issued within 100 ms, and its values are requested once the next step is issued.
         let ends = [end(0, 100, 200, 201), end(100, 200, 300, 301), end(200, 300, 400, 401)];
         assert_eq!(ends, [100, 200, 300]);
         // The GPU was slower so far: the next step is assigned some of the time.

@@ -1,5 +1,4 @@
-//! The work of one rank from the first to the last step: `Trainer::start`, then `Trainer::run` or a custom
-//! loop.
+//! The work of one rank: `Trainer::start`, then `Trainer::run` or a custom loop.
 
 mod conclusion;
 mod groups;

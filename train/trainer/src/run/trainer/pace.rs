@@ -1,10 +1,7 @@
-//! When ranks check for a requested stop, in addition to the check after every step, and the grace period of the
-//! launcher.
+//! Stop checks within a step or an evaluation, and the launcher's grace period.
 //!
-//! All ranks must stop at the same place, so they decide in a reduction. In the middle of a step or an
-//! evaluation, that reduction is due after about [`ASK_EVERY`] of work. The number of passes in that time
-//! follows from the longest pass of any rank, which the ranks exchange in the same reduction, so all ranks
-//! arrive at the same number. Steps shorter than that need no additional reduction.
+//! Ranks check in a reduction, to stop at the same place. The number of passes until the next check follows from the
+//! longest pass of any rank, which the same reduction exchanges, so that all ranks arrive at the same number.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -23,14 +20,12 @@ const ASK_EVERY: Duration = Duration::from_secs(5);
 pub(super) struct Pace {
     /// Passes until the next stop check; the same on all ranks.
     left: u64,
-    /// Start of the present pass, and the time for which ranks had been held by then.
+    /// Start of the current pass, and the time for which ranks had been held by then.
     begun: (Instant, Duration),
-    /// This rank's longest pass since the last stop check, in seconds.
     longest: f64,
 }
 
 impl Pace {
-    /// Creates a pace without measurements: the ranks check after the first pass.
     pub(super) fn new() -> Self {
         Pace { left: 1, begun: (Instant::now(), Duration::ZERO), longest: 0.0 }
     }
@@ -50,19 +45,16 @@ impl Pace {
         self.left == 0
     }
 
-    /// Makes a stop check due after the next pass, because passes of a different kind begin. Must be called at
-    /// the same point on all ranks.
+    /// Makes a stop check due after the next pass, on all ranks alike, because passes of a different kind begin.
     pub(super) fn ask_soon(&mut self) {
         self.left = 1;
     }
 
-    /// Returns this rank's longest pass since the last stop check, in seconds.
     pub(super) fn longest(&self) -> f64 {
         self.longest
     }
 
-    /// Schedules the next stop check. `longest` is the longest pass of any rank in seconds; 0 if none has ended since
-    /// the last check.
+    /// Schedules the next check from `longest`, any rank's longest pass in seconds; 0 if no pass has ended.
     pub(super) fn synced(&mut self, longest: f64) {
         if longest > 0.0 {
             self.left = passes(longest);
@@ -70,8 +62,7 @@ impl Pace {
         self.longest = 0.0;
     }
 
-    /// Performs a stop check. Returns whether any rank must stop, and the longest pass of any rank in seconds.
-    /// Collective.
+    /// Returns whether any rank must stop, and the longest pass of any rank in seconds. Collective.
     pub(super) fn ask(&mut self, engine: &Engine, stop: &AtomicBool) -> Result<(bool, f64), ShardError> {
         let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
         let mut values = vec![0.0; 1 + ranks];
@@ -84,26 +75,22 @@ impl Pace {
     }
 }
 
-/// Returns the number of passes of `longest` seconds that fill [`ASK_EVERY`], at least one.
 fn passes(longest: f64) -> u64 {
     // The conversion saturates.
     (ASK_EVERY.as_secs_f64() / longest).max(1.0) as u64
 }
 
-/// The length of the grace period, and whether a warning that it is too short was printed.
 pub(super) struct Grace {
     time: Duration,
     has_warned: bool,
 }
 
 impl Grace {
-    /// Returns the launcher's grace period, or else that of most schedulers.
     pub(super) fn new() -> Result<Self> {
         Ok(Grace { time: launcher::grace()?.unwrap_or(GRACE), has_warned: false })
     }
 
-    /// Warns once, on rank 0, if a micro-batch of `micro_batch` seconds or a step of `step` seconds is longer
-    /// than the grace period.
+    /// Warns once, on rank 0, if a micro-batch or a step, in seconds, is longer than the grace period.
     pub(super) fn check(&mut self, micro_batch: f64, step: Option<f64>, rank: usize) {
         let time = self.time.as_secs_f64();
         if self.has_warned || rank != 0 {
@@ -144,7 +131,6 @@ mod tests {
     #[test]
     fn the_first_pass_is_asked_after_and_short_ones_are_not() {
         let mut pace = Pace::new();
-        // A stop check before the first pass.
         pace.synced(0.0);
         assert!(pace.end(Duration::ZERO));
         pace.synced(0.5);

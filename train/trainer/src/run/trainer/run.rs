@@ -28,13 +28,11 @@ use kiln_plan::{Gathers, RankShape, Speed};
 use kiln_sys::words::number_of;
 
 impl Trainer<'_> {
-    /// The stock loop: trains through the run's last step, and evaluates, generates samples and saves as the
-    /// configuration says. Collective.
+    /// Trains through the run's last step; evaluates, samples and saves as the configuration says. Collective.
     ///
     /// # Errors
     ///
-    /// As for [`Trainer::train_step`], [`Trainer::evaluate`], [`Trainer::sample`], [`Trainer::save`] and
-    /// [`Trainer::finish`].
+    /// As for the methods of [`Trainer`] that this loop calls.
     pub fn run(mut self) -> Result<Summary> {
         let Plan { config, .. } = self.plan;
         while self.train_step()? {
@@ -49,8 +47,7 @@ impl Trainer<'_> {
             if sample {
                 self.sample()?;
             }
-            // Saving comes last, so that a run resumed from here has everything that was written about this
-            // step.
+            // Saving comes last: a run resumed from here has everything that was written about this step.
             if save {
                 self.save()?;
             }
@@ -58,13 +55,12 @@ impl Trainer<'_> {
         self.finish()
     }
 
-    /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the configured
-    /// samples. After a requested stop, only saves, because there may be no time for more. Collective.
+    /// Ends the run: saves and evaluates the last step unless that is done, and generates samples. Collective.
+    /// After a requested stop, only saves, because there may be no time for more.
     ///
     /// # Errors
     ///
-    /// As for [`Trainer::save`] and [`Trainer::evaluate`]; a failed save is an error regardless of
-    /// `checkpoint.on_failure`.
+    /// As for [`Trainer::evaluate`], and for [`Trainer::save`] regardless of `checkpoint.on_failure`.
     pub fn finish(mut self) -> Result<Summary> {
         self.settle_step()?;
         if self.progress.is_stopping && !self.is_complete() {
@@ -101,20 +97,12 @@ impl Trainer<'_> {
         Ok(Summary { steps, loss, val_loss: Some(val_loss), checkpoint, sample, preempted: false })
     }
 
-    /// Waits until the outcome of the last step is known. Collective.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Trainer::train_step`].
+    /// Waits for the outcome of the last step, and fails as [`Trainer::train_step`] does. Collective.
     pub fn settle(&mut self) -> Result<()> {
         self.settle_step()
     }
 
-    /// Ends the run after its last step so far, without a save, an evaluation or a sample. Collective.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Trainer::train_step`].
+    /// Ends the run without saving or evaluating, and fails as [`Trainer::train_step`] does. Collective.
     pub fn abandon(mut self) -> Result<Summary> {
         self.settle_step()?;
         let (steps, loss) = (self.state.step, self.loss());
@@ -129,7 +117,6 @@ impl Trainer<'_> {
         })
     }
 
-    /// Returns the total time for which ranks have been held for inspection.
     pub(super) fn held(&self) -> Duration {
         self.model.engine().world().holds().total()
     }
@@ -138,22 +125,18 @@ impl Trainer<'_> {
         ClockReading { at: Instant::now(), held: self.held(), times: self.times() }
     }
 
-    /// Returns the time of this rank by activity.
     pub(super) fn times(&self) -> Vec<ActivityTime> {
         self.model.engine().world().recorder().times()
     }
 
-    /// Returns the training loss of the last step.
     pub(super) fn loss(&self) -> Option<f64> {
         self.progress.metrics.as_ref().map(|metrics| metrics.loss)
     }
 
-    /// Returns the validation loss: the cross-entropy of the validation split, in nats per token. Returns
-    /// `None` if the ranks were asked to stop before or during the evaluation. Collective.
+    /// Returns the validation cross-entropy in nats per token; `None` once the ranks are asked to stop. Collective.
     ///
-    /// If this start of the run has trained, the first evaluation after a step is logged, with the loss on the
-    /// answers of `eval.prompts`, and becomes the step's validation loss in the summary. The results of further
-    /// evaluations, such as of averaged weights, are only returned.
+    /// The first evaluation after a step of this start is logged, with the loss on the answers of `eval.prompts`.
+    /// Further results, such as of averaged weights, are only returned.
     ///
     /// # Errors
     ///
@@ -166,7 +149,6 @@ impl Trainer<'_> {
         self.evaluate_unless(true)
     }
 
-    /// Like [`Trainer::evaluate`], but ends early on a stop request only if `may_stop`.
     fn evaluate_unless(&mut self, may_stop: bool) -> Result<Option<f64>> {
         let Trainer { plan, model, device, data, stops, reporter, .. } = self;
         let (validation, pace) = (&data.validation, &mut stops.pace);
@@ -230,7 +212,6 @@ impl Trainer<'_> {
         conclusion.next().iter().for_each(|line| print_line(line));
     }
 
-    /// Collects the data for the summary.
     pub(super) fn conclusion(&self, reporter: &Reporter, val_loss: Option<f64>) -> Conclusion {
         let unigram = self.plan.message.data.unigram_entropy.map(|unigram| unigram.validation);
         let best = reporter.best();
@@ -267,8 +248,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// Returns the planned peak of a rank in bytes, and the layers that the plan does not describe; `None` if the plan
-    /// cannot be compared with the counted bytes.
+    /// Returns a rank's planned peak in bytes and the undescribed layers, if the plan is comparable with counted bytes.
     fn planned(&self) -> Option<(u64, BTreeSet<&'static str>)> {
         let Plan { config, model, optimizer, registry, device: resolved, .. } = self.plan;
         let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain()).ok()?;

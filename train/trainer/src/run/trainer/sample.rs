@@ -13,9 +13,8 @@ use crate::run::folder::samples_of_run;
 use kiln_data::Tokenizer;
 
 impl Trainer<'_> {
-    /// Generates the configured samples, as [`Trainer::run`] does every `sample.every` steps. Rank 0 shows
-    /// them, and writes them to `samples.jsonl` if this start of the run has trained. Sampling does not change
-    /// the rest of the run. Returns no texts once the ranks were asked to stop. Collective.
+    /// Generates the configured samples, without changing the rest of the run. Collective.
+    /// Rank 0 shows them and, if this start has trained, appends them to `samples.jsonl`. Empty after a stop request.
     ///
     /// # Errors
     ///
@@ -34,9 +33,8 @@ impl Trainer<'_> {
         Ok(texts.into_iter().map(|text| text.sample).collect())
     }
 
-    /// Generates the samples of the last step. The chosen tokens depend only on the weights, the seed of the
-    /// run and the number of the prompt. All ranks compute a text together; if `may_stop`, they check for a
-    /// requested stop between tokens. Collective.
+    /// Generates samples of the last step, which depend only on weights, seed and prompt number. Collective.
+    /// If `may_stop`, the ranks check for a requested stop between tokens.
     pub(super) fn generate(&mut self, may_stop: bool) -> Result<Vec<Text>> {
         let step = self.state.step;
         if let Some((_, texts)) = self.progress.sampled.as_ref().filter(|(known, _)| *known == step) {
@@ -71,8 +69,7 @@ impl Trainer<'_> {
             };
             let mut continuation = Continuation::new(&tokenizer, prompt, &sampling)?;
             loop {
-                // Rank 0 chooses for all ranks, since the last bits of the logits differ between kinds of
-                // machines.
+                // Rank 0 chooses, because the last bits of the logits differ between kinds of machines.
                 let agree = |choice| {
                     let own = if *rank == 0 { choice } else { 0.0 };
                     Ok(engine.sum_over_ranks("sample", &[own])?[0])
@@ -105,7 +102,6 @@ impl Trainer<'_> {
                 self.reporter.iter_mut().for_each(|reporter| reporter.text(step, &tag, &text.whole));
             }
         }
-        // The next pass belongs to a step, and takes longer than a token.
         self.stops.pace.ask_soon();
         self.progress.sampled = Some((step, texts.clone()));
         Ok(texts)

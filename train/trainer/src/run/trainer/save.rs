@@ -11,14 +11,12 @@ use kiln_checkpoint::{self as checkpoint, CheckpointError, Format, Progress, Sav
 use kiln_config::OnFailure;
 
 impl Trainer<'_> {
-    /// Saves a checkpoint of the last completed step, in the background if the configuration says so. Does
-    /// nothing if that step is already saved, or once the ranks were asked to stop: then [`Trainer::finish`]
-    /// saves. Collective.
+    /// Saves a checkpoint of the last completed step, in the background if the configuration says so. Collective.
+    /// Does nothing if that step is saved, or once the ranks were asked to stop: then [`Trainer::finish`] saves.
     ///
     /// # Errors
     ///
-    /// If this save or the previous one fails and `checkpoint.on_failure` is `abort`, or if the ranks lose
-    /// contact.
+    /// If this or the previous save fails and `checkpoint.on_failure` is `abort`, or if the ranks lose contact.
     pub fn save(&mut self) -> Result<()> {
         self.settle_step()?;
         if self.progress.is_stopping || !self.is_unsaved() {
@@ -31,14 +29,13 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Returns whether this start has trained, and has not begun to save its last step.
     pub(super) fn is_unsaved(&self) -> bool {
         self.progress.has_trained && self.saves.begun != Some(self.state.step)
     }
 
     /// Begins to save. A failure is an error if this is the run's `last` save, or if the configuration says so.
     pub(super) fn begin_save(&mut self, last: bool) -> Result<()> {
-        // The earlier save is settled first, so that its failure is not mistaken for one of this save.
+        // Settled first, so that a failure of the earlier save is not mistaken for one of this save.
         self.settle_earlier_save()?;
         let Plan { message, inherited, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
@@ -57,25 +54,21 @@ impl Trainer<'_> {
         self.note_save(begun, last)
     }
 
-    /// Waits for the background save of a run that continues afterwards.
     pub(super) fn settle_earlier_save(&mut self) -> Result<()> {
         let settled = self.wait_for_save();
         self.note_save(settled, false)
     }
 
-    /// Advances the background save, if there is one.
     pub(super) fn advance_save(&mut self, saving: Progress) -> Result<()> {
         let advanced = self.saves.saver.advance(self.model.engine(), saving);
         self.note_save(advanced, false)
     }
 
-    /// Waits for the last background save of the run.
     pub(super) fn settle_save(&mut self) -> Result<()> {
         let settled = self.wait_for_save();
         self.note_save(settled, true)
     }
 
-    /// Waits for the background save, and shows its progress.
     fn wait_for_save(&mut self) -> Result<Option<PathBuf>, CheckpointError> {
         if !self.saves.saver.is_pending() {
             return Ok(None);
@@ -85,8 +78,7 @@ impl Trainer<'_> {
         self.saves.saver.settle(self.model.engine())
     }
 
-    /// Records the checkpoint that has been completed. A failed save is an error if it is the run's `last`
-    /// save, or if the run cannot continue.
+    /// Records a completed checkpoint. A failure is an error if the save is the `last` one or the run cannot continue.
     fn note_save(&mut self, outcome: Result<Option<PathBuf>, CheckpointError>, last: bool) -> Result<()> {
         let goes_on = !last && self.plan.config.checkpoint.on_failure == OnFailure::Continue;
         match outcome {

@@ -1,5 +1,4 @@
-//! The header that rank 0 prints before the first step. Initialising the weights of a large model takes a
-//! minute, so everything known without them is printed first.
+//! The header that rank 0 prints before it initialises the weights, which takes a minute for a large model.
 
 use kiln_shard::{Mesh, ShardError};
 
@@ -12,7 +11,6 @@ use kiln_config::{Config, OptimSection, Schedule};
 use kiln_data::BatchSource;
 use kiln_sys::words::number_of;
 
-/// Prints what is about to be trained; the model has `parameters` parameters.
 pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &BatchSource) -> Result<()> {
     let Plan { config, model, message: PlanMessage { data: info, threads, .. }, .. } = plan;
     let (train, policy) = (&config.train, config.policy());
@@ -62,8 +60,6 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
     Ok(())
 }
 
-/// Describes a start of a run for its events: the checkpoint that it resumes from, the build, its ranks and
-/// device.
 pub(super) fn started_as(plan: &Plan, ranks: usize) -> String {
     let from = plan.resume.as_ref().map_or_else(String::new, |checkpoint| {
         format!("from step {}, {}; ", checkpoint.state().step, checkpoint.folder().display())
@@ -72,7 +68,6 @@ pub(super) fn started_as(plan: &Plan, ranks: usize) -> String {
     format!("{from}kiln {}, {}, {strategy}, {device}", version(), number_of(ranks, "rank"))
 }
 
-/// Describes the optimizer and its schedule.
 fn optimizer(section: &OptimSection) -> String {
     let OptimSection { kind, lr, schedule, warmup_steps, min_lr_ratio, weight_decay, grad_clip, .. } =
         section;
@@ -86,7 +81,6 @@ fn optimizer(section: &OptimSection) -> String {
     format!("{kind}, lr {lr:.2e} after {warmup} of warm-up, {schedule}, weight decay {weight_decay}, {clip}")
 }
 
-/// Describes how often a run logs, evaluates and saves.
 fn rhythm(config: &Config) -> String {
     let every = |steps: u64| match steps {
         0 => "at the end".to_owned(),

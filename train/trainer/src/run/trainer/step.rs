@@ -26,22 +26,16 @@ use kiln_config::{Config, NonFinite, OptimSection};
 use kiln_data::slice_for;
 use kiln_sys::words::number_of;
 
-/// The values that the ranks exchange after every step.
 pub(super) struct StepSync {
     pub(super) peak_bytes: u64,
-    /// The longest micro-batch of any rank, in seconds.
     pub(super) longest_pass: f64,
-    /// True if any rank has been asked to stop.
     pub(super) stop: bool,
-    /// Progress of the background save.
     pub(super) saving: Progress,
-    /// True if the layers of any rank have recorded a value.
     pub(super) any_recorded: bool,
-    /// True if any observer has a request that ranks serve between two steps.
     pub(super) has_request: bool,
 }
 
-/// Returns the 2-norm of the gradient of each module before clipping, as in `grad_norm.layers.3`. Collective.
+/// Returns the gradient's 2-norm by module before clipping, as in `grad_norm.layers.3`. Collective.
 fn grad_norms(engine: &Engine) -> Result<Values> {
     let by_parameter = engine.grad_norms()?;
     let mut by_parameter = by_parameter.iter();
@@ -55,16 +49,13 @@ fn grad_norms(engine: &Engine) -> Result<Values> {
 }
 
 impl Trainer<'_> {
-    /// Takes one optimizer step on the next batch of the data, and logs it if the configuration says so.
-    /// Returns whether a step was taken: false after the last step of the configuration, and once the ranks
-    /// were asked to stop. A loop must continue while this returns true, and then call [`Trainer::finish`]; a
-    /// loop that checks only [`Trainer::step`] never ends after a stop request. On a GPU, waits for the
-    /// previous step, and for this one only if its outcome is needed at once. Collective.
+    /// Takes one optimizer step on the next batch, and logs it if the configuration says so. Collective.
+    /// Returns false, without a step, after the configured last step and after a stop request: a loop must then call
+    /// [`Trainer::finish`]. On a GPU, waits for this step only if its outcome is needed at once.
     ///
     /// # Errors
     ///
-    /// If data cannot be read, the loss is not finite and the configuration does not skip such steps, a
-    /// background save has failed, or the ranks lose contact.
+    /// If data cannot be read, a non-finite loss ends the run, a background save has failed, or the ranks lose contact.
     pub fn train_step(&mut self) -> Result<bool> {
         if self.progress.is_stopping || self.is_complete() {
             return Ok(false);
@@ -128,14 +119,12 @@ impl Trainer<'_> {
         Ok(true)
     }
 
-    /// Reports the previous step, and the issued one if its outcome must be known; then serves requests that came
-    /// during the step. Collective.
+    /// Reports the previous step, and the issued one if its outcome is needed; then serves requests. Collective.
     fn after_step(&mut self, issued: IssuedStep, sync: StepSync) -> Result<()> {
         // A custom metric may look at the weights, which must be those of its step.
         let is_looked_at = issued.log.is_some() && !self.plan.registry.metrics().is_empty();
         let is_looked_at = is_looked_at || self.watchers.observers.is_observing(issued.step);
-        // The outcome of a GPU step is read once the GPU has the next step to work on, unless something must be
-        // known earlier.
+        // On a GPU, the outcome of a step is read once the next step is issued, unless it is needed earlier.
         self.settle_step()?;
         self.progress.issued = Some(issued);
         if !self.plan.device.is_gpu() || sync.stop || is_looked_at || self.is_complete() {
@@ -153,7 +142,6 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Notifies the drill, the crash report's position and the observers that `step` begins.
     fn begin_step(&self, step: u64) {
         let Watchers { observers, position, drill, .. } = &self.watchers;
         drill.iter().for_each(|drill| drill.begin_step(step));
@@ -201,11 +189,9 @@ impl Trainer<'_> {
         }
     }
 
-    /// Returns whether the ranks stop after this pass. False after the `last` pass of a step, which [`Self::sync`]
-    /// follows. Collective.
+    /// Returns whether the ranks stop after this pass. False after the `last` one, before [`Self::sync`]. Collective.
     fn stops_after_pass(&mut self, last: bool) -> Result<bool> {
         let engine = self.model.engine();
-        // After the last micro-batch, `sync` exchanges this and more.
         if !self.stops.pace.end(engine.world().holds().total()) || last {
             return Ok(false);
         }
@@ -216,8 +202,7 @@ impl Trainer<'_> {
         Ok(stop)
     }
 
-    /// Returns the learning rates of `step` and the norm that its gradient is clipped to. The user may have
-    /// changed both at a breakpoint's prompt.
+    /// Returns the learning rates of `step` and its clipping norm, which the user may have changed at a breakpoint.
     fn rates(&self, step: u64) -> (LearningRates, f64) {
         let Config { optim, train, .. } = &self.plan.config;
         let changes = self.watchers.controls.changes();
@@ -305,7 +290,6 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Adds to `metrics` the values that layers have recorded, and the custom metrics. Collective.
     fn complete(&self, metrics: &mut StepMetrics, log: StepLog) -> Result<()> {
         let StepLog { recorded, any_recorded, grad_norms } = log;
         let engine = self.model.engine();
@@ -318,9 +302,7 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Exchanges values over the ranks in one reduction: the largest memory peak and micro-batch time, whether
-    /// to stop, and the progress of a background save. `has_recorded` says whether layers of this rank recorded
-    /// anything in the step.
+    /// Exchanges the values of [`StepSync`] in one reduction. `has_recorded`: this rank's layers recorded values.
     pub(super) fn sync(&self, has_recorded: bool) -> Result<StepSync> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
         let [written, done, failed] = self.saves.saver.progress().to_values();
@@ -346,8 +328,7 @@ impl Trainer<'_> {
         })
     }
 
-    /// Repeats the passes of `step`, whose update was skipped, with the same weights, and describes the first
-    /// tensor with a non-finite value. Collective.
+    /// Repeats the passes of `step`, whose update was skipped, and describes the first non-finite tensor. Collective.
     fn find_non_finite(&mut self, step: u64) -> Result<String> {
         let engine = self.model.engine().clone();
         engine.set_activity("finding the first tensor that is not finite");
@@ -373,8 +354,8 @@ impl Trainer<'_> {
         Ok(self.model.engine().finish_evaluation()?)
     }
 
-    /// Returns the reason why the update of a step was skipped, if it was. Fails if a non-finite value ends the
-    /// run. Loss and norm are the same on every rank, so all ranks continue or stop together.
+    /// Returns the reason for which a step's update was skipped, if it was; fails if a non-finite value ends the run.
+    /// Loss and norm are the same on every rank, so all ranks continue or stop together.
     fn why_left_out(&mut self, step: u64, outcome: &Outcome) -> Result<Option<String>> {
         let Outcome { loss, grad_norm, applied, overflowed, ref non_finite, loss_scale } = *outcome;
         if applied {
@@ -390,8 +371,7 @@ impl Trainer<'_> {
         };
         let parameter = non_finite.clone();
         self.progress.skipped_in_a_row += 1;
-        // Only the first of consecutive bad steps is examined. On a GPU, which is not waited for, a bad step is
-        // examined only if it ends the run.
+        // Only the first of consecutive bad steps is examined; on a GPU, to avoid waiting, only if it ends the run.
         let ends = self.plan.config.train.nonfinite != NonFinite::Skip;
         let is_looked_for = self.progress.skipped_in_a_row == 1 && (ends || !self.plan.device.is_gpu());
         let origin = if is_looked_for { self.find_non_finite(step)? } else { String::new() };

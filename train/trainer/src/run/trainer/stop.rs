@@ -14,12 +14,10 @@ use kiln_checkpoint::{self as checkpoint, Checkpoint};
 use kiln_sys::words::number_of;
 
 impl Trainer<'_> {
-    /// Returns whether any rank has been asked to stop. Collective.
     pub(super) fn asked_to_stop(&mut self) -> Result<bool> {
         Ok(self.stops.pace.ask(self.model.engine(), &self.plan.stop)?.0)
     }
 
-    /// Ends the run early, with a checkpoint of the last completed step.
     pub(super) fn stop(&mut self) -> Result<Summary> {
         self.settle_earlier_save()?;
         if !self.is_saved()? {
