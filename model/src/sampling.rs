@@ -114,8 +114,8 @@ mod tests {
         counts.into_iter().map(|count| count as f64 / DRAWS as f64).collect()
     }
 
-    /// Fails unless the shares are the expected ones, up to four standard errors; an id with probability 0
-    /// must never be drawn.
+    /// Fails unless each share is within four standard errors of its expected value; an id with probability 0 must
+    /// never be drawn.
     #[track_caller]
     fn assert_shares(sampling: &Sampling, logits: &[f32], expected: &[f64]) {
         for (id, (share, p)) in shares(sampling, logits).iter().zip(expected).enumerate() {

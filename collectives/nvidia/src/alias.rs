@@ -19,7 +19,7 @@ const SEGMENT: usize = 56;
 const ENTRY: usize = 16;
 const SYMBOL: usize = 24;
 
-/// A multiple of every page size that Linux uses on these machines.
+/// A multiple of every page size that Linux uses on the supported processors.
 const ALIGNMENT: u64 = 0x10000;
 
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };

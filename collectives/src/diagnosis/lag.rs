@@ -22,7 +22,7 @@ const LEAST_SHARE: f64 = 0.25;
 /// Minimum ratio of this rank's cost to any other rank's. If all ranks are late in turn, the machine is busy.
 const LEAST_RATIO: f64 = 4.0;
 
-/// Minimum seconds that the operations span. In a shorter time, a busy machine may delay any rank.
+/// Minimum time that the operations span, in seconds: in less, other programs may make any rank look slow.
 const LEAST_TIME: f64 = 1.0;
 
 const LEAST_OFTEN: usize = 3;

@@ -173,7 +173,7 @@ fn slow_transfers_and_healthy_runs_blame_no_rank() {
     check(&[fine(0), fine(1), fine(2), fine(3)], Finding::Nothing, &[], "no rank waits for another");
 }
 
-/// The late rank arrives after another rank has given up and before that rank asks.
+/// The late rank arrives after another rank has timed out, but before that one asks who was late.
 #[test]
 fn a_late_rank_is_blamed_not_the_network() {
     let text = "rank 2 entered #1085 all_gather(block.7) 61 s late; ranks 0, 1, 3 had waited for it: look at \

@@ -37,7 +37,7 @@ pub(super) fn flight(witnesses: &[Witness], rank: usize) -> Option<&Flight> {
     }
 }
 
-/// `None` unless the rank answered and belongs to the group.
+/// Returns the record that `rank` has of the group; `None` if it did not answer or is not in the group.
 pub(super) fn view<'a>(
     witnesses: &'a [Witness],
     rank: usize,

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// [`GRACE`]: about a lost connection, and about this call.
 const ANSWER: Duration = Duration::from_secs(3 * GRACE.as_secs());
 
-/// Time after which a silent rendezvous is gone. It sends a message once per [`HEARTBEAT`].
+/// Time without a message after which the rendezvous is considered lost. A live one sends a message every [`HEARTBEAT`].
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// Wait for this rank's caller to issue an operation that the rendezvous asks about.

@@ -193,8 +193,8 @@ impl Wire {
         self.receive_block(peer, whole, 0, len)
     }
 
-    /// Receives the block at byte `start` of a payload of `whole` bytes. The count starts at the block. Call
-    /// [`Wire::next_block`] between blocks.
+    /// Receives the block at byte `start` of a payload of `whole` bytes. The returned count is relative to
+    /// the start of the block. Call [`Wire::next_block`] between blocks.
     pub(super) fn receive_block(
         &mut self,
         peer: usize,

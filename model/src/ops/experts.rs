@@ -173,7 +173,7 @@ struct Saved<B: Backend> {
     shape: ExpertsShape,
 }
 
-/// Sizes of an operation on experts.
+/// Sizes of an operation on experts (MoE).
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertsShape {
     /// Rows of `x`.

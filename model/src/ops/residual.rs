@@ -13,7 +13,7 @@ use super::tape::{Tracked, record};
 /// A residual stream that a layer reads and adds to: `x + layer(rms_norm(x))`.
 ///
 /// In backward, the kernel that computes the gradient through the normalisation also adds the gradient of the stream,
-/// which saves a pass over both.
+/// which saves a pass over the two gradients.
 #[derive(Debug)]
 pub struct Residual<const D: usize> {
     x: Tensor<D>,

@@ -159,7 +159,7 @@ impl CountingAllocator {
     /// Writes the owner into the header at `base` and returns the address of the data.
     ///
     /// # Safety
-    /// `base` must be null or the start of an allocation of at least `HEADER` bytes, aligned to it.
+    /// `base` must be null, or the start of an allocation of at least `HEADER` bytes that is aligned to `HEADER`.
     unsafe fn own(base: *mut u8, size: usize) -> *mut u8 {
         if base.is_null() {
             return base;

@@ -41,7 +41,7 @@ impl Owners {
         Owners(groups.map(|(at, group)| if whole(at) { of_group(group) } else { Vec::new() }).collect())
     }
 
-    /// Returns the parameters of the group at `position` that `rank` owns, by their index there.
+    /// Returns the indices, within the group at `position`, of the parameters that `rank` owns.
     pub(crate) fn owned_by(&self, rank: usize, position: usize) -> impl Iterator<Item = usize> {
         let owners = self.0[position].iter().enumerate();
         owners.filter(move |(_, owner)| **owner == rank).map(|(index, _)| index)

@@ -34,7 +34,7 @@ const PLACES: [&str; 8] = [
 /// A generated text, selected by an input such as `builtin:arithmetic`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Builtin {
-    /// Sums, and short sentences over a small grammar.
+    /// Sums, and short sentences generated from a small grammar.
     Arithmetic,
 }
 

@@ -120,7 +120,7 @@ pub struct StagingFolder {
 
 impl StagingFolder {
     /// Creates a folder for `place`, whose parent must exist, under a name unique across machines. Removes folders that
-    /// killed processes of this machine have left for `place`.
+    /// killed processes on this machine left behind for `place`.
     pub fn create(place: &Path) -> io::Result<Self> {
         let name = place.file_name().unwrap_or_default().to_string_lossy();
         let prefix = format!(".{name}{BESIDE}{}-", ProcessId::this().kernel());

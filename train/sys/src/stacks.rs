@@ -74,7 +74,7 @@ pub fn of_all_threads() -> Vec<ThreadStack> {
     others.map(ask).collect()
 }
 
-/// Installs the handler at the first call and returns its signal, a free real-time signal.
+/// Installs the handler on the first call and returns its signal, an unused real-time signal.
 fn signal() -> Option<c_int> {
     static SIGNAL: OnceLock<Option<c_int>> = OnceLock::new();
     *SIGNAL.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The kernels of the gates of SwiGLU and GeGLU layers.
+//! Kernels for SwiGLU and GeGLU gates.
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;

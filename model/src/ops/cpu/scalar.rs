@@ -191,7 +191,7 @@ fn tanh_f32(x: f32) -> f32 {
 /// 4e-7, so results near 1 are not always monotonic.
 #[inline(always)]
 fn erf_f32(x: f32) -> f32 {
-    /// Smallest argument whose result is 1.
+    /// Smallest argument for which the result rounds to 1.
     const LARGEST: f32 = 3.925;
 
     let square = x * x;

@@ -66,7 +66,7 @@ fn squared_relu_backward_kernel<F: Float, D: Float, N: Size>(
     dx[ABSOLUTE_POS] = Vector::cast_from(d * (slope + slope));
 }
 
-/// Keeps NaN.
+/// Propagates NaN.
 #[cube]
 fn relu<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let zero = Vector::<f32, N>::new(0.0f32);

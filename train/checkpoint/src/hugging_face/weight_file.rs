@@ -17,7 +17,7 @@ use crate::error::Result;
 /// Bytes to decode, or elements to compare, at a time; they fit in the L2 cache.
 const CHUNK: usize = 1 << 18;
 
-/// Bytes of rows to read before they are transposed.
+/// Number of bytes of rows to read before each transposition.
 const PANEL: usize = 4 << 20;
 
 /// Rows and columns of a square to transpose at a time; its lines fit in the L1 cache.

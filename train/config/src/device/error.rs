@@ -119,7 +119,7 @@ pub enum DeviceError {
          launcher, whose ranks are threads, or set device.backend = \"cpu\""
     )]
     WgpuProcesses,
-    /// The ranks use a transport that moves only the memory of the CPU.
+    /// The ranks' transport supports only CPU memory.
     #[error("the ranks' transport moves only data in the memory of the CPU; set device.backend = \"cpu\"")]
     NoTransport,
 }

@@ -58,7 +58,7 @@ pub enum Trigger {
 pub enum Part {
     /// The first micro-batch is loaded, and its forward pass is next.
     Data,
-    /// The gradient is reduced, and the update is next.
+    /// The gradient has been reduced; the update is next.
     Optimizer,
     /// The step is over.
     Step,

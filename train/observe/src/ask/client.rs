@@ -133,7 +133,7 @@ pub struct Process {
     pub threads: Option<Vec<Thread>>,
 }
 
-/// Answers of the processes of a run.
+/// Replies of a run's processes.
 #[derive(Debug, Default)]
 pub struct Answers {
     pub processes: Vec<Process>,

@@ -59,7 +59,7 @@ impl Guard {
         }
     }
 
-    /// Returns the `Host` if it names this machine. Any port is valid, because tunnels may use another one.
+    /// Returns the `Host` header if it names this machine, with any port: a tunnel may listen on another one.
     fn host<'a>(&self, headers: &'a HeaderMap) -> Result<&'a str, Refusal> {
         const WRONG: Refusal = (StatusCode::MISDIRECTED_REQUEST, "this server has another host name");
         let mut hosts = headers.get_all(HOST).iter();

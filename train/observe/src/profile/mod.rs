@@ -71,7 +71,7 @@ pub struct Profile {
     pub samples: Vec<Sample>,
     /// The activities of the rank.
     pub bands: Vec<Band>,
-    /// The moment with the most bytes.
+    /// The point of peak memory use.
     pub peak: Peak,
     /// Number of allocations and releases in the step.
     pub changes: usize,

@@ -1,4 +1,4 @@
-//! The view of the current run's ranks.
+//! The screen that shows the current run's ranks.
 
 use kiln_sys::words::{in_ranges, number_of, size};
 use ratatui::buffer::Buffer;

@@ -144,7 +144,7 @@ impl Tile {
         self.either(2, 4)
     }
 
-    /// Returns the distance in columns between scores `index` and 0 of a unit's row.
+    /// Returns the offset, in columns, of score `index` from score 0 among the scores of a row that one unit holds.
     fn column_offset(&self, index: usize) -> usize {
         self.either(index / 2 * 8 + index % 2, index * FMA_LANES)
     }
