@@ -62,10 +62,11 @@ for preset in "${presets[@]}"; do
             # Only the width matters: nothing is computed, and untouched memory costs nothing.
             export XDG_CACHE_HOME=$out/cache FAKE_CUDA_TRACE=$folder/trace.txt FAKE_CUDA_PTX_DIR=$folder
             # A rank of 8 has the memory for this only, and a model of a few blocks would need less.
-            [ "$preset" != 7b ] || set -- --set shard.recompute=selective
+            more=()
+            [ "$preset" != 7b ] || more=(--set shard.recompute=selective)
             "$programs/kiln-bench" step --config "configs/$preset.toml" --set device.backend=cuda \
                 --set train.ranks=1 --set model.layers=$blocks --set train.global_batch="$batch" \
-                --set train.micro_batch="$batch" --set data.seq_len="$seq" --set precision.compute=bf16 "$@" \
+                --set train.micro_batch="$batch" --set data.seq_len="$seq" --set precision.compute=bf16 "${more[@]}" \
                 --steps "${STEPS:-3}" --warmup 2 --json >"$folder/report.json"
         )
     done

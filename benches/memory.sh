@@ -101,7 +101,7 @@ while read -r preset ranks passes batch seq gib settings; do
     )
     # Only these configurations fill a GPU.
     most=100
-    [ "$ranks" = 1 ] && [[ -z $settings || $preset = 7b ]] && [[ $preset =~ ^(300m|1b|7b)$ ]] && most=${MOST_WASTE:-5}
+    [ "$ranks" = 1 ] && [[ -z $settings || "$preset $settings" = "7b shard.recompute=block" ]] && [[ $preset =~ ^(300m|1b|7b)$ ]] && most=${MOST_WASTE:-5}
     report=$out/report.json
     # A page is at least 1 MiB. Pages whose size is not the most frequent one are left over from smaller buffers.
     awk -v row="$preset | $ranks | $passes x $batch x $seq | $settings" -v ranks="$ranks" -v most="$most" \

@@ -109,6 +109,9 @@ const PROCESS: u64 = 64 << 20;
 
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Looks from one count of the running runs' steps to the next.
+const LOOKS_FOR_STEPS: u64 = 50;
+
 impl SweepArgs {
     /// Runs what is left of the sweep and prints the comparison. Returns the exit code: 1 if a run has failed.
     pub(crate) fn run(&self, registry: &Registry) -> Result<u8> {
@@ -239,17 +242,19 @@ impl SweepArgs {
         ));
         let stop = stop_on_signals();
         let line = ProgressLine::on_stderr("sweep", "the first runs");
-        let (all, mut ended, mut has_signalled) = (left.len(), 0, false);
+        let (all, mut ended, mut has_signalled) = (left.len(), 0_u32, false);
+        let (mut looks, mut parts) = (0_u64, 0.0);
         let mut running = Running((0..jobs).map(|_| None).collect());
         loop {
             let stops = stop.load(Ordering::Relaxed);
             for (slot, process) in running.0.iter_mut().enumerate() {
-                if let Some(Process { index, child, log, start }) = process {
+                if let Some(Process { index, child, log, start, .. }) = process {
                     let trial = &trials[*index];
                     let status =
                         child.try_wait().map_err(TrainError::io("wait for the run in", &trial.folder))?;
                     let Some(status) = status else { continue };
                     ended += 1;
+                    looks = 0;
                     if !status.success() && status.code() != Some(i32::from(PREEMPTED)) {
                         let why = match state(&trial.folder) {
                             State::Failed(why) => why,
@@ -271,8 +276,14 @@ impl SweepArgs {
                 has_signalled = true;
                 running.signal();
             }
+            if looks % LOOKS_FOR_STEPS == 0 {
+                parts = running.0.iter_mut().flatten().map(Process::done).sum();
+            }
+            looks += 1;
             let names = running.0.iter().flatten().map(|process| trials[process.index].name.as_str());
-            line.set(names.collect::<Vec<_>>().join(" | "), ended, all as u64);
+            // In thousandths of a run.
+            let done = (1000.0 * (f64::from(ended) + parts)) as u64;
+            line.set(names.collect::<Vec<_>>().join(" | "), done, 1000 * all as u64);
             std::thread::sleep(LOOK);
         }
     }
@@ -309,7 +320,7 @@ impl SweepArgs {
         match spawned {
             Ok(child) => {
                 let child = child.map_err(TrainError::io("start the run in", &trial.folder))?;
-                Ok(Process { index, child, log, start })
+                Ok(Process { index, child, folder: trial.folder.clone(), run: None, log, start })
             }
             Err(panic) => std::panic::resume_unwind(panic),
         }
@@ -321,9 +332,25 @@ struct Process {
     /// Index of its trial.
     index: usize,
     child: Child,
+    folder: PathBuf,
+    /// The run, once its folder exists.
+    run: Option<Run>,
     log: PathBuf,
     /// Length of the log when the process started.
     start: u64,
+}
+
+impl Process {
+    /// Returns the share of the run's steps that are done.
+    fn done(&mut self) -> f64 {
+        match &mut self.run {
+            Some(run) => _ = run.refresh(),
+            none => *none = Run::open(&self.folder).ok(),
+        }
+        let run = self.run.as_ref();
+        let steps = run.and_then(|run| run.metrics().last_step().zip(run.steps()));
+        steps.map_or(0.0, |(done, of)| done as f64 / of.max(1) as f64)
+    }
 }
 
 /// The processes of a sweep, one in each slot. Those that are left when the sweep ends early are stopped as well.

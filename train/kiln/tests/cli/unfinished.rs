@@ -35,7 +35,7 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     assert_eq!(workspace.json("run/run.json")["id"], id);
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt4", "latest"]);
     // Now the folder has a checkpoint that a new run would lose.
-    assert_refused(&workspace.kiln(&RUN), &["already holds a run", "--resume latest"]);
+    assert_refused(&workspace.kiln(&RUN), &["already holds a run", "continue it with --resume "]);
 }
 
 /// The log lines of a failed run never become part of another run, whatever checkpoint the other run resumes from.

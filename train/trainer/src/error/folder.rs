@@ -19,8 +19,8 @@ pub enum FolderError {
     Foreign(PathBuf, String),
     /// The folder already holds a run, and this start does not resume it.
     #[error(
-        "{} already holds a run: continue with --resume latest, choose another folder with --out, or remove it",
-        .0.display()
+        "{run} already holds a run: continue it with --resume {run}, choose another folder with --out, or remove it",
+        run = .0.display()
     )]
     Occupied(PathBuf),
     /// The folder holds a run without a checkpoint, which this start may not begin again, for this reason.
