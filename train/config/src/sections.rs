@@ -60,9 +60,22 @@ impl<'de> Deserializer<'de> for Names<'_> {
     }
 }
 
+/// Flags of other programs, with the key that has their meaning.
+const ELSEWHERE: [(&str, &str); 6] = [
+    ("batch_size", "train.global_batch"),
+    ("learning_rate", "optim.lr"),
+    ("max_steps", "train.steps"),
+    ("model", "model.preset"),
+    ("num_steps", "train.steps"),
+    ("per_device_train_batch_size", "train.micro_batch"),
+];
+
 /// Returns the key that a flag such as `--seq-len` would set; `None` if there is no such key, or several.
 pub fn key_of_flag(flag: &str) -> Option<String> {
     let name = flag.trim_start_matches('-').replace('-', "_");
+    if let Some((_, key)) = ELSEWHERE.iter().find(|(other, _)| *other == name) {
+        return Some((*key).to_owned());
+    }
     let mut found = sections().into_iter().filter(|(_, keys)| keys.iter().any(|key| **key == *name));
     match (found.next(), found.next()) {
         (Some((section, _)), None) => Some(format!("{section}.{name}")),

@@ -225,7 +225,7 @@ impl Config {
                  {:.2} sequences per rank; use a multiple of {ranks}, such as {}",
                 global % ranks,
                 global as f64 / ranks as f64,
-                global.next_multiple_of(ranks)
+                global.next_multiple_of(ranks.saturating_mul(micro))
             ));
         } else if !(global / ranks).is_multiple_of(micro) {
             let per_rank = global / ranks;

@@ -16,7 +16,7 @@ use kiln_train::error::{Result, TrainError};
 use kiln_train::metrics::{StepMetrics, print_line};
 use kiln_train::process::stop_on_signals;
 use kiln_train::registry::Registry;
-use kiln_train::run::{Resume, RunFolder, RunOptions, Trainer, metrics_of_run, train_with};
+use kiln_train::run::{Resume, RunFolder, RunOptions, Trainer, metrics_of_run, run_of, train_with};
 
 /// Relative tolerance of loss and norm if the number of ranks differs, since the order of sums then differs.
 const TOLERANCE: f64 = 1e-4;
@@ -64,7 +64,9 @@ impl ReplayArgs {
     /// # Errors
     ///
     /// If the folder does not hold a run, or as for [`train_with`].
-    pub fn run(self, registry: &Registry) -> Result<u8> {
+    pub fn run(mut self, registry: &Registry) -> Result<u8> {
+        // A checkpoint stands for its run.
+        self.run = run_of(&self.run);
         let text = self.run.join("config.toml");
         if !text.is_file() {
             let run = self.run.display();

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use kiln_collectives::tcp::JoinError;
 
@@ -196,7 +196,13 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         command_line().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
     let command = match parsed {
         Ok(cli) => cli.command,
-        Err(error) => return ExitCode::from(tell_usage(&error)),
+        Err(mut error) => {
+            // clap suggests to pass an unknown flag as a value, which no command here accepts.
+            if error.kind() == ErrorKind::UnknownArgument {
+                error.remove(ContextKind::Suggested);
+            }
+            return ExitCode::from(tell_usage(&error));
+        }
     };
     // A run must not wait for a reader of its output; other commands wait, because they exist for their output.
     let is_run = command.is_run();
@@ -286,7 +292,8 @@ fn tell_usage(error: &clap::Error) -> u8 {
             FAILED
         }
         _ => {
-            if let Some(key) = unknown_flag(error).and_then(|flag| config::key_of_flag(&flag)) {
+            let key = unknown_flag(error).and_then(|flag| config::key_of_flag(&flag));
+            if let Some(key) = key.filter(|_| takes_settings(std::env::args().nth(1))) {
                 eprint_line(&format!("  tip: this is a configuration key: --set {key}=VALUE"));
             }
             u8::try_from(error.exit_code()).unwrap_or(USAGE)
@@ -312,12 +319,17 @@ fn in_current_spelling(arguments: impl Iterator<Item = OsString>) -> Vec<OsStrin
     arguments
 }
 
+/// Returns whether the command with this name has `--set`.
+fn takes_settings(name: Option<String>) -> bool {
+    let command = Cli::command();
+    let command = name.and_then(|name| command.find_subcommand(&name).cloned());
+    command.is_some_and(|command| command.get_arguments().any(|argument| argument.get_long() == Some("set")))
+}
+
 /// Returns the flag that the command does not know, if that is the error.
 fn unknown_flag(error: &clap::Error) -> Option<String> {
     match error.get(ContextKind::InvalidArg)? {
-        ContextValue::String(flag) if error.kind() == clap::error::ErrorKind::UnknownArgument => {
-            Some(flag.clone())
-        }
+        ContextValue::String(flag) if error.kind() == ErrorKind::UnknownArgument => Some(flag.clone()),
         _ => None,
     }
 }
@@ -329,8 +341,6 @@ fn on_files<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
-    use clap::error::ErrorKind;
-
     use super::*;
 
     #[test]
@@ -355,7 +365,10 @@ mod tests {
         };
         assert_eq!(unknown("--lr").as_deref(), Some("optim.lr"));
         assert_eq!(unknown("--seq-len").as_deref(), Some("data.seq_len"));
+        assert_eq!(unknown("--batch-size").as_deref(), Some("train.global_batch"));
         assert_eq!(unknown("--nothing-of-ours"), None);
+        let takes = |name: &str| takes_settings(Some(name.to_owned()));
+        assert!(takes("train") && !takes("export") && !takes_settings(None));
     }
 
     #[test]

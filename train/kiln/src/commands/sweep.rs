@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kiln_config::device::{self, Memory, ResolvedDevice};
-use kiln_config::{self as config, Backend, Config};
+use kiln_config::{self as config, Backend, Config, ConfigError};
 use kiln_launch::place::{self, Role};
 use kiln_model::{Decoder, Key};
 use kiln_observe::plot::{Axis, Curve, Curves};
@@ -134,7 +134,10 @@ impl SweepArgs {
         // Every mistake in a value is found before the first run.
         let configs = trials.iter().map(|trial| -> Result<_> {
             let settings: Vec<_> = self.overrides.iter().chain(&trial.settings).cloned().collect();
-            let config = config::load(&self.config, &settings).map_err(TrainError::from)?;
+            // The base is valid, so the values of the grids are not.
+            let wrong =
+                |error: ConfigError| CommandError::usage(error.to_string().replace("--set", "--grid"));
+            let config = config::load(&self.config, &settings).map_err(wrong)?;
             Ok(run::with_ranks(config, &run::RunOptions::default())?)
         });
         let configs = configs.collect::<Result<Vec<_>>>()?;

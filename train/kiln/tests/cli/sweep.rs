@@ -115,7 +115,7 @@ fn mistakes_are_found_before_the_first_run() {
     wrong(&["--grid", "optim.lr=1,1"], "1 is listed twice");
     wrong(&["--grid", "optim.lr=1,2", "--grid", "optim.lr=3"], "this key has another grid");
     wrong(&["--grid", "optim.lr=1,2", "--set", "optim.lr=3"], "--set has this key as well");
-    wrong(&["--grid", "optim.lrate=1,2"], "optim.lrate");
+    wrong(&["--grid", "optim.lrate=1,2"], "--grid optim.lrate=1");
     wrong(&["--grid", "optim.lr=1e-3,-1"], "optim.lr");
     wrong(&["--grid", "optim.lr=1,2", "--seeds", "20000"], "40000 runs, and a sweep has at most 10000");
     wrong(&["--grid", "train.seed=1,2", "--seeds", "2"], "train.seed has a grid: remove --seeds");

@@ -283,7 +283,14 @@ impl<'a> Trainer<'a> {
                 self.state.step
             )),
             Some(claim) => {
-                claim.begin(&self.plan.message.config, self.plan.device.name(), self.state.step)?
+                claim.begin(&self.plan.message.config, self.plan.device.name(), self.state.step)?;
+                if self.state.step == steps && self.plan.resume.is_some() {
+                    print_line(&format!(
+                        "nothing to train: all {steps} steps are done. To train on, raise train.steps, as with --set \
+                         train.steps={}",
+                        steps.saturating_mul(2)
+                    ));
+                }
             }
             None => {}
         }
