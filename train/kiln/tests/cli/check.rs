@@ -274,7 +274,7 @@ fn faults_of_the_run_folder() {
     let workspace = trained();
     let folder = ["env", "run folder"];
     let occupied = check(&workspace, &[]);
-    assert_found(&occupied, folder, &["run already holds a run", "-> continue with --resume latest"]);
+    assert_found(&occupied, folder, &["run already holds a run", "-> continue it with --resume run"]);
     // A step needs no folder; a save does.
     assert!(occupied.stdout.contains("ok    step   step"), "{occupied:?}");
     assert!(
