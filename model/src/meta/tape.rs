@@ -194,7 +194,7 @@ impl<'a> MetaTape<'a> {
     }
 
     /// Returns `y`, the result of a block, which the next block saves.
-    pub fn saved(&self, y: MetaTensor) -> MetaTensor {
+    pub fn block_output(&self, y: MetaTensor) -> MetaTensor {
         MetaTensor { again: None, ..y }
     }
 

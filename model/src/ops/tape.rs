@@ -32,13 +32,8 @@ pub fn record<B: Backend, C: CheckpointStrategy, S, const N: usize>(
 where
     S: Clone + Send + Debug + 'static,
 {
-    match Recorded::<B, S, N>(backward).prepare::<C>(parents).compute_bound().stateful() {
-        OpsKind::Tracked(mut prep) => {
-            let saved = save(&mut |parent| prep.checkpoint(parent));
-            prep.finish(saved, y)
-        }
-        OpsKind::UnTracked(prep) => prep.finish(y),
-    }
+    let prepared = Recorded::<B, S, N>(backward).prepare::<C>(parents).compute_bound().stateful();
+    finish(prepared, y, save)
 }
 
 /// Returns true if backward computes the results of [`record_again`] again, instead of saving them.
@@ -66,6 +61,17 @@ where
         .retro_forward(again)
         .parents::<B, _>(parents)
         .stateful();
+    finish(prepared, y, save)
+}
+
+fn finish<B: Backend, C: CheckpointStrategy, S, const N: usize>(
+    prepared: OpsKind<Recorded<B, S, N>, B, S, C, N>,
+    y: FloatTensor<B>,
+    save: impl FnOnce(&mut dyn FnMut(&Tracked<B, C>) -> NodeId) -> S,
+) -> Tracked<B, C>
+where
+    S: Clone + Send + Debug + 'static,
+{
     match prepared {
         OpsKind::Tracked(mut prep) => {
             let saved = save(&mut |parent| prep.checkpoint(parent));

@@ -107,7 +107,9 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use kiln_shard::{Accumulate, Strategy};
+    use std::num::NonZeroUsize;
+
+    use kiln_shard::{Accumulate, Recompute, Strategy};
 
     use super::*;
 
@@ -147,6 +149,30 @@ mod tests {
                 assert_eq!(of(&text), set, "{strategy}");
             }
         }
+    }
+
+    #[test]
+    fn recomputation_is_a_name_a_table_or_auto() {
+        let of = |value: &str| config(&format!("[shard]\nrecompute = {value}")).shard.recompute;
+        let every = Recompute::Every(NonZeroUsize::MIN.saturating_add(1));
+        let all = [
+            ("'none'", Choice::Is(Recompute::None)),
+            ("'selective'", Choice::Is(Recompute::Selective)),
+            ("'block'", Choice::Is(Recompute::Block)),
+            ("{ every = 2 }", Choice::Is(every)),
+            ("'auto'", Choice::Auto),
+        ];
+        for (value, expected) in all {
+            assert_eq!(of(value), expected, "{value}");
+            let mut written = config("");
+            written.shard.recompute = expected;
+            let text = toml::to_string(&written).expect("TOML");
+            assert_eq!(self::config(&text).shard.recompute, expected, "{text}");
+        }
+        assert_eq!(config("").shard.recompute, Choice::Is(Recompute::None));
+        assert_eq!([0, 1, 2].map(|block| every.repeats(block)), [true, false, true]);
+        let wrong = toml::from_str::<Config>("[shard]\nrecompute = { every = 0 }").expect_err("refused");
+        assert!(wrong.to_string().contains("nonzero") || wrong.to_string().contains("non-zero"), "{wrong}");
     }
 
     #[test]

@@ -355,7 +355,7 @@ impl<'a> Pass<'a> {
                 self.groups.borrow_mut().read_in_forward(module);
                 // burn repeats no operation with a constant operand, such as a norm with a frozen weight.
                 tape.set_selective(recompute == Recompute::Selective && !self.has_frozen[module]);
-                let y = tape.saved(self.compute(flops, || layer.meta_forward(x, tape)));
+                let y = tape.block_output(self.compute(flops, || layer.meta_forward(x, tape)));
                 tape.set_selective(false);
                 self.groups.borrow_mut().leave_forward(module, true);
                 y

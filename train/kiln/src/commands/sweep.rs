@@ -20,8 +20,10 @@ use kiln_config::device::{self, Memory, ResolvedDevice};
 use kiln_config::{self as config, Backend, Config, ConfigError};
 use kiln_launch::place::{self, Role};
 use kiln_model::{Decoder, Key};
+use kiln_observe::export::cell;
 use kiln_observe::plot::{Axis, Curve, Curves};
 use kiln_observe::run::Run;
+use kiln_sys::durable::write_atomic;
 use kiln_sys::words::number_of;
 use kiln_train::TrainError;
 use kiln_train::launch::PREEMPTED;
@@ -84,11 +86,10 @@ enum State {
     Failed(String),
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Outcome {
-    /// The last validation loss or, without evaluations, the mean training loss of the last steps.
+    /// Validation loss after the last step.
     loss: f64,
-    is_validation: bool,
     tokens_per_s: Option<f64>,
 }
 
@@ -96,8 +97,8 @@ const MOST_RUNS: usize = 10_000;
 
 const NAME: usize = 200;
 
-/// Number of logged steps whose mean training loss is the result of a run without evaluations.
-const LAST_STEPS: usize = 10;
+/// Key of the results, in tables and plots.
+const RESULT: &str = "val_loss";
 
 /// Name of the file that marks the folder of a sweep and records its configuration.
 const MARK: &str = "sweep.toml";
@@ -129,8 +130,8 @@ impl SweepArgs {
             let name = self.config.file_stem().map_or("run".into(), |name| name.to_string_lossy());
             Path::new("runs").join(format!("{name}-sweep"))
         });
-        let combinations = combinations(&grids)?;
-        let trials = self.trials(&grids, &combinations, &base, &out)?;
+        let combinations = combinations(&grids, self.seeds)?;
+        let trials = self.trials(&grids, &combinations, &base, &out);
         // Every mistake in a value is found before the first run.
         let configs = trials.iter().map(|trial| -> Result<_> {
             let settings: Vec<_> = self.overrides.iter().chain(&trial.settings).cloned().collect();
@@ -171,23 +172,10 @@ impl SweepArgs {
         if self.json { eprint_line(line) } else { print_line(line) }
     }
 
-    fn trials(
-        &self,
-        grids: &[Grid],
-        combinations: &[Vec<usize>],
-        base: &Config,
-        out: &Path,
-    ) -> Result<Vec<Trial>> {
-        let seeds = self.seeds.get();
-        let all = combinations.len().saturating_mul(seeds);
-        if all > MOST_RUNS {
-            return Err(CommandError::usage(format!(
-                "the grids make {all} runs, and a sweep has at most {MOST_RUNS}: name fewer values"
-            )));
-        }
-        let mut trials: Vec<Trial> = Vec::with_capacity(all);
+    fn trials(&self, grids: &[Grid], combinations: &[Vec<usize>], base: &Config, out: &Path) -> Vec<Trial> {
+        let mut trials: Vec<Trial> = Vec::new();
         for (combination, chosen) in combinations.iter().enumerate() {
-            for seed in 0..seeds as u64 {
+            for seed in 0..self.seeds.get() as u64 {
                 let pairs = || grids.iter().zip(chosen).map(|(grid, value)| (grid, &grid.values[*value]));
                 let mut settings: Vec<_> =
                     pairs().map(|(grid, value)| format!("{}={value}", grid.key)).collect();
@@ -203,7 +191,7 @@ impl SweepArgs {
                 trials.push(Trial { combination, folder: out.join(&name), name, settings });
             }
         }
-        Ok(trials)
+        trials
     }
 
     /// Runs all trials that are neither finished nor failed, or until a signal stops the sweep. Returns for each trial
@@ -307,7 +295,7 @@ impl SweepArgs {
         if trial.folder.join("checkpoints/latest").exists() {
             command.args(["--resume", "latest"]);
         }
-        // In a group of its own, it gets one signal to stop, not also that of the terminal.
+        // In a separate process group, it gets one signal to stop, not also that of the terminal.
         command.stdin(Stdio::null()).stdout(file).stderr(copy).process_group(0);
         // A process inherits the cores of the thread that starts it.
         let spawned = std::thread::scope(|scope| {
@@ -374,7 +362,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.signal();
         for process in self.0.iter_mut().flatten() {
-            // There is nobody left to report an error to.
+            // The sweep is already ending, so an error changes nothing.
             let _ = process.child.wait();
         }
     }
@@ -469,9 +457,10 @@ fn split(values: &str) -> Option<Vec<String>> {
     (depth == 0 && quote.is_none()).then(|| parts.iter().map(|part| part.trim().to_owned()).collect())
 }
 
-/// Returns all combinations of the grids' values, as indices; the last grid varies fastest.
-fn combinations(grids: &[Grid]) -> Result<Vec<Vec<usize>>> {
-    let all = grids.iter().fold(1_usize, |all, grid| all.saturating_mul(grid.values.len()));
+/// Returns all combinations of the grids' values, as indices; the last grid varies fastest. Fails if they make too many
+/// runs.
+fn combinations(grids: &[Grid], seeds: NonZeroUsize) -> Result<Vec<Vec<usize>>> {
+    let all = grids.iter().fold(seeds.get(), |all, grid| all.saturating_mul(grid.values.len()));
     if all > MOST_RUNS {
         return Err(CommandError::usage(format!(
             "the grids make {all} runs, and a sweep has at most {MOST_RUNS}: name fewer values"
@@ -494,7 +483,7 @@ fn short<'a>(key: &'a str, grids: &[Grid]) -> &'a str {
     if is_unique { last(key) } else { key }
 }
 
-/// Returns the name of a run's folder: `text`, with a hash of the `settings` if that is no good name.
+/// Returns the name of a run's folder: `text`, with a hash of the `settings` if that is not a portable file name or too long.
 fn name_of(text: &str, settings: &[String]) -> String {
     let name = file_name(text);
     if name == text && name.len() <= NAME {
@@ -543,7 +532,7 @@ fn claim(out: &Path, base: &Config) -> Result<File> {
                     out.display()
                 )));
             }
-            fs::write(&mark, text).map_err(TrainError::io("write", &mark))?;
+            write_atomic(&mark, text.as_bytes()).map_err(TrainError::io("write", &mark))?;
         }
         Err(error) => return Err(TrainError::io("read", &mark)(error).into()),
     }
@@ -564,26 +553,14 @@ fn state(folder: &Path) -> State {
         Some(event) if event.kind == "failure" => State::Failed(first_clause(&event.text)),
         Some(event) if event.kind == "end" => {
             let last = |key: &str| run.metrics().get(key).and_then(|series| series.last());
-            let mean = || {
-                let losses = run.metrics().get("loss")?.values();
-                let last = &losses[losses.len().saturating_sub(LAST_STEPS)..];
-                Some(last.iter().sum::<f64>() / last.len() as f64)
-            };
-            let (evaluated, steps) = (last("val_loss"), run.metrics().last_step());
-            if evaluated.is_some_and(|(step, _)| Some(step) != steps) {
-                // It resumed from its last step, which logs nothing.
-                return State::Failed(
-                    "stopped in its last evaluation; remove its folder to repeat it".to_owned(),
-                );
-            }
-            let validation = evaluated.map(|(_, loss)| loss);
-            match validation.or_else(mean) {
-                Some(loss) => State::Done(Outcome {
-                    loss,
-                    is_validation: validation.is_some(),
-                    tokens_per_s: last("tokens_per_s").map(|(_, speed)| speed),
-                }),
-                None => State::Failed("no loss was logged".to_owned()),
+            match last(RESULT).filter(|(step, _)| Some(*step) == run.metrics().last_step()) {
+                Some((_, loss)) => {
+                    State::Done(Outcome { loss, tokens_per_s: last("tokens_per_s").map(|(_, speed)| speed) })
+                }
+                // A run that resumes from its last step evaluates, but logs nothing.
+                None => {
+                    State::Failed("stopped in its last evaluation; remove its folder to repeat it".to_owned())
+                }
             }
         }
         _ => State::Open,
@@ -606,7 +583,7 @@ fn last_error(log: &Path, start: u64) -> Option<String> {
 
 #[derive(Debug, Serialize)]
 struct SweepReport {
-    /// Meaning of the results: `val_loss` or `loss`.
+    /// Always [`RESULT`].
     result: &'static str,
     /// The combinations, the best first; those without a result last.
     rows: Vec<SweepRow>,
@@ -632,10 +609,9 @@ struct SweepRun {
 impl SweepReport {
     fn new(grids: &[Grid], combinations: &[Vec<usize>], trials: &[Trial], states: &[State]) -> Self {
         let outcome = |state: &State| match state {
-            State::Done(outcome) => Some(outcome.clone()),
+            State::Done(outcome) => Some(*outcome),
             _ => None,
         };
-        let is_validation = states.iter().filter_map(outcome).all(|outcome| outcome.is_validation);
         let mut rows: Vec<_> = combinations
             .iter()
             .enumerate()
@@ -667,7 +643,7 @@ impl SweepReport {
             .collect();
         let rank = |row: &SweepRow| row.mean.filter(|mean| mean.is_finite()).unwrap_or(f64::INFINITY);
         rows.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
-        SweepReport { result: if is_validation { "val_loss" } else { "loss" }, rows }
+        SweepReport { result: RESULT, rows }
     }
 
     fn to_json(&self) -> String {
@@ -714,23 +690,19 @@ impl SweepReport {
 
     /// Returns the table as CSV, with a row for each run.
     fn to_csv(&self) -> String {
-        let quoted = |text: &str| match text.contains([',', '"', '\n']) {
-            true => format!("\"{}\"", text.replace('"', "\"\"")),
-            false => text.to_owned(),
-        };
         let keys = self.rows.first().map_or(&[][..], |row| &row.settings);
         let mut csv = String::new();
         for (key, _) in keys {
-            let _ = write!(csv, "{},", quoted(key));
+            let _ = write!(csv, "{},", cell(key));
         }
         let _ = writeln!(csv, "run,{},failure", self.result);
         for (row, run) in self.rows.iter().flat_map(|row| row.runs.iter().map(move |run| (row, run))) {
             for (_, value) in &row.settings {
-                let _ = write!(csv, "{},", quoted(value));
+                let _ = write!(csv, "{},", cell(value));
             }
             let result = run.result.map_or_else(String::new, |result| result.to_string());
             let failure = run.failure.as_deref().unwrap_or_default();
-            let _ = writeln!(csv, "{},{result},{}", quoted(&run.folder), quoted(failure));
+            let _ = writeln!(csv, "{},{result},{}", cell(&run.folder), cell(failure));
         }
         csv
     }
@@ -774,9 +746,7 @@ impl SweepReport {
     fn write(&self, out: &Path) -> Result<()> {
         let write = |name: &str, text: &str| -> Result<()> {
             let path = out.join(name);
-            Ok(File::create(&path)
-                .and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()))
-                .map_err(TrainError::io("write", &path))?)
+            Ok(write_atomic(&path, text.as_bytes()).map_err(TrainError::io("write", &path))?)
         };
         write("sweep.csv", &self.to_csv())?;
         let axes = self.rows.first().map_or(0, |row| row.settings.len());
@@ -829,12 +799,12 @@ mod tests {
             values: values.iter().map(|value| (*value).to_owned()).collect(),
         };
         let grids = [grid("optim.lr", &["1", "2"]), grid("shard.strategy", &["a", "b"])];
-        assert_eq!(combinations(&grids).unwrap(), [[0, 0], [0, 1], [1, 0], [1, 1]]);
+        assert_eq!(combinations(&grids, NonZeroUsize::MIN).unwrap(), [[0, 0], [0, 1], [1, 0], [1, 1]]);
         assert_eq!(short("optim.lr", &grids), "lr");
         let same = [grid("a.x", &["1"]), grid("b.x", &["1"])];
         assert_eq!(short("a.x", &same), "a.x");
         let many: Vec<_> = (0..20).map(|index| grid(&format!("a.k{index}"), &["1", "2"])).collect();
-        assert!(combinations(&many).unwrap_err().to_string().contains("1048576 runs"));
+        assert!(combinations(&many, NonZeroUsize::MIN).unwrap_err().to_string().contains("1048576 runs"));
     }
 
     #[test]

@@ -252,6 +252,46 @@ fn mends_come_to_what_they_say() {
     }
 }
 
+/// `auto` takes the least recomputation that is planned to leave 5 % of the memory free.
+#[test]
+fn auto_recomputes_what_does_not_fit() {
+    let workspace = Workspace::new();
+    let large = [
+        ("model.d_model", "128"),
+        ("model.d_ff", "384"),
+        ("model.layers", "8"),
+        ("data.seq_len", "128"),
+        ("train.ranks", "1"),
+        ("train.global_batch", "8"),
+        ("train.micro_batch", "8"),
+    ];
+    workspace.config("run.toml", &large);
+    let plan = ["plan", "run.toml", "--ranks", "1", "--json"];
+    let plan: Value = serde_json::from_str(&workspace.succeed(&plan)).expect("JSON");
+    let needed = |recompute: &str| {
+        let rows = plan["rows"].as_array().expect("rows");
+        let row = rows.iter().find(|row| row["strategy"] == "NO_SHARD" && row["recompute"] == recompute);
+        row.and_then(|row| row["needed_bytes"].as_u64()).unwrap_or_else(|| panic!("no {recompute}: {plan}"))
+    };
+    let [none, selective, block] = ["none", "selective", "block"].map(needed);
+    assert!(block < selective && selective < none, "{block}, {selective}, {none}");
+    for (fits, expected) in [(none, "none"), (selective, "selective"), (block, "block")] {
+        // A little more than the plan and its margin.
+        let memory = format!("device.memory={}B", (fits as f64 / 0.95 * 1.002) as u64);
+        let arguments =
+            ["train", "run.toml", "--set", "shard.strategy=NO_SHARD", "--set", "shard.recompute=auto"];
+        let out = ["--set", "train.steps=1", "--out", expected, "--set", &memory];
+        let said = workspace.succeed(&[&arguments[..], &out].concat());
+        let line = format!("shard.recompute = \"{expected}\"");
+        assert!(said.contains(&line), "{said}");
+        assert!(
+            workspace
+                .text(format!("{expected}/config.toml"))
+                .contains(&format!("recompute = \"{expected}\""))
+        );
+    }
+}
+
 /// If a plan is wrong, or another program uses memory, the run ends with a list of what holds most of the memory.
 #[test]
 fn who_holds_how_much_is_told_at_the_end() {

@@ -54,7 +54,8 @@ fn cells<'a>(lines: &'a [Line], places: &HashMap<&str, usize>) -> Vec<Cow<'a, st
     cells
 }
 
-fn cell(text: &str) -> Cow<'_, str> {
+/// Returns `text` as a cell of a table: quoted if it contains a separator.
+pub fn cell(text: &str) -> Cow<'_, str> {
     match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")).into(),
         false => text.into(),

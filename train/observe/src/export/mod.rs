@@ -12,7 +12,7 @@ use std::time::UNIX_EPOCH;
 use kiln_sys::{LineReader, files};
 use toml::Table;
 
-pub use csv::csv;
+pub use csv::{cell, csv};
 pub use events::tensorboard;
 
 use crate::line::{Line, lines_of};

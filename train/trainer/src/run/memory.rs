@@ -64,7 +64,18 @@ struct Needs {
     offloaded: Need,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(
+        model: &'a ModelConfig,
+        decoder: &'a Decoder,
+        optimizer: &'a Optimizer,
+        device: &ResolvedDevice,
+        place: Option<&RankEnv>,
+    ) -> Self {
+        let processes = place.map(|place| place.local_world_size);
+        Run { model, decoder, optimizer, on_gpu: device.is_gpu(), processes }
+    }
+
     /// Returns the memory that `config` needs, or `None` if its ranks do not fit its sharding strategy.
     fn needs(&self, config: &Config) -> Option<Needs> {
         let Run { model, decoder, optimizer, on_gpu, processes } = *self;
@@ -137,10 +148,9 @@ pub fn check(
     device: &ResolvedDevice,
     place: Option<&RankEnv>,
 ) -> Result<Warnings, MemoryError> {
-    let processes = place.map(|place| place.local_world_size);
-    let run = Run { model, decoder, optimizer, on_gpu: device.is_gpu(), processes };
+    let run = Run::new(model, decoder, optimizer, device, place);
     let Some(needs) = run.needs(config) else { return Ok(Warnings::new()) };
-    let [computing, host] = memories(config, device, processes);
+    let [computing, host] = memories(config, device, run.processes);
     let mut warnings = Warnings::new();
     for ((place, memory), need) in [computing, host].into_iter().zip([needs.computing, needs.offloaded]) {
         if let Some(memory) = memory.filter(|_| need.bytes > 0) {
@@ -182,9 +192,8 @@ pub fn settle_recompute(
     if let Choice::Is(recompute) = config.shard.recompute {
         return recompute;
     }
-    let processes = place.map(|place| place.local_world_size);
-    let run = Run { model, decoder, optimizer, on_gpu: device.is_gpu(), processes };
-    let [(_, memory), _] = memories(config, device, processes);
+    let run = Run::new(model, decoder, optimizer, device, place);
+    let [(_, memory), _] = memories(config, device, run.processes);
     let Some(memory) = memory else { return Recompute::None };
     let usable = memory.free.min((memory.total as f64 * (1.0 - MARGIN)) as u64);
     let fits = |recompute: &Recompute| {
@@ -290,8 +299,7 @@ pub fn needed_bytes(
     device: &ResolvedDevice,
     place: Option<&RankEnv>,
 ) -> Option<u64> {
-    let processes = place.map(|place| place.local_world_size);
-    let run = Run { model, decoder, optimizer, on_gpu: device.is_gpu(), processes };
+    let run = Run::new(model, decoder, optimizer, device, place);
     run.needs(config).map(|needs| needs.computing.bytes)
 }
 
