@@ -59,6 +59,8 @@ pub fn threads_of(pid: i32) -> Vec<Thread> {
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+    use std::thread::sleep;
+    use std::time::{Duration, Instant};
 
     use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
@@ -68,6 +70,11 @@ mod tests {
     fn process_states_are_recognised() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id().cast_signed();
+        // A new process may still wait for its program to come from the disk.
+        let start = Instant::now();
+        while state_of(pid) == ProcessState::Stuck && start.elapsed() < Duration::from_secs(60) {
+            sleep(Duration::from_millis(5));
+        }
         assert_eq!(state_of(pid), ProcessState::Running);
         let id = Pid::from_raw(pid).unwrap();
         kill_process(id, Signal::STOP).unwrap();
