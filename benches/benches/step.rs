@@ -11,6 +11,8 @@ use std::time::Duration;
 use burn::tensor::Device;
 use criterion::{Criterion, criterion_group, criterion_main};
 use kiln::bench::{self, StrategiesOptions, default_config, strategies};
+use kiln::losses::Loss;
+use kiln::passes::RunLoss;
 use kiln::registry::Registry;
 use kiln::run::TrainError;
 use kiln::sharded::ShardedDecoder;
@@ -67,7 +69,8 @@ fn updates(world: Arc<dyn Communicator>, count: u64) -> Result<Duration, TrainEr
     let builder = EngineBuilder::new(world, Policy::default(), None)?;
     let decoder = Decoder::new(&Layers::default(), &model, Key::new(0), &device)?;
     let sharded = ShardedDecoder::new(decoder, builder)?;
-    let update = |number| Ok(bench::step(&config, &sharded, &device, None, number)?.update);
+    let loss = RunLoss::from(Loss::CrossEntropy);
+    let update = |number| Ok(bench::step(&config, &sharded, &device, &loss, number)?.update);
     (0..count).map(update).sum()
 }
 

@@ -154,7 +154,8 @@ fn run_blocks<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context
 
 /// Returns the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`, or the context's own loss
 /// ([`Context::with_token_loss`]), times `scale`, as `[1]`. The caller divides by the global number of tokens through
-/// `scale`, so that the losses of ranks and micro-batches can be added. A loss added by a layer
+/// `scale`, so that the losses of ranks and micro-batches can be added. Positions with a negative target are ignored,
+/// others multiplied by the context's weights ([`Context::with_target_weights`]). A loss added by a layer
 /// ([`Context::add_loss`]) counts as a mean over the tokens; a z-loss ([`Context::with_z_loss`]) is part of the sum.
 pub fn loss<P: Modules>(
     modules: &P,
@@ -164,38 +165,75 @@ pub fn loss<P: Modules>(
     context: &Context,
 ) -> Tensor<1> {
     let [batch, seq] = tokens.dims();
-    let ((x, added), recorded) = run_blocks(modules, tokens, context);
-    let mut z_loss = None;
-    let outer = context.at_module("head");
-    let loss = modules.head(x, |head, tied, x| {
-        let x = outer.probe("input", x);
-        let total = match context.token_loss() {
-            Some(loss) => head.token_loss(x, targets, scale, loss, tied),
-            None => {
-                let loss = head.loss(x, targets, scale, context.z_loss(), tied);
-                z_loss = loss.z_loss;
-                loss.total
-            }
-        };
-        outer.probe("output", total)
-    });
-    let share = (batch * seq) as f64 * scale;
-    if let Some(records) = context.records() {
-        records.extend(recorded, share);
-        // The loss is a sum over the tokens, so it already has its share.
-        let head = outer.for_one_run();
-        z_loss.into_iter().for_each(|z_loss| head.add_loss("z_loss", z_loss));
-        records.extend(head.take_records(), 1.0);
-    }
+    let share = context.share((batch * seq) as f64 * scale);
+    let (x, added) = hidden_with_loss(modules, tokens, share, context);
+    let loss = head_loss(modules, x, targets, scale, context);
     match added {
         Some(added) => loss + added.mul_scalar(share),
         None => loss,
     }
 }
 
+/// Returns the residual stream after the last block, `[batch, seq, d_model]`, for `tokens` `[batch, seq]`, and the sum
+/// of the losses added by layers, `[1]`: a mean over the tokens of the pass, which has `share` of the step's tokens.
+pub fn hidden_with_loss<P: Modules>(
+    modules: &P,
+    tokens: Tensor<2, Int>,
+    share: f64,
+    context: &Context,
+) -> WithLoss {
+    let (outcome, recorded) = run_blocks(modules, tokens, context);
+    if let Some(records) = context.records() {
+        records.extend(recorded, share);
+    }
+    outcome
+}
+
+/// Returns the part of [`loss`] that the head computes from the residual stream `x` `[batch, seq, d_model]`.
+pub fn head_loss<P: Modules>(
+    modules: &P,
+    x: Tensor<3>,
+    targets: Tensor<2, Int>,
+    scale: f64,
+    context: &Context,
+) -> Tensor<1> {
+    let mut z_loss = None;
+    let (outer, weights) = (context.at_module("head"), context.target_weights());
+    let loss = modules.head(x, |head, tied, x| {
+        let x = outer.probe("input", x);
+        let total = match context.token_loss() {
+            Some(loss) => head.token_loss(x, targets, weights, scale, loss, tied),
+            None => {
+                let loss = head.loss(x, targets, weights, scale, context.z_loss(), tied);
+                z_loss = loss.z_loss;
+                loss.total
+            }
+        };
+        outer.probe("output", total)
+    });
+    if let Some(records) = context.records() {
+        // The loss is a sum over the tokens, so it already has its share.
+        let head = outer.for_one_run();
+        z_loss.into_iter().for_each(|z_loss| head.add_loss("z_loss", z_loss));
+        records.extend(head.take_records(), 1.0);
+    }
+    loss
+}
+
+/// Returns the log-probability of each of `targets` `[batch, seq]` given the residual stream `x` `[batch, seq,
+/// d_model]`, as `[batch, seq]` in f32. Holds the logits of all positions; a negative target counts as token 0.
+pub fn log_probabilities<P: Modules>(modules: &P, x: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
+    modules.head(x, |head, tied, x| head.log_probabilities(x, targets, tied))
+}
+
 /// Returns the logits of every position, `[batch, seq, vocab_size]`.
 pub fn logits<P: Modules>(modules: &P, tokens: Tensor<2, Int>) -> Tensor<3> {
-    let x = hidden(modules, tokens, &Context::evaluation());
+    head_logits(modules, hidden(modules, tokens, &Context::evaluation()))
+}
+
+/// Returns the logits of every position, `[batch, seq, vocab_size]`, given the residual stream `x` `[batch, seq,
+/// d_model]`.
+pub fn head_logits<P: Modules>(modules: &P, x: Tensor<3>) -> Tensor<3> {
     modules.head(x, |head, tied, x| head.logits(x, tied))
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::module::Module;
+use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use super::{Embed, Linear, RmsNorm};
@@ -72,12 +73,13 @@ impl Head {
     }
 
     /// Returns `scale * sum(-log p(target))` over all rows, plus a z-loss of weight `z_loss`, without ever storing
-    /// all logits. `x` is `[batch, seq, d_model]`, `targets` `[batch, seq]`; `tied` is the embedding, if the head
-    /// reuses it.
+    /// all logits. `x` is `[batch, seq, d_model]`, `targets` `[batch, seq]`; `weights` `[batch, seq]` multiply the
+    /// losses of each position; `tied` is the embedding, if the head reuses it.
     pub fn loss(
         &self,
         x: Tensor<3>,
         targets: Tensor<2, Int>,
+        weights: Option<Tensor<2>>,
         scale: f64,
         z_loss: Option<f64>,
         tied: Option<&Embed>,
@@ -87,7 +89,8 @@ impl Head {
         let (weight, layout) = self.matrix(tied);
         let (targets, softcap) = (targets.reshape([batch * seq]), self.logit_softcap);
         let options = LogitOptions { softcap, z_loss };
-        ops::linear_cross_entropy_with(hidden, weight, layout, targets, scale, options)
+        let weights = weights.map(|weights| weights.reshape([batch * seq]));
+        ops::linear_cross_entropy_with(hidden, weight, layout, targets, weights, scale, options)
     }
 
     /// Returns `scale` times the sum of `loss` over all rows, `[1]`; otherwise like [`Head::loss`].
@@ -95,6 +98,7 @@ impl Head {
         &self,
         x: Tensor<3>,
         targets: Tensor<2, Int>,
+        weights: Option<Tensor<2>>,
         scale: f64,
         loss: &TokenLoss,
         tied: Option<&Embed>,
@@ -104,7 +108,25 @@ impl Head {
         let rows = batch * seq;
         let logits = logits.reshape([rows, vocab_size]).cast(FloatDType::F32);
         // Sum along a dimension, because a GPU sums over all elements in an arbitrary order.
-        loss.of(logits, targets.reshape([rows])).sum_dim(0).mul_scalar(scale)
+        let targets = targets.reshape([rows]);
+        let losses = match weights {
+            // The loss may not know that a negative target is ignored, with a weight of 0.
+            Some(weights) => loss.of(logits, targets.clamp_min(0)) * weights.reshape([rows]),
+            None => loss.of(logits, targets),
+        };
+        losses.sum_dim(0).mul_scalar(scale)
+    }
+
+    /// Returns the log-probability of each target, `[batch, seq]` in f32; otherwise like [`Head::loss`]. Unlike it,
+    /// this holds all logits in memory.
+    pub fn log_probabilities(
+        &self,
+        x: Tensor<3>,
+        targets: Tensor<2, Int>,
+        tied: Option<&Embed>,
+    ) -> Tensor<2> {
+        let log_p = log_softmax(self.logits(x, tied).cast(FloatDType::F32), 2);
+        log_p.gather(2, targets.clamp_min(0).unsqueeze_dim(2)).squeeze_dim(2)
     }
 
     /// Returns the logits of every position, `[batch, seq, vocab_size]`.

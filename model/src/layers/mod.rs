@@ -89,6 +89,10 @@ pub struct Context {
     side: Option<SideChannel>,
     z_loss: Option<f64>,
     token_loss: Option<TokenLoss>,
+    /// Factors of the losses of each position, `[batch, seq]`.
+    target_weights: Option<Tensor<2>>,
+    /// The pass's share of the step's tokens, if it does not follow from the scale of its loss.
+    share: Option<f64>,
     probe: Option<PlacedProbe>,
 }
 
@@ -151,6 +155,25 @@ impl Context {
 
     pub(crate) fn token_loss(&self) -> Option<&TokenLoss> {
         self.token_loss.as_ref()
+    }
+
+    /// Multiplies the loss of each position by its weight in `weights` `[batch, seq]`, in f32.
+    pub fn with_target_weights(self, weights: Option<Tensor<2>>) -> Self {
+        Context { target_weights: weights, ..self }
+    }
+
+    pub(crate) fn target_weights(&self) -> Option<Tensor<2>> {
+        self.target_weights.clone()
+    }
+
+    /// Sets the pass's share of the step's tokens, for losses and values of layers: by default, its tokens times the
+    /// scale of its loss.
+    pub fn with_share(self, share: f64) -> Self {
+        Context { share: Some(share), ..self }
+    }
+
+    pub(crate) fn share(&self, by_scale: f64) -> f64 {
+        self.share.unwrap_or(by_scale)
     }
 
     /// Makes layers store their values in `records`. Otherwise, recorded values are dropped, at no cost.
@@ -222,6 +245,25 @@ impl Context {
         if let Some(side) = &self.side {
             side.record(name, value);
         }
+    }
+
+    /// Logs `value` `[1]`, the mean over a pass with `share` of the step's tokens, as `<place>.<name>`, from outside the
+    /// layers.
+    pub fn record_at(&self, place: &str, name: &str, value: Tensor<1>, share: f64) {
+        if let Some(records) = self.records() {
+            let at = self.at_module(place).for_one_run();
+            at.record(name, value);
+            records.extend(at.take_records(), share);
+        }
+    }
+
+    /// Returns this context for run `index` of several runs of the model in one pass: dropout has masks of its own.
+    pub fn for_run(&self, index: u64) -> Self {
+        let fork = |dropout: DropoutContext| match index {
+            0 => dropout,
+            index => DropoutContext { key: dropout.key.fork("run").fork_index(index), ..dropout },
+        };
+        Context { dropout: self.dropout.map(fork), ..self.clone() }
     }
 
     /// Returns whether this pass belongs to a step that is logged.

@@ -61,12 +61,12 @@ pub fn linear_cross_entropy(
     targets: Tensor<1, Int>,
     scale: f64,
 ) -> Tensor<1> {
-    linear_cross_entropy_with(hidden, weight, layout, targets, scale, LogitOptions::default()).total
+    linear_cross_entropy_with(hidden, weight, layout, targets, None, scale, LogitOptions::default()).total
 }
 
 /// Computes [`linear_cross_entropy`] with capped logits and a z-loss: `scale · Σ_rows (−log softmax(l)[target] + z ·
-/// ln²(Σ exp(l)))`, where `l = c · tanh(hidden · W / c)`. Both losses ignore rows without a target. The options add
-/// no matrix products.
+/// ln²(Σ exp(l)))`, where `l = c · tanh(hidden · W / c)`. Both losses ignore rows without a target, and multiply each
+/// row by its weight in `row_weights` `[rows]`, in f32, if given. Neither adds matrix products.
 ///
 /// # Panics
 ///
@@ -76,20 +76,30 @@ pub fn linear_cross_entropy_with(
     weight: Tensor<2>,
     layout: HeadLayout,
     targets: Tensor<1, Int>,
+    row_weights: Option<Tensor<1>>,
     scale: f64,
     options: LogitOptions,
 ) -> LogitLoss {
     if is_plain(FusedOp::CrossEntropy) {
-        return linear_cross_entropy_with_reference(hidden, weight, layout, targets, scale, options);
+        return linear_cross_entropy_with_reference(
+            hidden,
+            weight,
+            layout,
+            targets,
+            row_weights,
+            scale,
+            options,
+        );
     }
-    let losses = Tensor::<1>::from_dispatch(Dispatch::fused_linear_cross_entropy(
-        hidden.into_dispatch(),
-        weight.into_dispatch(),
-        layout,
-        targets.into_dispatch(),
-        scale,
-        options,
-    ));
+    let row_weights = row_weights.map(Tensor::into_dispatch);
+    let (hidden, weight) = (hidden.into_dispatch(), weight.into_dispatch());
+    let targets = targets.into_dispatch();
+    let losses = Tensor::<1>::from_dispatch(match row_weights {
+        None => Dispatch::fused_linear_cross_entropy(hidden, weight, layout, targets, scale, options),
+        Some(weights) => Dispatch::fused_weighted_linear_cross_entropy(
+            hidden, weight, layout, targets, weights, scale, options,
+        ),
+    });
     match options.z_loss {
         None => LogitLoss { total: losses, z_loss: None },
         Some(_) => LogitLoss {
@@ -108,7 +118,7 @@ pub fn linear_cross_entropy_reference(
     scale: f64,
 ) -> Tensor<1> {
     let options = LogitOptions::default();
-    linear_cross_entropy_with_reference(hidden, weight, layout, targets, scale, options).total
+    linear_cross_entropy_with_reference(hidden, weight, layout, targets, None, scale, options).total
 }
 
 /// Computes [`linear_cross_entropy_with`] in plain burn, with all logits at once.
@@ -117,6 +127,7 @@ pub fn linear_cross_entropy_with_reference(
     weight: Tensor<2>,
     layout: HeadLayout,
     targets: Tensor<1, Int>,
+    row_weights: Option<Tensor<1>>,
     scale: f64,
     options: LogitOptions,
 ) -> LogitLoss {
@@ -137,11 +148,16 @@ pub fn linear_cross_entropy_with_reference(
     let ignored = targets.clone().lower_elem(0);
     let targets = targets.clamp_min(0).unsqueeze_dim(1);
     let picked = log_probabilities.clone().gather(1, targets.clone()).squeeze_dim::<1>(1);
-    let total = picked.mask_fill(ignored.clone(), 0.0).sum() * -scale;
+    let row_weights = row_weights.map(|weights| weights.cast(dtype));
+    let weighted = |losses: Tensor<1>| match &row_weights {
+        Some(weights) => losses * weights.clone(),
+        None => losses,
+    };
+    let total = weighted(picked.mask_fill(ignored.clone(), 0.0)).sum() * -scale;
     let Some(weight) = options.z_loss else { return LogitLoss { total, z_loss: None } };
     // For any column: the logit minus its log-probability.
     let log_sums = (logits - log_probabilities).gather(1, targets).squeeze_dim::<1>(1);
-    let z_loss = log_sums.powi_scalar(2).mask_fill(ignored, 0.0).sum() * (scale * weight);
+    let z_loss = weighted(log_sums.powi_scalar(2).mask_fill(ignored, 0.0)).sum() * (scale * weight);
     LogitLoss { total: total + z_loss.clone(), z_loss: Some(z_loss.without_autodiff()) }
 }
 
@@ -163,10 +179,29 @@ pub trait LinearCrossEntropyOp: Backend {
         scale: f64,
         options: LogitOptions,
     ) -> FloatTensor<Self>;
+
+    /// Like [`LinearCrossEntropyOp::fused_linear_cross_entropy`], with a weight for each row, which is a constant.
+    fn fused_weighted_linear_cross_entropy(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        layout: HeadLayout,
+        targets: IntTensor<Self>,
+        row_weights: FloatTensor<Self>,
+        scale: f64,
+        options: LogitOptions,
+    ) -> FloatTensor<Self>;
 }
 
 /// A loss, and the gradients of `hidden` and `weight` for an incoming gradient of 1.
 pub type LossAndGradients<B> = (FloatTensor<B>, [Option<FloatTensor<B>>; 2]);
+
+/// The targets of all rows.
+pub struct Targets<'a, B: Backend> {
+    /// A token id for each row; a row with a negative id is ignored.
+    pub ids: &'a IntTensor<B>,
+    /// A factor for the losses of each row, in f32.
+    pub weights: Option<&'a FloatTensor<B>>,
+}
 
 /// The kernels that a backend implements for [`linear_cross_entropy`].
 pub trait CrossEntropyKernels: Backend {
@@ -177,7 +212,7 @@ pub trait CrossEntropyKernels: Backend {
         hidden: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
         layout: HeadLayout,
-        targets: &IntTensor<Self>,
+        targets: Targets<'_, Self>,
         scale: f64,
         options: LogitOptions,
         wanted: [bool; 2],
@@ -200,7 +235,21 @@ impl<B: CrossEntropyKernels> LinearCrossEntropyOp for B {
         scale: f64,
         options: LogitOptions,
     ) -> FloatTensor<B> {
-        B::cross_entropy_forward(&hidden, &weight, layout, &targets, scale, options, [false; 2]).0
+        let targets = Targets { ids: &targets, weights: None };
+        B::cross_entropy_forward(&hidden, &weight, layout, targets, scale, options, [false; 2]).0
+    }
+
+    fn fused_weighted_linear_cross_entropy(
+        hidden: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        layout: HeadLayout,
+        targets: IntTensor<B>,
+        row_weights: FloatTensor<B>,
+        scale: f64,
+        options: LogitOptions,
+    ) -> FloatTensor<B> {
+        let targets = Targets { ids: &targets, weights: Some(&row_weights) };
+        B::cross_entropy_forward(&hidden, &weight, layout, targets, scale, options, [false; 2]).0
     }
 }
 
@@ -213,23 +262,49 @@ impl<B: CrossEntropyKernels, C: CheckpointStrategy> LinearCrossEntropyOp for Aut
         scale: f64,
         options: LogitOptions,
     ) -> Tracked<B, C> {
-        let wanted = [hidden.is_tracked(), weight.is_tracked()];
-        let (x, w) = (hidden.primitive(), weight.primitive());
-        let (loss, gradients) = B::cross_entropy_forward(x, w, layout, &targets, scale, options, wanted);
-        record::<B, C, _, _>(
-            [hidden.node(), weight.node()],
-            loss,
-            |_| (gradients, [hidden.dtype(), weight.dtype()]),
-            |mut step, dy, (gradients, dtypes)| {
-                for (parent, gradient) in gradients.into_iter().enumerate() {
-                    if let Some(gradient) = gradient {
-                        let gradient = B::cross_entropy_backward(gradient, &dy, dtypes[parent]);
-                        step.register::<B>(parent, gradient);
-                    }
-                }
-            },
-        )
+        let targets = Targets { ids: &targets, weights: None };
+        on_tape::<B, C>(&hidden, &weight, layout, targets, scale, options)
     }
+
+    fn fused_weighted_linear_cross_entropy(
+        hidden: Tracked<B, C>,
+        weight: Tracked<B, C>,
+        layout: HeadLayout,
+        targets: IntTensor<B>,
+        row_weights: Tracked<B, C>,
+        scale: f64,
+        options: LogitOptions,
+    ) -> Tracked<B, C> {
+        let targets = Targets { ids: &targets, weights: Some(row_weights.primitive()) };
+        on_tape::<B, C>(&hidden, &weight, layout, targets, scale, options)
+    }
+}
+
+/// Computes the loss and the gradients, and records the loss on the tape.
+fn on_tape<B: CrossEntropyKernels, C: CheckpointStrategy>(
+    hidden: &Tracked<B, C>,
+    weight: &Tracked<B, C>,
+    layout: HeadLayout,
+    targets: Targets<'_, B>,
+    scale: f64,
+    options: LogitOptions,
+) -> Tracked<B, C> {
+    let wanted = [hidden.is_tracked(), weight.is_tracked()];
+    let (x, w) = (hidden.primitive(), weight.primitive());
+    let (loss, gradients) = B::cross_entropy_forward(x, w, layout, targets, scale, options, wanted);
+    record::<B, C, _, _>(
+        [hidden.node(), weight.node()],
+        loss,
+        |_| (gradients, [hidden.dtype(), weight.dtype()]),
+        |mut step, dy, (gradients, dtypes)| {
+            for (parent, gradient) in gradients.into_iter().enumerate() {
+                if let Some(gradient) = gradient {
+                    let gradient = B::cross_entropy_backward(gradient, &dy, dtypes[parent]);
+                    step.register::<B>(parent, gradient);
+                }
+            }
+        },
+    )
 }
 
 /// Returns the number of rows whose logits exist at a time: enough for the matrix products to run at full speed, but

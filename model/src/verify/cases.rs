@@ -211,7 +211,15 @@ fn heads(
 
 fn cross_entropy(layout: HeadLayout, [rows, d_model, vocab]: [usize; 3]) -> Case {
     let options = LogitOptions { softcap: Some(30.0), z_loss: Some(1e-2) };
-    type Loss = fn(Tensor<2>, Tensor<2>, HeadLayout, Tensor<1, Int>, f64, LogitOptions) -> ops::LogitLoss;
+    type Loss = fn(
+        Tensor<2>,
+        Tensor<2>,
+        HeadLayout,
+        Tensor<1, Int>,
+        Option<Tensor<1>>,
+        f64,
+        LogitOptions,
+    ) -> ops::LogitLoss;
     case!(
         CrossEntropy,
         [rows * d_model, d_model * vocab],
@@ -223,11 +231,17 @@ fn cross_entropy(layout: HeadLayout, [rows, d_model, vocab]: [usize; 3]) -> Case
             let target = |i: usize| if i % 5 == 3 { -100 } else { (i * 7 % vocab) as i64 };
             let targets = ints((0..rows).map(target).collect(), [rows], &t[0].device());
             let (hidden, weight) = (matrix(&t[0], [rows, d_model]), matrix(&t[1], shape));
-            f(hidden, weight, layout, targets, 0.37, options).total
+            f(hidden, weight, layout, targets, Some(row_weights(rows, &t[0].device())), 0.37, options).total
         },
         ops::linear_cross_entropy_with as Loss,
         ops::linear_cross_entropy_with_reference as Loss
     )
+}
+
+/// Weights of 0.25 to 1.75.
+fn row_weights(rows: usize, device: &Device) -> Tensor<1> {
+    let weights: Vec<f32> = (0..rows).map(|row| 0.25 + 0.5 * (row % 4) as f32).collect();
+    Tensor::from_data(TensorData::new(weights, [rows]), &device.clone().inner())
 }
 
 fn embedding([vocab, width]: [usize; 2], [batch, seq]: [usize; 2]) -> Case {

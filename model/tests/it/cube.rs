@@ -303,6 +303,11 @@ fn cached_attention_on_wgpu() {
     }
 }
 
+/// A weight of 0.5, 1.5 or 2.5 for each target.
+fn weights(targets: &Tensor<1, Int>) -> Option<Tensor<1>> {
+    Some(targets.clone().remainder_scalar(3).float().add_scalar(0.5))
+}
+
 #[test]
 fn cross_entropy_on_wgpu() {
     type Loss = fn(Tensor<2>, Tensor<2>, HeadLayout, Tensor<1, Int>, f64) -> Tensor<1>;
@@ -329,14 +334,31 @@ fn cross_entropy_on_wgpu() {
         }
         const BOTH: ops::LogitOptions = ops::LogitOptions { softcap: Some(1.5), z_loss: Some(0.03) };
         const Z_LOSS: ops::LogitOptions = ops::LogitOptions { softcap: None, ..BOTH };
-        let pairs: [[Loss; 2]; 2] = [
+        const NONE: ops::LogitOptions = ops::LogitOptions { softcap: None, z_loss: None };
+        let pairs: [[Loss; 2]; 4] = [
             [
-                |h, w, l, t, s| ops::linear_cross_entropy_with(h, w, l, t, s, BOTH).total,
-                |h, w, l, t, s| ops::linear_cross_entropy_with_reference(h, w, l, t, s, BOTH).total,
+                |h, w, l, t, s| ops::linear_cross_entropy_with(h, w, l, t, None, s, BOTH).total,
+                |h, w, l, t, s| ops::linear_cross_entropy_with_reference(h, w, l, t, None, s, BOTH).total,
             ],
             [
-                |h, w, l, t, s| ops::linear_cross_entropy_with(h, w, l, t, s, Z_LOSS).total,
-                |h, w, l, t, s| ops::linear_cross_entropy_with_reference(h, w, l, t, s, Z_LOSS).total,
+                |h, w, l, t, s| ops::linear_cross_entropy_with(h, w, l, t, None, s, Z_LOSS).total,
+                |h, w, l, t, s| ops::linear_cross_entropy_with_reference(h, w, l, t, None, s, Z_LOSS).total,
+            ],
+            [
+                |h, w, l, t, s| {
+                    ops::linear_cross_entropy_with(h, w, l, t.clone(), weights(&t), s, NONE).total
+                },
+                |h, w, l, t, s| {
+                    ops::linear_cross_entropy_with_reference(h, w, l, t.clone(), weights(&t), s, NONE).total
+                },
+            ],
+            [
+                |h, w, l, t, s| {
+                    ops::linear_cross_entropy_with(h, w, l, t.clone(), weights(&t), s, BOTH).total
+                },
+                |h, w, l, t, s| {
+                    ops::linear_cross_entropy_with_reference(h, w, l, t.clone(), weights(&t), s, BOTH).total
+                },
             ],
         ];
         for [fused, reference] in pairs {

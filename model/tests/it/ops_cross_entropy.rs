@@ -53,16 +53,26 @@ fn cross_entropy_is_sound() {
 /// Wraps a loss with options as a function without options.
 macro_rules! with_options {
     ($loss:ident, $options:expr) => {
-        |hidden, weight, layout, targets, scale| $loss(hidden, weight, layout, targets, scale, $options).total
+        |hidden, weight, layout, targets, scale| {
+            $loss(hidden, weight, layout, targets, None, scale, $options).total
+        }
+    };
+    ($loss:ident, $options:expr, weighted) => {
+        |hidden, weight, layout, targets, scale| {
+            // 0.5, 1.5 or 2.5 for each target.
+            let weights = targets.clone().remainder_scalar(3).float().add_scalar(0.5);
+            $loss(hidden, weight, layout, targets, Some(weights), scale, $options).total
+        }
     };
 }
 
+const NONE: LogitOptions = LogitOptions { softcap: None, z_loss: None };
 const CAP: LogitOptions = LogitOptions { softcap: Some(1.5), z_loss: None };
 const Z_LOSS: LogitOptions = LogitOptions { softcap: None, z_loss: Some(0.03) };
 const BOTH: LogitOptions = LogitOptions { softcap: Some(1.5), z_loss: Some(0.03) };
 
 /// Each combination of options, fused and in plain burn.
-const OPTIONS: [[Loss; 2]; 3] = [
+const OPTIONS: [[Loss; 2]; 5] = [
     [with_options!(linear_cross_entropy_with, CAP), with_options!(linear_cross_entropy_with_reference, CAP)],
     [
         with_options!(linear_cross_entropy_with, Z_LOSS),
@@ -72,11 +82,19 @@ const OPTIONS: [[Loss; 2]; 3] = [
         with_options!(linear_cross_entropy_with, BOTH),
         with_options!(linear_cross_entropy_with_reference, BOTH),
     ],
+    [
+        with_options!(linear_cross_entropy_with, NONE, weighted),
+        with_options!(linear_cross_entropy_with_reference, NONE, weighted),
+    ],
+    [
+        with_options!(linear_cross_entropy_with, BOTH, weighted),
+        with_options!(linear_cross_entropy_with_reference, BOTH, weighted),
+    ],
 ];
 
 /// Logits are several times larger than the cap.
 #[test]
-fn a_cap_and_a_z_loss_match_the_reference() {
+fn options_match_the_reference() {
     for [fused, reference] in OPTIONS {
         for layout in LAYOUTS {
             for shape @ [rows, d_model, vocab] in [[1, 20, 17], [257, 20, 17], [600, 64, 301]] {
@@ -93,7 +111,7 @@ fn a_cap_and_a_z_loss_match_the_reference() {
 }
 
 #[test]
-fn a_cap_and_a_z_loss_are_sound() {
+fn options_are_sound() {
     for [fused, _] in OPTIONS {
         for layout in LAYOUTS {
             assert_sound(operation(fused, layout, [6, 4, 7]), &[24, 28]);
@@ -110,7 +128,7 @@ fn the_z_loss_is_told_apart() {
     let (hidden, weight) = (Tensor::ones([2, 4], &device), Tensor::full([8, 4], 2.0, &device));
     let options = LogitOptions { softcap: Some(10.0), z_loss: Some(0.1) };
     let layout = HeadLayout::VocabRows;
-    let loss = linear_cross_entropy_with(hidden, weight, layout, targets(vec![3, -1]), 0.5, options);
+    let loss = linear_cross_entropy_with(hidden, weight, layout, targets(vec![3, -1]), None, 0.5, options);
     let log_sum = 10.0 * 0.8f64.tanh() + 8f64.ln();
     let z_loss = 0.5 * 0.1 * log_sum * log_sum;
     let told = values(loss.z_loss.expect("a z-loss"))[0];

@@ -1,5 +1,6 @@
 //! A decoder whose modules are sharded over the ranks.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
@@ -73,7 +74,7 @@ impl ShardedDecoder {
 
     /// Returns the modules for one pass on `device`, with autodiff if the device supports it.
     pub fn pass<'a>(&'a self, device: &'a Device) -> Pass<'a> {
-        Pass { decoder: self, device }
+        Pass { decoder: self, device, runs: Cell::new(0) }
     }
 }
 
@@ -81,6 +82,14 @@ impl ShardedDecoder {
 pub struct Pass<'a> {
     decoder: &'a ShardedDecoder,
     device: &'a Device,
+    runs: Cell<usize>,
+}
+
+impl Pass<'_> {
+    /// Returns how often the model has run in this pass.
+    pub fn runs(&self) -> usize {
+        self.runs.get()
+    }
 }
 
 impl Modules for Pass<'_> {
@@ -89,6 +98,7 @@ impl Modules for Pass<'_> {
     }
 
     fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3> {
+        self.runs.set(self.runs.get() + 1);
         let token = self.decoder.engine.begin_forward(self.device);
         run(&self.decoder.embed.unshard(&token))
     }

@@ -28,7 +28,6 @@ mod forms;
 mod keys;
 pub mod links;
 mod load;
-pub mod losses;
 mod model;
 mod optim;
 pub mod optimizers;

@@ -101,7 +101,7 @@ fn non_finite(table: &Table) -> Option<String> {
             _ => true,
         }
     }
-    ["model.extra", "loss.extra", "optim.extra", "experiment"].into_iter().find_map(|section| {
+    ["model.extra", "data.extra", "loss.extra", "optim.extra", "experiment"].into_iter().find_map(|section| {
         let mut names = section.split('.');
         let first = table.get(names.next()?)?;
         let keys = names.try_fold(first, |value, name| value.get(name))?.as_table()?;

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -62,6 +63,12 @@ section! {
         #[serde(deserialize_with = "forms::paths")]
         #[schemars(with = "forms::Paths")]
         text: Vec<PathBuf> = Vec::new(),
+        /// A source of samples that the program adds, instead of `text`; `path` then holds its description.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        source: Option<String> = None,
+        /// Settings of a source that the program adds.
+        #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+        extra: serde_json::Map<String, serde_json::Value> = serde_json::Map::new(),
         /// Vocabulary size of the tokenizer that is trained when `path` is prepared.
         vocab_size: usize = 4096,
         /// Tokens per sequence.
@@ -151,11 +158,15 @@ pub const CROSS_ENTROPY: &str = "cross_entropy";
 section! {
     /// `[loss]`: the loss that training minimises. The validation loss is always the cross-entropy.
     LossSection {
-        /// `cross_entropy`, or a loss that the program adds.
+        /// `cross_entropy`, or a loss or objective that the program adds.
         kind: String = CROSS_ENTROPY.to_owned(),
-        /// Settings of a loss that the program adds.
+        /// Settings of a loss or objective that the program adds.
         #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
         extra: serde_json::Map<String, serde_json::Value> = serde_json::Map::new(),
+        /// Models that an objective reads without training them, by the objective's name for them: checkpoints, run
+        /// folders, or folders in the Hugging Face layout.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        frozen: BTreeMap<String, PathBuf> = BTreeMap::new(),
     }
 }
 

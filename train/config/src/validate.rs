@@ -246,6 +246,15 @@ impl Config {
                     .to_owned(),
             );
         }
+        if self.data.source.is_some() && !self.data.text.is_empty() {
+            problems.push("data.source and data.text are both set: remove one of them".to_owned());
+        }
+        if self.data.source.is_none() && !self.data.extra.is_empty() {
+            problems.push(
+                "data.extra has settings of a source that the program adds: name it in data.source"
+                    .to_owned(),
+            );
+        }
         if !self.data.text.is_empty() && self.data.vocab_size < VOCABULARY_MINIMUM {
             problems.push(format!(
                 "data.vocab_size = {}: must be at least {VOCABULARY_MINIMUM}, one token for each \

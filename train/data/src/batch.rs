@@ -1,12 +1,14 @@
-use super::{Result, SampleOrder, TokenFile};
+use super::{Result, SampleOrder, Samples};
 
 /// Samples for one forward pass, one per row.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// Input tokens, row after row.
     pub inputs: Vec<i32>,
     /// Target tokens: the token that follows each input token.
     pub targets: Vec<i32>,
+    /// A weight for each target, if the data have weights.
+    pub weights: Option<Vec<f32>>,
     /// Number of samples.
     pub rows: usize,
     /// Number of tokens per sample.
@@ -15,49 +17,69 @@ pub struct Batch {
     pub first_global_index: u64,
 }
 
-/// Reads batches from a token file in a given order.
+/// Reads batches of samples in a given order.
 #[derive(Debug)]
 pub struct BatchSource {
-    file: TokenFile,
-    order: SampleOrder,
+    samples: Samples,
+    /// `None` for endless samples, which come in the order of their indices.
+    order: Option<SampleOrder>,
 }
 
 impl BatchSource {
-    /// Creates a source of batches over all samples of `file`, reshuffled every epoch if `shuffle` is true.
+    /// Creates a source of batches over all samples, reshuffled every epoch if `shuffle` is true.
     ///
     /// # Errors
     ///
-    /// If `file` has no samples, which cannot happen for an open file.
-    pub fn new(file: TokenFile, shuffle: bool, seed: u64) -> Result<Self> {
-        let order = SampleOrder::new(file.num_samples(), shuffle, seed)?;
-        Ok(Self { file, order })
+    /// If there are no samples.
+    pub fn new(samples: impl Into<Samples>, shuffle: bool, seed: u64) -> Result<Self> {
+        let samples = samples.into();
+        let order = samples.num_samples().map(|count| SampleOrder::new(count, shuffle, seed)).transpose()?;
+        Ok(Self { samples, order })
     }
 
-    /// Returns the token file.
-    pub fn file(&self) -> &TokenFile {
-        &self.file
+    /// Returns the samples.
+    pub fn samples(&self) -> &Samples {
+        &self.samples
     }
 
-    /// Returns the order of the samples.
-    pub fn order(&self) -> &SampleOrder {
-        &self.order
+    /// Returns the number of tokens per sample.
+    pub fn seq_len(&self) -> usize {
+        self.samples.seq_len()
+    }
+
+    /// Returns the number of samples in an epoch, or `None` if the samples are endless.
+    pub fn num_samples(&self) -> Option<u64> {
+        self.order.as_ref().map(SampleOrder::num_samples)
+    }
+
+    /// Returns whether the batches have weights.
+    pub fn is_weighted(&self) -> bool {
+        self.samples.is_weighted()
+    }
+
+    /// Returns the index of the sample at a position of the run.
+    pub fn sample_at(&self, global_index: u64) -> u64 {
+        self.order.as_ref().map_or(global_index, |order| order.sample_at(global_index))
     }
 
     /// Returns `count` samples, starting at position `first_global_index`. A batch may cross into the next epoch.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or holds a token outside its vocabulary.
+    /// If a sample cannot be read, or has a token outside the vocabulary.
     pub fn fetch(&self, first_global_index: u64, count: usize) -> Result<Batch> {
-        let seq_len = self.file.seq_len();
-        // `read_sample` briefly adds one extra token to the inputs.
-        let mut inputs = Vec::with_capacity(count * seq_len + 1);
-        let mut targets = Vec::with_capacity(count * seq_len);
+        let seq_len = self.seq_len();
+        // Reading a sample briefly adds one extra token to the inputs.
+        let inputs = Vec::with_capacity(count * seq_len + 1);
+        let targets = Vec::with_capacity(count * seq_len);
+        let weights = self.is_weighted().then(|| Vec::with_capacity(count * seq_len));
+        let mut batch = Batch { inputs, targets, weights, rows: count, seq_len, first_global_index };
         for global_index in first_global_index..first_global_index + count as u64 {
-            let sample = self.order.sample_at(global_index);
-            self.file.read_sample(sample, &mut inputs, &mut targets)?;
+            let Batch { inputs, targets, weights, .. } = &mut batch;
+            let of_sample = self.samples.read(self.sample_at(global_index), inputs, targets)?;
+            weights.iter_mut().for_each(|weights| weights.extend(&of_sample));
         }
-        Ok(Batch { inputs, targets, rows: count, seq_len, first_global_index })
+        Ok(batch)
     }
 }
 
@@ -88,7 +110,7 @@ pub fn slice_for(
 #[cfg(test)]
 mod tests {
     use super::super::dataset::tests::folder;
-    use super::super::{Split, TokenWidth};
+    use super::super::{Split, TokenFile, TokenWidth};
     use super::*;
 
     fn source(shuffle: bool) -> (tempfile::TempDir, BatchSource) {

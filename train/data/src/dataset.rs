@@ -187,6 +187,7 @@ pub(super) mod tests {
             skipped_files: 0,
             unknown: 0,
             unigram_entropy: None,
+            source: None,
         };
         info.save(folder.path()).unwrap();
         fs::write(folder.path().join("train.bin"), &bytes).unwrap();

@@ -178,6 +178,9 @@ pub enum DataError {
         path.display(), samples - 1
     )]
     SampleOutOfRange { path: PathBuf, sample: u64, samples: u64 },
+    /// A program's own source of samples has failed.
+    #[error("data.source = \"{name}\": {reason}")]
+    Source { name: String, reason: String },
     /// A token file was truncated from `expected` to `actual` bytes while it was open.
     #[error(
         "{} became shorter while it was in use: it had {expected} bytes and has {actual} now, so \
@@ -240,6 +243,7 @@ impl DataError {
                 | Self::PreparedFromOther { .. }
                 | Self::Output { .. }
                 | Self::TooFewTokens { .. }
+                | Self::Source { .. }
         )
     }
 

@@ -30,6 +30,14 @@ impl Split {
         }
     }
 
+    /// Returns the name of the split in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "the training split",
+            Self::Validation => "the validation split",
+        }
+    }
+
     pub(super) fn block_sums_name(self) -> &'static str {
         match self {
             Self::Train => "train.crc",
@@ -65,6 +73,22 @@ pub struct DataInfo {
     /// Loss of predicting from token counts alone, a baseline for the validation loss.
     #[serde(default)]
     pub unigram_entropy: Option<UnigramEntropy>,
+    /// The program's own source of the samples, if there are no token files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<SourceInfo>,
+}
+
+/// The description of a source in `data.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SourceInfo {
+    /// The name under which the program registers the source.
+    pub name: String,
+    /// Settings of the source: `[data.extra]`.
+    #[serde(default)]
+    pub extra: serde_json::Map<String, serde_json::Value>,
+    /// Seed of the source: `train.seed` of the run that wrote the folder.
+    #[serde(default)]
+    pub seed: u64,
 }
 
 /// One split of the data.
@@ -176,7 +200,7 @@ impl DataInfo {
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), String> {
         let Self { vocab_size, end_of_text, dtype, .. } = *self;
         if vocab_size == 0 {
             return Err("`vocab_size` is 0; it must be the number of token ids".to_owned());

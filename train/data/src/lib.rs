@@ -25,6 +25,8 @@
 //! With a sequence length of `L`, sample `k` is the `L + 1` tokens `k * L ..= (k + 1) * L`: the first `L` are the
 //! inputs and the last `L` are the targets. A file of `T` tokens has `(T - 1) / L` samples.
 //!
+//! A program can make its samples itself, as a [`DataSource`]: its folder has `data.json` and `tokenizer.json` only.
+//!
 //! [`SampleOrder`] defines which sample comes at each position of a run, and [`BatchSource`] reads a range of
 //! positions. A run resumes exactly, on any number of ranks, from position `step * global_batch` (see [`slice_for`]).
 
@@ -52,6 +54,8 @@ mod parquet;
 mod piece;
 mod prepare;
 mod progress;
+mod samples;
+mod source;
 mod stream;
 mod sums;
 mod text_file;
@@ -62,13 +66,15 @@ pub use batch::{Batch, BatchSource, slice_for};
 pub use dataset::TokenFile;
 pub use error::DataError;
 use error::Result;
-pub use info::{DataInfo, FORMAT_VERSION, Split, SplitInfo, TokenWidth, UnigramEntropy};
+pub use info::{DataInfo, FORMAT_VERSION, SourceInfo, Split, SplitInfo, TokenWidth, UnigramEntropy};
 pub use jsonl::describe as describe_json;
 pub use listing::check_input;
 pub use options::{PrepareOptions, TokenizerSource};
 pub use order::SampleOrder;
 pub use prepare::{differences, prepare, prepare_until_stopped};
 pub use progress::{OnProgress, Progress, Remark};
+pub use samples::Samples;
+pub use source::{DataInit, DataSource, Sample, SourceError, Sources};
 pub use stream::Stream;
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM, read_tokenizer_of, tokenizers_differ};
 pub use verify::{Verified, verify};

@@ -153,6 +153,7 @@ fn fill(
         skipped_files,
         unknown: encoded.unknown,
         unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
+        source: None,
     };
     check(stop)?;
     inputs.save(folder)?;

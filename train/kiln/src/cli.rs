@@ -234,10 +234,12 @@ fn run(command: Command, program: Program) -> Result<u8> {
         Command::Doctor(args) => Ok(args.run()),
         Command::Explain(args) => print(args.run()),
         Command::Data { command: DataCommand::Prepare(args) } => done(on_files(|| Ok(args.run()?))?),
-        Command::Data { command: DataCommand::Show(args) } => print(on_files(|| Ok(args.run()?))?),
+        Command::Data { command: DataCommand::Show(args) } => {
+            print(on_files(|| Ok(args.run(registry.sources())?))?)
+        }
         Command::Data { command: DataCommand::Verify(args) } => print(args.run()?),
         Command::Generate(args) => done(args.run(registry.layers())?),
-        Command::Eval(args) => Ok(args.run(registry.layers())?),
+        Command::Eval(args) => Ok(args.run(&registry)?),
         Command::Import(args) => done(on_files(|| args.run())?),
         Command::Export(args) => done(on_files(|| args.run())?),
         Command::Bench { command: BenchCommand::Strategies(args) } => Ok(args.run(&registry)?),

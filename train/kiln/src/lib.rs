@@ -42,7 +42,7 @@ pub use kiln_checkpoint as checkpoint;
 pub use kiln_checkpoint::{hugging_face, sharded, source, weights};
 pub use kiln_collectives as collectives;
 pub use kiln_config as config;
-pub use kiln_config::{device, links, losses, optimizers, schedule};
+pub use kiln_config::{device, links, optimizers, schedule};
 pub use kiln_data as data;
 pub use kiln_debug as debug;
 pub use kiln_debug::breakpoint;
@@ -53,7 +53,8 @@ pub use kiln_preflight::bench;
 pub use kiln_shard as shard;
 pub use kiln_sys::words;
 pub use kiln_train::{
-    eval, fault, flight, generate, launch, logged, metrics, prepared, process, registry, values, world,
+    eval, fault, flight, generate, launch, logged, losses, metrics, objective, passes, prepared, process,
+    registry, values, world,
 };
 pub use serde;
 

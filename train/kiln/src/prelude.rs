@@ -38,14 +38,16 @@
 pub use burn;
 pub use burn::module::Module;
 pub use burn::tensor::{Device, Int, Tensor};
-pub use kiln_checkpoint::sharded::ShardedDecoder;
-pub use kiln_config::losses::LossInit;
+pub use kiln_checkpoint::sharded::{Pass, ShardedDecoder};
 pub use kiln_config::optimizers::OptimizerInit;
 pub use kiln_config::{Config, ConfigError};
+pub use kiln_data::{DataInit, DataSource, Sample, SourceError, Split};
 pub use kiln_model::layers::{Context, Layer, LayerError, LayerInit, Linear, RmsNorm, TokenLoss};
 pub use kiln_model::{Decoder, Key, ModelConfig};
 pub use kiln_shard::{Engine, Optimizer, Rule};
 pub use kiln_train::logged::{LoggedStep, MetricResult};
+pub use kiln_train::losses::LossInit;
+pub use kiln_train::objective::{FrozenModel, Objective, ObjectiveContext, TokenBatch};
 pub use kiln_train::registry::Registry;
 pub use kiln_train::run::{LoopResult, Program, Summary, TrainError, Trainer};
 

@@ -13,6 +13,7 @@ use kiln_config::Config;
 use kiln_config::device::{ResolvedDevice, cores, threads_per_rank};
 use kiln_plan::{Cores, Gathers, Hardware, RankShape, Speed, Target};
 use kiln_train::error::{Result, TrainError};
+use kiln_train::passes::RunLoss;
 use kiln_train::process::output::ProgressLine;
 use kiln_train::registry::Registry;
 
@@ -54,12 +55,13 @@ pub fn calibrated(
         let peak = resolved.peak(config.precision.compute(), None, ranks, threads).map_err(failed)?;
         let seconds = run_ranks(ranks, threads, |world| -> Result<f64> {
             let device = Device::flex();
+            let loss = RunLoss::load(loss.clone(), registry.layers(), &config, &world, &device)?;
             let builder = EngineBuilder::new(world, config.policy(), None)?.freeze(config.frozen());
             let sharded = ShardedDecoder::new(make(&device)?, builder.optimizer(optimizer.clone()))?;
             let mut times = Vec::new();
             for number in 0..=STEPS {
                 let start = Instant::now();
-                step(&config, &sharded, &device, loss.as_ref(), number)?;
+                step(&config, &sharded, &device, &loss, number)?;
                 times.push(start.elapsed().as_secs_f64());
             }
             Ok(median(times.split_off(1)))

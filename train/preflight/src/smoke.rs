@@ -9,7 +9,7 @@ use kiln_model::Decoder;
 use kiln_checkpoint::sharded::{parameter_names, parameter_shapes};
 use kiln_checkpoint::{self as checkpoint, Checkpoint};
 use kiln_config::optimizers::check_groups;
-use kiln_config::{Config, EventFolder, ModelSection};
+use kiln_config::{CROSS_ENTROPY, Config, EventFolder, ModelSection};
 use kiln_train::error::{Result, TrainError};
 use kiln_train::metrics::print_line;
 use kiln_train::run::{Resume, RunOptions, Summary};
@@ -39,17 +39,21 @@ const HEAD_DIM: usize = 16;
 const HEADS: usize = 4;
 
 impl Smoke {
-    /// Shrinks the run: each rank trains on two micro-batches of one sequence.
+    /// Shrinks the run: each rank trains on two micro-batches of one sequence, or of two with a loss that the program
+    /// adds, which may compare pairs. A source of samples that the program adds may need its sequence length.
     pub fn shrink(self, config: &mut Config) {
-        let Config { data, train, optim, eval, checkpoint, log, sample, .. } = config;
-        if data.seq_len > SEQ_LEN {
+        let Config { data, loss, train, optim, eval, checkpoint, log, sample, .. } = config;
+        if data.seq_len > SEQ_LEN && data.source.is_none() {
             // Answers may not fit into shorter sequences; `kiln check` checks them.
             eval.prompts = None;
         }
-        data.seq_len = data.seq_len.min(SEQ_LEN);
+        if data.source.is_none() {
+            data.seq_len = data.seq_len.min(SEQ_LEN);
+        }
         train.steps = STEPS;
-        train.micro_batch = 1.into();
-        train.global_batch = 2 * train.ranks;
+        let rows = if loss.kind == CROSS_ENTROPY { 1 } else { 2 };
+        train.micro_batch = rows.into();
+        train.global_batch = 2 * rows * train.ranks;
         optim.warmup_steps = optim.warmup_steps.min(STEPS / 2);
         optim.decay_steps = optim.decay_steps.map(|steps| steps.min(STEPS - optim.warmup_steps));
         eval.every = 0;

@@ -26,9 +26,9 @@ use kiln_train::kernels;
 use kiln_train::launch;
 #[cfg(feature = "cuda")]
 use kiln_train::named;
+use kiln_train::passes::{MicroBatch, RunLoss, forward_backward, micro_batches, tokens_of_step};
 use kiln_train::process::output::{ProgressLine, print_line};
 use kiln_train::registry::Registry;
-use kiln_train::run::{MicroBatch, forward_backward, micro_batches};
 use kiln_train::world::{self, Ranks};
 
 /// Arguments of `kiln warmup`.
@@ -146,6 +146,8 @@ impl<'a> ShortRun<'a> {
         kernels::settle_on_rank(config, model, selected, &*world)?;
         let optimizer = registry.optimizers().make(&config.optim)?;
         let shard_size = world::shard_size(config.shard.strategy, config.shard.shard_size, &*world)?;
+        let loss = registry.losses().make(&config.loss, model.vocab_size)?;
+        let loss = RunLoss::load(loss, registry.layers(), config, &world, &device)?;
         let builder = EngineBuilder::new(world, config.policy(), shard_size)?
             .optimizer(optimizer)
             .freeze(config.frozen());
@@ -154,7 +156,7 @@ impl<'a> ShortRun<'a> {
         let tokens = self.tokens()?;
         for step in 0..STEPS {
             stage("training", step);
-            tokens.train(&sharded, &device, config)?;
+            tokens.train(&sharded, &loss, &device, config)?;
         }
         stage("evaluation", STEPS);
         tokens.evaluate(&sharded, &device, config)?;
@@ -169,11 +171,9 @@ impl<'a> ShortRun<'a> {
     }
 
     fn tokens(&self) -> Result<Zeros> {
-        let Config { loss, train, data, .. } = &self.config;
-        let loss = self.registry.losses().make(loss, self.model.vocab_size)?;
+        let Config { train, data, .. } = &self.config;
         let context = Context::training(Key::new(0), 0, self.model.dropout)
-            .with_z_loss((train.z_loss > 0.0).then_some(train.z_loss))
-            .with_token_loss(loss);
+            .with_z_loss((train.z_loss > 0.0).then_some(train.z_loss));
         Ok(Zeros { context, count: self.config.micro_batch() * data.seq_len })
     }
 }
@@ -185,14 +185,15 @@ struct Zeros {
 }
 
 impl Zeros {
-    fn train(&self, model: &ShardedDecoder, device: &Device, config: &Config) -> Result<()> {
+    fn train(&self, model: &ShardedDecoder, loss: &RunLoss, device: &Device, config: &Config) -> Result<()> {
         let engine = model.engine();
         let micro_batches = micro_batches(config, engine.world().world_size());
         engine.begin_step();
         for index in 0..micro_batches {
             let (ids, context) = (vec![0; self.count], self.context.clone());
-            let batch = MicroBatch { inputs: ids.clone(), targets: ids, context };
-            forward_backward(model, config, device, batch, index + 1 == micro_batches)?;
+            let batch = MicroBatch { inputs: ids.clone(), targets: ids, weights: None, context };
+            let (counted, last) = (tokens_of_step(config), index + 1 == micro_batches);
+            forward_backward(model, loss, config, device, batch, counted, last)?;
         }
         let update = engine.update(config.optim.lr, config.optim.grad_clip)?;
         engine.outcome(update)?;

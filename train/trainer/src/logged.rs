@@ -84,7 +84,10 @@ fn is_built_in(name: &str) -> bool {
     ["cross_entropy", "time"].contains(&name)
         || has(StepMetrics::default(), name)
         || has(SkipMetrics::default(), name)
-        || has(EvalMetrics { answer_loss: Some(0.0), ..EvalMetrics::default() }, name)
+        || has(
+            EvalMetrics { val_objective: Some(0.0), answer_loss: Some(0.0), ..EvalMetrics::default() },
+            name,
+        )
 }
 
 #[cfg(test)]

@@ -128,6 +128,9 @@ pub struct EvalMetrics {
     pub val_loss: f64,
     /// Number of validation tokens.
     pub val_tokens: u64,
+    /// The program's own objective on the validation data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub val_objective: Option<f64>,
     /// Mean loss over the tokens of all answers of `eval.prompts`, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer_loss: Option<f64>,
@@ -246,7 +249,8 @@ impl Reporter {
 
     /// Reports an evaluation.
     pub fn evaluation(&mut self, metrics: &EvalMetrics) -> io::Result<()> {
-        let EvalMetrics { step, val_loss, answer_loss, .. } = *metrics;
+        let EvalMetrics { step, val_loss, val_objective, answer_loss, .. } = *metrics;
+        let objective = val_objective.map_or_else(String::new, |value| format!(" | objective {value:.4}"));
         let answers = answer_loss.map_or_else(String::new, |loss| format!(" | answer loss {loss:.4}"));
         let lowest = match self.best {
             Some(best) if val_loss >= best.val_loss => {
@@ -256,7 +260,7 @@ impl Reporter {
         };
         self.best = BestLoss::lower(self.best, BestLoss { step, val_loss });
         let head = StepLine::head(step, self.steps);
-        self.line(&format!("{head} | validation loss {val_loss:.4}{lowest}{answers}"));
+        self.line(&format!("{head} | validation loss {val_loss:.4}{lowest}{objective}{answers}"));
         self.record(metrics)
     }
 

@@ -7,19 +7,26 @@ use crate::metrics::print_line;
 use crate::process::output::ProgressLine;
 use kiln_config::{BadLines, DataSection};
 use kiln_data::{
-    self as data, DataError, DataInfo, PrepareOptions, Progress, Stream, TokenizerSource, Verified,
+    self as data, DataError, DataInfo, PrepareOptions, Progress, SourceInfo, Sources, Stream,
+    TokenizerSource, Verified,
 };
 use kiln_sys::words::number_of;
 
-/// Opens the data of `section`; first prepares missing data from `data.text`, unless `stop` becomes true.
+/// Opens the data of `section`; first prepares missing data from `data.text`, unless `stop` becomes true, or describes
+/// those of `data.source`, one of `sources`.
 ///
 /// A resumed run passes its tokens' SHA-256 as `trained_on`: for the same tokens, changed text only causes a warning.
 pub fn open(
     section: &DataSection,
     seed: u64,
+    sources: &Sources,
     trained_on: Option<&str>,
     stop: &AtomicBool,
 ) -> Result<DataInfo, DataError> {
+    if let Some(name) = &section.source {
+        let source = SourceInfo { name: name.clone(), extra: section.extra.clone(), seed };
+        return sources.prepare(&section.path, &source, section.seq_len);
+    }
     if section.text.is_empty() {
         return DataInfo::load(&section.path);
     }

@@ -5,9 +5,11 @@ use kiln_model::layers::{Layer, LayerError, LayerInit, TokenLoss};
 use kiln_shard::Optimizer;
 
 use crate::logged::{LoggedStep, MetricResult, Metrics};
+use crate::losses::{LossInit, Losses};
+use crate::objective::Objective;
 use kiln_config::ConfigError;
-use kiln_config::losses::{LossInit, Losses};
 use kiln_config::optimizers::{OptimizerInit, Optimizers};
+use kiln_data::{DataInit, DataSource, SourceError, Sources};
 
 /// The parts available to every command of a program: the built-in parts, and those that the program adds.
 ///
@@ -20,6 +22,7 @@ use kiln_config::optimizers::{OptimizerInit, Optimizers};
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     layers: Layers,
+    sources: Sources,
     losses: Losses,
     metrics: Metrics,
     optimizers: Optimizers,
@@ -92,6 +95,33 @@ impl Registry {
         Registry { losses: self.losses.with(name, make), ..self }
     }
 
+    /// Adds an objective, for `loss.kind = name`: a training loss that runs the model itself. Evaluations report it
+    /// next to the cross-entropy, as `val_objective`.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or already taken by another loss.
+    pub fn objective<O: Objective + 'static>(
+        self,
+        name: &str,
+        make: impl Fn(LossInit) -> Result<O, ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { losses: self.losses.with_objective(name, make), ..self }
+    }
+
+    /// Adds a source of samples, for `data.source = name`.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or already taken by another source.
+    pub fn data<S: DataSource + 'static>(
+        self,
+        name: &str,
+        make: impl Fn(DataInit) -> Result<S, SourceError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { sources: self.sources.with(name, make), ..self }
+    }
+
     /// Adds an optimizer, for `optim.kind = name`: a [`Rule`](kiln_shard::Rule) or an [`Optimizer`].
     ///
     /// # Panics
@@ -108,6 +138,11 @@ impl Registry {
     /// Returns the available optimizers.
     pub fn optimizers(&self) -> &Optimizers {
         &self.optimizers
+    }
+
+    /// Returns the sources of samples that the program adds.
+    pub fn sources(&self) -> &Sources {
+        &self.sources
     }
 
     /// Returns the available training losses besides the cross-entropy.

@@ -12,6 +12,8 @@ use kiln::checkpoint::{
 };
 use kiln::config::{self, Config};
 use kiln::device::{ResolvedDevice, threads_per_rank};
+use kiln::losses::Loss;
+use kiln::passes::RunLoss;
 use kiln::run::TrainError;
 use kiln::sharded::ShardedDecoder;
 use kiln::weights::AllowMissing;
@@ -200,7 +202,8 @@ impl Bench<'_> {
 
     /// Runs a step on made-up tokens; returns the seconds of its update.
     fn step(&self, number: u64) -> Result<f64, TrainError> {
-        Ok(step(self.config, self.model, self.device, None, number)?.update.as_secs_f64())
+        let loss = RunLoss::from(Loss::CrossEntropy);
+        Ok(step(self.config, self.model, self.device, &loss, number)?.update.as_secs_f64())
     }
 
     fn context(&self, step: u64) -> SaveContext {

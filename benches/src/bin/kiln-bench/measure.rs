@@ -9,7 +9,9 @@ use kiln::bench::step;
 use kiln::config::Backend;
 use kiln::config::Config;
 use kiln::device::threads_per_rank;
+use kiln::losses::Loss;
 use kiln::optimizers::Optimizers;
+use kiln::passes::RunLoss;
 use kiln::run::{TrainError, lay_out_memory};
 use kiln::sharded::ShardedDecoder;
 use kiln_collectives::Communicator;
@@ -97,9 +99,10 @@ pub fn measure(
         let sharded = ShardedDecoder::new(decoder, builder)?;
         let parameters = sharded.engine().layout().num_parameters();
         let mut own = Measured { parameters, flops_per_token, ..Measured::default() };
+        let loss = RunLoss::from(Loss::CrossEntropy);
         for index in 0..count.warmup.max(1) + count.timed {
             let start = Instant::now();
-            let times = step(config, &sharded, device, None, 1 + index as u64)?;
+            let times = step(config, &sharded, device, &loss, 1 + index as u64)?;
             let waits = Instant::now();
             sync(device)?;
             if index >= count.warmup.max(1) {

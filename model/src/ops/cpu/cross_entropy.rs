@@ -13,23 +13,25 @@ use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::{Real, Scalar, exp_sum, max};
 use super::uninit::zeros;
 use super::values::{MatrixValues, Values, in_float, int_values, new_tensor};
-use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions, logit_rows};
+use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions, Targets, logit_rows};
 
 impl CrossEntropyKernels for Flex {
     fn cross_entropy_forward(
         hidden: &FlexTensor,
         weight: &FlexTensor,
         layout: HeadLayout,
-        targets: &FlexTensor,
+        targets: Targets<'_, Self>,
         scale: f64,
         options: LogitOptions,
         wanted: [bool; 2],
     ) -> (FlexTensor, [Option<FlexTensor>; 2]) {
+        let Targets { ids: targets, weights: row_weights } = targets;
         let [rows, d_model, vocab] = layout.sizes(hidden, weight, targets);
         let targets = int_values(targets);
         if let Some(target) = targets.iter().find(|&&target| target >= vocab as i64) {
             panic!("cross entropy: target {target} is outside a vocabulary of {vocab}");
         }
+        let row_weights = row_weights.map(Values::<f32>::of);
         with_products!(bf16_gemm_for([hidden, weight]), hidden.dtype(), products, S => {
             let (hidden, weight_values) = (Values::<S>::of(hidden), MatrixValues::<S>::of(weight));
             let columns = match layout {
@@ -43,6 +45,7 @@ impl CrossEntropyKernels for Flex {
                 transposed: wanted[0].then(|| products.right(columns.t(), Threads::Pool)),
                 layout,
                 targets: &targets,
+                row_weights: row_weights.as_deref(),
                 scale: <S as Scalar>::Real::from_f64(scale),
                 options,
                 shape: [rows, d_model, vocab],
@@ -80,6 +83,7 @@ struct Head<'a, S: Scalar, P: Products<S, S::Real>> {
     transposed: Option<P::Right<'a>>,
     layout: HeadLayout,
     targets: &'a [i64],
+    row_weights: Option<&'a [f32]>,
     scale: S::Real,
     options: LogitOptions,
     /// `[rows, d_model, vocab]`.
@@ -103,7 +107,9 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
 
             let targets = &self.targets[block.clone()];
             let rows = logits.chunks_mut(vocab).zip(targets);
-            let (losses, factors): (Vec<f64>, Vec<S::Real>) = if self.options == LogitOptions::default() {
+            let (mut losses, mut factors): (Vec<f64>, Vec<S::Real>) = if self.options
+                == LogitOptions::default()
+            {
                 let losses = map_items(rows, |(logits, &target)| {
                     simd(
                         #[inline(always)]
@@ -119,9 +125,19 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
                     )
                 });
                 let (losses, factors): (Vec<RowLoss>, _) = losses.into_iter().unzip();
-                z_sum += losses.iter().map(|loss| loss.z_loss).sum::<f64>();
+                let weight =
+                    |row: usize| self.row_weights.map_or(1.0, |all| f64::from(all[block.start + row]));
+                z_sum += losses.iter().enumerate().map(|(row, loss)| loss.z_loss * weight(row)).sum::<f64>();
                 (losses.iter().map(|loss| loss.cross_entropy).collect(), factors)
             };
+            if let Some(weights) = self.row_weights {
+                for ((loss, factor), &weight) in
+                    losses.iter_mut().zip(&mut factors).zip(&weights[block.clone()])
+                {
+                    *loss *= f64::from(weight);
+                    *factor *= <S as Scalar>::Real::from_f64(f64::from(weight));
+                }
+            }
             sum += losses.iter().sum::<f64>();
 
             // The factor per row is applied to the hidden values and their gradients, which are narrower.

@@ -10,18 +10,19 @@ use cubecl::prelude::*;
 use super::matmul::{Output, matmul, transposed};
 use super::sums::{Reduction, cube_reduce, zeros};
 use super::{UNITS, WIDEST, contiguous, cubes, cubes_for, elem, empty, len_of, rows_at, vector_size};
-use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions, logit_rows};
+use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions, Targets, logit_rows};
 
 impl CrossEntropyKernels for CubeBackend {
     fn cross_entropy_forward(
         hidden: &CubeTensor,
         weight: &CubeTensor,
         layout: HeadLayout,
-        targets: &CubeTensor,
+        targets: Targets<'_, Self>,
         scale: f64,
         options: LogitOptions,
         wanted: [bool; 2],
     ) -> (CubeTensor, [Option<CubeTensor>; 2]) {
+        let Targets { ids: targets, weights: row_weights } = targets;
         let [rows, d_model, vocab] = layout.sizes(hidden, weight, targets);
         let (hidden, targets) = (contiguous(hidden), into_contiguous(targets.clone()));
         let LogitOptions { softcap, z_loss } = options;
@@ -34,6 +35,7 @@ impl CrossEntropyKernels for CubeBackend {
             HeadLayout::VocabRows => transposed(weight),
             HeadLayout::VocabColumns => weight.clone(),
         };
+        let row_weights = row_weights.map(contiguous);
         let block_rows = logit_rows(vocab, false);
         let derive = wanted.contains(&true);
         for start in (0..rows).step_by(block_rows) {
@@ -60,6 +62,18 @@ impl CrossEntropyKernels for CubeBackend {
                 }
             }
             drop(logits);
+            if let Some(weights) = &row_weights {
+                let weights = rows_at(weights, start, count);
+                let width = if derive { vocab / vector } else { 0 };
+                // SAFETY: cubes beyond the last row do nothing, and units stay within a row of each tensor.
+                unsafe {
+                    launch! {
+                        weigh_rows_kernel, cubes(&weights.client, count, UNITS), [weights], vector;
+                        weights / 1, block_losses / 1, dlogits / vector;
+                        width, z_loss.is_some(), [elem(&dlogits)]
+                    }
+                }
+            }
             let scale = scale as f32;
             if let Some(dhidden) = &dhidden {
                 let output = Output::Overwrite(rows_at(dhidden, start, count));
@@ -218,6 +232,37 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
             dlogits[start + i] = Vector::cast_from(gradient);
             i += UNITS;
         }
+    }
+}
+
+/// Multiplies the losses and the gradients of each row by the row's weight.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn weigh_rows_kernel<D: Float, N: Size>(
+    weights: &[f32],
+    losses: &mut [f32],
+    dlogits: &mut [Vector<D, N>],
+    width: usize,
+    #[comptime] has_z: bool,
+    #[define(D)] _dtypes: [ElemType; 1],
+) {
+    let row = CUBE_POS;
+    if row >= weights.len() {
+        terminate!();
+    }
+    let weight = weights[row];
+    if UNIT_POS == 0 {
+        let per_row = comptime!(if has_z { 2usize } else { 1usize });
+        losses[row * per_row] *= weight;
+        if comptime!(has_z) {
+            losses[row * per_row + 1] *= weight;
+        }
+    }
+    let factor = Vector::<f32, N>::new(weight);
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let place = row * width + i;
+        dlogits[place] = Vector::cast_from(Vector::<f32, N>::cast_from(dlogits[place]) * factor);
+        i += UNITS;
     }
 }
 

@@ -14,6 +14,7 @@ use kiln_model::{Decoder, Layers};
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
 
+use kiln_data::Sources;
 use kiln_train::error::{Result, TrainError};
 use kiln_train::eval::{
     EvalError, Pair, TokenPair, Validation, ValidationOptions, answer_losses, check_tokens, logits,
@@ -22,6 +23,7 @@ use kiln_train::eval::{
 use kiln_train::kernels;
 use kiln_train::launch;
 use kiln_train::process::output::{ProgressLine, print_line};
+use kiln_train::registry::Registry;
 use kiln_train::world;
 
 use kiln_checkpoint::source::ModelSource;
@@ -112,7 +114,7 @@ fn parse_token(text: &str) -> Result<u32, String> {
 
 impl EvalArgs {
     /// Evaluates as one rank, or launches the ranks of this node. Rank 0 prints the result. Returns the exit code.
-    pub(crate) fn run(self, layers: &Layers) -> Result<u8> {
+    pub(crate) fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
@@ -120,8 +122,8 @@ impl EvalArgs {
         };
         memory::use_huge_pages();
         let report = match &place {
-            None => self.run_as_threads(layers)?,
-            Some(place) => self.run_as_process(place, layers)?,
+            None => self.run_as_threads(registry)?,
+            Some(place) => self.run_as_process(place, registry)?,
         };
         if place.is_none_or(|place| place.rank == 0) {
             print_line(&if self.json { report.to_json() } else { report.to_string() });
@@ -129,7 +131,7 @@ impl EvalArgs {
         Ok(0)
     }
 
-    fn run_as_threads(&self, layers: &Layers) -> Result<Report> {
+    fn run_as_threads(&self, registry: &Registry) -> Result<Report> {
         let ranks = self.ranks.map_or(1, NonZero::get);
         if let Some(problem) = config::thread_ranks("--ranks", ranks) {
             return Err(TrainError::usage(problem));
@@ -137,7 +139,7 @@ impl EvalArgs {
         if !self.strategy.is_hybrid() || self.shard_size.is_some() {
             self.check_mesh(ranks)?;
         }
-        let work = Work::new(self, layers)?;
+        let work = Work::new(self, registry)?;
         let threads = device::threads_per_rank(&DeviceSection::default(), ranks);
         let selected = work.select(&self.device, ranks, None)?;
         selected.warn_of_idle_gpus();
@@ -148,7 +150,7 @@ impl EvalArgs {
     }
 
     /// Runs as one rank of several processes. Each reads its own arguments and files, which must agree.
-    fn run_as_process(&self, place: &RankEnv, layers: &Layers) -> Result<Report> {
+    fn run_as_process(&self, place: &RankEnv, registry: &Registry) -> Result<Report> {
         let ranks = world::size_of(place, self.ranks.map(NonZero::get))?;
         if self.shard_size.is_some() {
             self.check_mesh(ranks)?;
@@ -163,7 +165,7 @@ impl EvalArgs {
         let sharing = device::ranks_sharing_cores(place);
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);
         Ok(run_rank(met.communicator(), threads, |world| {
-            let work = Work::new(self, layers)?;
+            let work = Work::new(self, registry)?;
             // Arguments that may differ from rank to rank are not compared.
             let told = EvalArgs { place: place::Flags::default(), ranks: None, ..self.clone() };
             let folder = work.source.folder();
@@ -204,9 +206,10 @@ enum Task {
 }
 
 impl Work {
-    fn new(args: &EvalArgs, layers: &Layers) -> Result<Self> {
+    fn new(args: &EvalArgs, registry: &Registry) -> Result<Self> {
+        let layers = registry.layers();
         let source = ModelSource::open_with(&args.checkpoint, layers)?;
-        let task = Task::new(args, &source)?;
+        let task = Task::new(args, &source, registry.sources())?;
         Ok(Work {
             layers: layers.clone(),
             source,
@@ -269,7 +272,7 @@ impl Work {
 
 impl Task {
     /// Returns the task that the arguments request; the parser ensures that they request exactly one.
-    fn new(args: &EvalArgs, source: &ModelSource) -> Result<Self> {
+    fn new(args: &EvalArgs, source: &ModelSource, sources: &Sources) -> Result<Self> {
         if let (Some(prompt), Some(answer)) = (&args.prompt, &args.answer) {
             let pair = Pair { prompt: prompt.clone(), answer: answer.clone() };
             let tokenizer = source.load_tokenizer()?.reading_special_tokens(!args.plain_text);
@@ -293,7 +296,7 @@ impl Task {
             samples: args.samples.map_or(0, NonZero::get) as u64,
             rows: args.rows.map_or(ROWS, NonZero::get),
         };
-        let validation = Validation::open(source, args.data.as_deref(), options)?;
+        let validation = Validation::open(source, args.data.as_deref(), sources, options)?;
         Ok(Task::Validation(Box::new(validation)))
     }
 }

@@ -87,6 +87,7 @@ mod own_layer;
 mod own_loop;
 mod own_loss;
 mod own_metric;
+mod own_objective;
 mod own_optimizer;
 mod own_tokenizer;
 mod own_trainer;

@@ -10,7 +10,6 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use kiln_model::layers::TokenLoss;
 use kiln_model::{Context, Key, ModelConfig};
 use kiln_shard::Outcome;
 
@@ -19,7 +18,7 @@ use kiln_config::Config;
 use kiln_config::device::ResolvedDevice;
 use kiln_train::error::{Result, TrainError};
 use kiln_train::kernels;
-use kiln_train::run::{MicroBatch, forward_backward, micro_batches};
+use kiln_train::passes::{MicroBatch, RunLoss, forward_backward, micro_batches, tokens_of_step};
 
 pub use network::NetworkArgs;
 pub use rounds::{StrategyRow, prepare};
@@ -87,12 +86,12 @@ pub struct StepTimes {
 }
 
 /// Trains `model` for one step of `config` on made-up tokens. Fails as [`forward_backward`] does. Collective.
-/// `loss` replaces the cross-entropy. Step `number` has the same tokens on every machine.
+/// Step `number` has the same tokens on every machine.
 pub fn step(
     config: &Config,
     model: &ShardedDecoder,
     device: &Device,
-    loss: Option<&TokenLoss>,
+    loss: &RunLoss,
     number: u64,
 ) -> Result<StepTimes> {
     step_with_outcome(config, model, device, loss, number).map(|(times, _)| times)
@@ -102,14 +101,14 @@ pub(crate) fn step_with_outcome(
     config: &Config,
     model: &ShardedDecoder,
     device: &Device,
-    loss: Option<&TokenLoss>,
+    loss: &RunLoss,
     number: u64,
 ) -> Result<(StepTimes, Outcome)> {
     let start = Instant::now();
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
     let key = Key::new(number);
-    let context = Context::evaluation().with_token_loss(loss.cloned());
+    let context = Context::evaluation();
     let micro_batches = micro_batches(config, ranks);
     let (first, tokens) = (rank * micro_batches, config.micro_batch() * config.data.seq_len);
     let vocabulary = engine.layout().groups[0].parameters[0].shape[0] as u64;
@@ -117,8 +116,9 @@ pub(crate) fn step_with_outcome(
     for index in 0..micro_batches {
         let key = key.fork_index((first + index) as u64);
         let ids = |first: u64| key.ids(first, tokens, vocabulary);
-        let batch = MicroBatch { inputs: ids(0), targets: ids(1), context: context.clone() };
-        forward_backward(model, config, device, batch, index + 1 == micro_batches)?;
+        let batch = MicroBatch { inputs: ids(0), targets: ids(1), weights: None, context: context.clone() };
+        let last = index + 1 == micro_batches;
+        forward_backward(model, loss, config, device, batch, tokens_of_step(config), last)?;
     }
     let backward_ended = Instant::now();
     engine.set_activity("optimizer");

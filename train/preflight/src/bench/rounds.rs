@@ -16,6 +16,7 @@ use kiln_config::device::{self, ResolvedDevice};
 use kiln_launch::place::RankEnv;
 use kiln_train::error::Result;
 use kiln_train::kernels;
+use kiln_train::passes::RunLoss;
 use kiln_train::process::output::ProgressLine;
 use kiln_train::registry::Registry;
 use kiln_train::run::{self, RunOptions};
@@ -136,13 +137,14 @@ impl Rounds<'_> {
                 .optimizer(optimizer.clone())
                 .freeze(config.frozen());
             let model = ShardedDecoder::new(decoder, builder)?;
-            step(config, &model, &device, loss.as_ref(), 1)?;
+            let loss = RunLoss::load(loss.clone(), registry.layers(), config, &world, &device)?;
+            step(config, &model, &device, &loss, 1)?;
             world.recorder().reset_totals();
             let waited = world.recorder().total_waited();
             settle(&device)?;
             let start = Instant::now();
             for index in 0..steps {
-                step(config, &model, &device, loss.as_ref(), 2 + index as u64)?;
+                step(config, &model, &device, &loss, 2 + index as u64)?;
             }
             settle(&device)?;
             let (elapsed, waited) = (start.elapsed(), world.recorder().total_waited() - waited);

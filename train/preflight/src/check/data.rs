@@ -5,17 +5,21 @@ use std::sync::atomic::AtomicBool;
 use crate::findings::{Findings, Stage};
 use kiln_checkpoint::Checkpoint;
 use kiln_config::Config;
-use kiln_data::{self as data, BatchSource, DataError, DataInfo, Split, TokenFile, Tokenizer};
+use kiln_data::{self as data, BatchSource, DataError, DataInfo, Samples, Sources, Split, Tokenizer};
 use kiln_sys::words::number_of;
 use kiln_train::error::{Result, TrainError};
 use kiln_train::eval::Pair;
 use kiln_train::prepared;
 use kiln_train::process;
+use kiln_train::registry::Registry;
 use kiln_train::run::prompts;
 
 const DATA: Stage = Stage::Data;
 
 const READ: u64 = 2048;
+
+/// Number of samples to read from a source whose samples the program makes.
+const MADE: u64 = 32;
 
 const SHOWN: usize = 24;
 
@@ -26,14 +30,20 @@ pub(super) enum Found {
     Unusable(Option<usize>),
 }
 
-pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, findings: &mut Findings) -> Found {
+pub(super) fn examine(
+    config: &Config,
+    registry: &Registry,
+    resume: Option<&Checkpoint>,
+    findings: &mut Findings,
+) -> Found {
     let section = &config.data;
     if !section.text.is_empty() && !section.path.join("data.json").exists() {
         return inputs(config, findings);
     }
     let trained_on = resume.and_then(|from| from.state().data_sha256.as_deref());
     // The data is prepared already, so this call does not prepare any.
-    let open = || prepared::open(section, config.train.seed, trained_on, &AtomicBool::new(false));
+    let sources = registry.sources();
+    let open = || prepared::open(section, config.train.seed, sources, trained_on, &AtomicBool::new(false));
     let opened = process::in_pool(open).map_err(TrainError::threads("threads that check the data"));
     let opened = opened.and_then(|opened| Ok(opened?));
     let Some(info) = findings.take(DATA, "data", opened) else {
@@ -42,7 +52,7 @@ pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, findings: &m
     let tokenizer = tokenizer(config, &info, findings);
     for (split, what) in [(Split::Train, "training"), (Split::Validation, "validation")] {
         let checked =
-            check_split(config, split, tokenizer.as_ref().map(|(_, tokenizer)| tokenizer), findings);
+            check_split(config, sources, split, tokenizer.as_ref().map(|(_, tokenizer)| tokenizer), findings);
         findings.take(DATA, what, checked);
     }
     if let Some(pairs) = pairs(config, findings)
@@ -117,27 +127,35 @@ fn tokenizer(config: &Config, info: &DataInfo, findings: &mut Findings) -> Optio
 
 fn check_split(
     config: &Config,
+    sources: &Sources,
     split: Split,
     tokenizer: Option<&Tokenizer>,
     findings: &mut Findings,
 ) -> Result<()> {
     let (section, is_train) = (&config.data, split == Split::Train);
     let what = if is_train { "training" } else { "validation" };
-    let file = TokenFile::open(&section.path, split, section.seq_len)?;
+    let file = Samples::open(&section.path, split, section.seq_len, sources)?;
     file.check()?;
-    let (samples, tokens) = (file.num_samples(), file.info().split(split).tokens);
-    let mut text = format!("{tokens} tokens, {}", number_of(samples, "sequence"));
-    if is_train {
+    let endless = u64::MAX;
+    let samples = file.num_samples().unwrap_or(endless);
+    let mut text = match &file {
+        Samples::File(file) => {
+            format!("{} tokens, {}", file.info().split(split).tokens, number_of(samples, "sequence"))
+        }
+        Samples::Own(_) if samples == endless => "sequences without end".to_owned(),
+        Samples::Own(_) => number_of(samples, "sequence"),
+    };
+    if is_train && samples != endless {
         let taken = config.train.steps.saturating_mul(config.train.global_batch as u64);
         text += &format!("; the run takes {taken}, which is {:.2} epochs", taken as f64 / samples as f64);
     }
     let source = BatchSource::new(file, is_train && section.shuffle, config.train.seed)?;
-    let read = samples.min(READ);
+    let read = samples.min(if matches!(source.samples(), Samples::File(_)) { READ } else { MADE });
     let known = tokenizer.map_or(usize::MAX, Tokenizer::vocab_size);
     for index in 0..read {
         let sample = ((index + 1) as u128 * u128::from(samples) / u128::from(read)) as u64 - 1;
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
-        source.file().read_sample(sample, &mut inputs, &mut targets)?;
+        source.samples().read(sample, &mut inputs, &mut targets)?;
         let unknown =
             inputs.iter().chain(&targets).find(|id| usize::try_from(**id).is_ok_and(|id| id >= known));
         if let Some(id) = unknown {

@@ -139,7 +139,7 @@ impl CheckArgs {
             setup => return (setup, None),
         };
         let sources = Sources::open(&setup, findings);
-        let data = data::examine(&setup.config, sources.resume.as_ref(), findings);
+        let data = data::examine(&setup.config, &setup.options.registry, sources.resume.as_ref(), findings);
         if !needs_model {
             return (Some(setup), None);
         }

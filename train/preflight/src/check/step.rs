@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use kiln_collectives::{Communicator, Label, Phase};
-use kiln_model::layers::TokenLoss;
 use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{EngineBuilder, Optimizer, Outcome, ShardError};
 
@@ -22,6 +21,8 @@ use kiln_checkpoint::{Checkpoint, CheckpointState, SaveContext, SaveOptions, Sav
 use kiln_config::device::{self, ResolvedDevice};
 use kiln_config::{Config, ConfigError, ModelSection};
 use kiln_train::error::{Result, TrainError};
+use kiln_train::losses::Loss;
+use kiln_train::passes::RunLoss;
 use kiln_train::registry::Registry;
 use kiln_train::run::CHECK_PREFIX;
 use kiln_train::world;
@@ -39,7 +40,7 @@ pub(super) struct Shrunk {
     config: Config,
     model: ModelConfig,
     optimizer: Optimizer,
-    loss: Option<TokenLoss>,
+    loss: Loss,
     registry: Registry,
     device: Device,
     narrow: bool,
@@ -79,9 +80,13 @@ impl Shrunk {
         Ok(ShardedDecoder::new(decoder, builder)?)
     }
 
-    fn step_of(&self, model: &ShardedDecoder, number: u64) -> Result<Outcome> {
-        let Shrunk { config, device, loss, .. } = self;
-        let (_, outcome) = bench::step_with_outcome(config, model, device, loss.as_ref(), number)?;
+    fn load_loss(&self, world: &Arc<dyn Communicator>) -> Result<RunLoss> {
+        RunLoss::load(self.loss.clone(), self.registry.layers(), &self.config, world, &self.device)
+    }
+
+    fn step_of(&self, model: &ShardedDecoder, loss: &RunLoss, number: u64) -> Result<Outcome> {
+        let Shrunk { config, device, .. } = self;
+        let (_, outcome) = bench::step_with_outcome(config, model, device, loss, number)?;
         let problem = |what| TrainError::Crash(format!("the shrunk step {what}"));
         // Loss scaling for f16 may start with a scale at which gradients overflow.
         match outcome.applied || outcome.overflowed {
@@ -96,9 +101,10 @@ impl Shrunk {
     }
 
     pub(super) fn step(&self, world: Arc<dyn Communicator>) -> Result<String> {
+        let objective = self.load_loss(&world)?;
         let model = self.build(world, false)?;
         let start = Instant::now();
-        let Outcome { loss, grad_norm, .. } = self.step_of(&model, 1)?;
+        let Outcome { loss, grad_norm, .. } = self.step_of(&model, &objective, 1)?;
         let seconds = start.elapsed().as_secs_f64();
         let Config { train, data, .. } = &self.config;
         let of = if self.narrow { "two narrow blocks with its layers" } else { "this model" };
@@ -128,7 +134,8 @@ impl Shrunk {
     fn save_in(&self, world: &Arc<dyn Communicator>, folder: PathBuf) -> Result<String> {
         let config = &self.config;
         let model = self.build(world.clone(), false)?;
-        let first = self.step_of(&model, 1)?;
+        let loss = self.load_loss(world)?;
+        let first = self.step_of(&model, &loss, 1)?;
         let state = CheckpointState {
             step: 1,
             skipped: u64::from(!first.applied),
@@ -157,7 +164,7 @@ impl Shrunk {
         let loaded = start.elapsed();
         let mut is_compared = true;
         for (number, after) in COMPARED.into_iter().zip(["step", "second step"]) {
-            let (here, there) = (self.step_of(&model, number)?, self.step_of(&again, number)?);
+            let (here, there) = (self.step_of(&model, &loss, number)?, self.step_of(&again, &loss, number)?);
             // A gradient that overflows has no finite norm to compare.
             is_compared &= !(here.overflowed && there.overflowed);
             let [here, there] = [here, there].map(|outcome| [outcome.loss, outcome.grad_norm]);

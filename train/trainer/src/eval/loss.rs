@@ -10,7 +10,7 @@ use crate::error::Result;
 use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_checkpoint::source::ModelSource;
 use kiln_config as config;
-use kiln_data::{self as data, BatchSource, DataInfo, Split, SplitInfo, TokenFile};
+use kiln_data::{self as data, BatchSource, DataInfo, Samples, Sources, Split, SplitInfo};
 use kiln_sys::files::{self, MAX_WHOLE};
 
 /// The part of the validation data to read, and how to read it.
@@ -44,12 +44,18 @@ pub struct ValidationLoss {
 }
 
 impl Validation {
-    /// Opens the validation split of `data`, or of the data that the model was trained on.
+    /// Opens the validation split of `data`, or of the data that the model was trained on. `sources` has the sources of
+    /// samples that the program adds.
     ///
     /// # Errors
     ///
     /// If the data are missing, too short or changed, have a different tokenizer, or if a sequence exceeds the context.
-    pub fn open(model: &ModelSource, data: Option<&Path>, options: ValidationOptions) -> Result<Self> {
+    pub fn open(
+        model: &ModelSource,
+        data: Option<&Path>,
+        sources: &Sources,
+        options: ValidationOptions,
+    ) -> Result<Self> {
         let context = model.context_length();
         if let Some(seq_len) = options.seq_len.filter(|seq_len| *seq_len > context) {
             return Err(EvalError::TooLong { what: "--seq-len", tokens: seq_len, context }.into());
@@ -61,8 +67,12 @@ impl Validation {
             Some(data) => data.to_owned(),
             None => data_of(model)?,
         };
-        let tokens = DataInfo::load(&data)?.validation.tokens;
+        let info = DataInfo::load(&data)?;
+        let tokens = info.validation.tokens;
+        // A program makes samples of any length.
+        let is_made = info.source.is_some();
         let most = usize::try_from(tokens.saturating_sub(1)).unwrap_or(usize::MAX);
+        let most = if is_made { usize::MAX } else { most };
         let seq_len = match options.seq_len {
             Some(seq_len) if seq_len > most => {
                 return Err(EvalError::TooFewTokens { data, tokens, seq_len }.into());
@@ -70,8 +80,8 @@ impl Validation {
             Some(seq_len) => seq_len,
             None => model.seq_len().min(most).max(1),
         };
-        let file = TokenFile::open(&data, Split::Validation, seq_len)?;
-        let (tokens, known) = (file.info().vocab_size, model.model().vocab_size);
+        let file = Samples::open(&data, Split::Validation, seq_len, sources)?;
+        let (tokens, known) = (info.vocab_size, model.model().vocab_size);
         if tokens > known {
             return Err(EvalError::OtherVocabulary { data, tokens, known }.into());
         }
@@ -90,7 +100,7 @@ impl Validation {
     ) -> Result<ValidationLoss> {
         let ValidationOptions { samples, rows, .. } = self.options;
         let (loss, tokens) = evaluate(model, device, &self.source, samples, rows, progress)?;
-        Ok(ValidationLoss { loss, tokens, seq_len: self.source.file().seq_len() })
+        Ok(ValidationLoss { loss, tokens, seq_len: self.source.seq_len() })
     }
 }
 

@@ -18,12 +18,12 @@ pub mod prompts;
 mod recorded;
 mod requirements;
 mod startup;
-mod step;
 mod train;
 mod trainer;
 
 pub use crate::error::{FolderError, MAX_SKIPPED, MemoryError, PositionKey, TrainError};
 pub use crate::eval::evaluate;
+pub use crate::passes::{MicroBatch, RunLoss, forward_backward, micro_batches, tokens_of_step};
 pub use events::{FAILURE, last_event};
 pub use folder::{
     CHECK_PREFIX, HASHES_FILE, Progress, Standing, Waiting, find as find_folder, is_foreign, metrics_of_run,
@@ -37,7 +37,6 @@ pub use options::{Resume, RunFolder, RunOptions, Summary};
 pub use plan::Plan;
 pub use recorded::RecordedStep;
 pub use requirements::{check_parts, check_position, check_source, model_of_run, open_source, resolve_model};
-pub use step::{MicroBatch, forward_backward, micro_batches};
 pub use train::with_ranks;
 pub use train::{LoopResult, Program, train, train_joined, train_with};
 pub use trainer::Trainer;

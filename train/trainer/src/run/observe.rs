@@ -14,9 +14,9 @@ use kiln_model::ops::{Probe, Seen};
 use kiln_shard::Engine;
 use serde::{Deserialize, Serialize};
 
-use super::step::MicroBatch;
 use crate::error::{Result, TrainError};
 use crate::metrics::StepMetrics;
+use crate::passes::MicroBatch;
 
 /// The part of a step in which a tensor is seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

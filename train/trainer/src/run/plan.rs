@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kiln_model::layers::TokenLoss;
 use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{Accumulate, Optimizer, Recompute};
 use serde::{Deserialize, Serialize};
@@ -19,6 +18,7 @@ use super::startup::StartTimes;
 use super::{RunOptions, memory, prompts};
 use crate::error::{Result, TrainError};
 use crate::eval::TokenPair;
+use crate::losses::Loss;
 use crate::metrics::print_line;
 use crate::prepared;
 use crate::process;
@@ -29,7 +29,7 @@ use kiln_checkpoint::{self as checkpoint, Checkpoint, HeldFolder, Keep, SaveOpti
 use kiln_config::device::{self, Peak, ResolvedDevice};
 use kiln_config::schedule;
 use kiln_config::{self as config, Config, ModelSection, ShardSection};
-use kiln_data::{self as data, DataInfo, Split, TokenFile};
+use kiln_data::{self as data, DataInfo, Samples, Split};
 
 /// The plan of a run, which every rank has. The files of the initial weights stay open.
 pub struct Plan {
@@ -51,8 +51,8 @@ pub struct Plan {
     /// The parts that the decoder can be built from, and the logged metrics.
     pub registry: Registry,
     pub optimizer: Optimizer,
-    /// The loss to minimise; `None` for the cross-entropy.
-    pub loss: Option<TokenLoss>,
+    /// The loss to minimise.
+    pub loss: Loss,
     /// Weights that may be missing from checkpoints.
     pub allow_missing: AllowMissing,
     /// The tools that inspect this process; attached once the plan is made.
@@ -81,6 +81,8 @@ pub struct PlanMessage {
     pub peak: Option<Peak>,
     /// Compute threads of each rank.
     pub threads: usize,
+    /// How often the loss runs the model in a pass.
+    runs: usize,
 }
 
 /// A path in a message, as bytes, because file names need not be UTF-8.
@@ -174,6 +176,7 @@ pub(super) fn make(
         answers,
         peak,
         threads,
+        runs: loss.runs(),
     };
     let (out, claim, device) = (found.out, Some(claim), device.clone());
     Ok(Plan {
@@ -245,7 +248,7 @@ struct Draft {
     answers: Vec<TokenPair>,
     model: ModelConfig,
     optimizer: Optimizer,
-    loss: Option<TokenLoss>,
+    loss: Loss,
     accumulate: Accumulate,
     recompute: Recompute,
     warnings: Vec<String>,
@@ -292,7 +295,8 @@ impl Draft {
             return Err(full.and_then(Result::err).unwrap_or(least));
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
-        let open = || prepared::open(&config.data, config.train.seed, trained_on, &options.stop);
+        let sources = options.registry.sources();
+        let open = || prepared::open(&config.data, config.train.seed, sources, trained_on, &options.stop);
         let data = start.time("data", || process::in_pool(open));
         let data = data.map_err(TrainError::threads("threads that open or prepare the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
@@ -303,7 +307,7 @@ impl Draft {
         check_parts(config, &decoder)?;
         check_source(resume.as_ref(), source.as_ref(), &model, &optimizer, options)?;
         for split in [Split::Train, Split::Validation] {
-            TokenFile::open(&config.data.path, split, config.data.seq_len)?.check()?;
+            Samples::open(&config.data.path, split, config.data.seq_len, sources)?.check()?;
         }
         let changed = match &resume {
             Some(checkpoint) => check_position(checkpoint, config, &data, &tokenizer, options)?,
@@ -389,6 +393,13 @@ impl PlanMessage {
         let registry = options.registry.clone();
         let optimizer = registry.optimizers().make(&config.optim)?;
         let loss = registry.losses().make(&config.loss, model.vocab_size)?;
+        if loss.runs() != self.runs {
+            let (here, there) = (loss.runs(), self.runs);
+            let kind = &config.loss.kind;
+            return Err(unreadable(format!(
+                "loss.kind = \"{kind}\" runs the model {here} times here and {there} times on rank 0"
+            )));
+        }
         let (message, claim, device) = (self, None, device.clone());
         Ok(Plan {
             message,

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use kiln_data::{
-    BatchSource, DataError, DataInfo, Split, TokenFile, Tokenizer, read_tokenizer_of, tokenizer_of,
+    BatchSource, DataError, DataInfo, Samples, Sources, Split, TokenFile, Tokenizer, read_tokenizer_of,
+    tokenizer_of,
 };
 use kiln_sys::words::number_of;
 
@@ -32,18 +33,28 @@ pub(crate) struct ShowArgs {
 }
 
 impl ShowArgs {
-    pub(crate) fn run(self) -> Result<String, DataError> {
+    pub(crate) fn run(self, sources: &Sources) -> Result<String, DataError> {
         let info = DataInfo::load(&self.folder)?;
         let path = tokenizer_of(&self.folder)?;
         let tokenizer = Tokenizer::from_file(read_tokenizer_of(&self.folder)?, &path)?;
-        let open = |split| TokenFile::open(&self.folder, split, self.seq_len);
+        let open = |split| Samples::open(&self.folder, split, self.seq_len, sources);
         let (train, validation) = (open(Split::Train)?, open(Split::Validation)?);
         let mut text = summary(&self.folder, &info, &tokenizer)?;
-        text +=
-            &row("split", ["tokens", "text", "bytes per token", &format!("sequences of {}", self.seq_len)]);
-        text += &split_row("training", &train, Split::Train);
-        text += &split_row("validation", &validation, Split::Validation);
-        text += &lengths(&train)?;
+        match (&train, &validation) {
+            (Samples::File(train), Samples::File(validation)) => {
+                let sequences = format!("sequences of {}", self.seq_len);
+                text += &row("split", ["tokens", "text", "bytes per token", &sequences]);
+                text += &split_row("training", train, Split::Train);
+                text += &split_row("validation", validation, Split::Validation);
+                text += &lengths(train)?;
+            }
+            _ => {
+                let count =
+                    |samples: &Samples| samples.num_samples().map_or("endless".to_owned(), |n| n.to_string());
+                text += &format!("  training   {:>14} sequences\n", count(&train));
+                text += &format!("  validation {:>14} sequences\n", count(&validation));
+            }
+        }
         if info.unknown > 0 {
             let all = info.train.tokens + info.validation.tokens;
             text += &format!(
@@ -51,14 +62,18 @@ impl ShowArgs {
                 info.unknown
             );
         }
-        let samples = self.samples.min(usize::try_from(train.num_samples()).unwrap_or(usize::MAX));
+        let most = train.num_samples().and_then(|count| usize::try_from(count).ok());
+        let samples = self.samples.min(most.unwrap_or(usize::MAX));
         let source = BatchSource::new(train, true, self.seed)?;
         for index in 0..samples {
             let batch = source.fetch(index as u64, 1)?;
-            let place = source.order().sample_at(index as u64);
-            let _ = write!(text, "\nsequence {place} of {}:\n", source.order().num_samples());
+            let of = source.num_samples().map_or_else(String::new, |count| format!(" of {count}"));
+            let _ = write!(text, "\nsequence {}{of}:\n", source.sample_at(index as u64));
             text += &bordered(&tokenizer, &batch.inputs)?;
             text += "\n";
+            if let Some(weights) = &batch.weights {
+                text += &format!("targets: {}\n", counted(&tokenizer, &batch.targets, weights)?);
+            }
         }
         Ok(text.trim_end().to_owned())
     }
@@ -126,18 +141,38 @@ fn lengths(file: &TokenFile) -> Result<String, DataError> {
     })
 }
 
+/// Returns the targets that count, with their weights if they are not 1, and `_` for each masked one.
+fn counted(tokenizer: &Tokenizer, targets: &[i32], weights: &[f32]) -> Result<String, DataError> {
+    let mut text = String::from(BORDER);
+    for (id, weight) in targets.iter().zip(weights) {
+        match *weight {
+            0.0 => text.push('_'),
+            1.0 => text += &escaped(tokenizer, *id)?,
+            weight => text += &format!("{} ({weight})", escaped(tokenizer, *id)?),
+        }
+        text.push(BORDER);
+    }
+    Ok(text)
+}
+
 /// Returns the text of each token, between borders. Control characters are escaped as in Rust.
 fn bordered(tokenizer: &Tokenizer, ids: &[i32]) -> Result<String, DataError> {
     let mut text = String::from(BORDER);
     for id in ids {
-        for letter in tokenizer.decode(&[*id as u32])?.chars() {
-            match letter {
-                BORDER => text += "\\|",
-                letter if letter.is_control() => text.extend(letter.escape_default()),
-                letter => text.push(letter),
-            }
-        }
+        text += &escaped(tokenizer, *id)?;
         text.push(BORDER);
+    }
+    Ok(text)
+}
+
+fn escaped(tokenizer: &Tokenizer, id: i32) -> Result<String, DataError> {
+    let mut text = String::new();
+    for letter in tokenizer.decode(&[id as u32])?.chars() {
+        match letter {
+            BORDER => text += "\\|",
+            letter if letter.is_control() => text.extend(letter.escape_default()),
+            letter => text.push(letter),
+        }
     }
     Ok(text)
 }

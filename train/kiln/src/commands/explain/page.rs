@@ -201,7 +201,8 @@ fn data(error: &DataError) -> Option<Page> {
         | DataError::ValidationFraction { .. }
         | DataError::NoStartOfText
         | DataError::UnknownToken { .. }
-        | DataError::ZeroSequenceLength => Page::Configuration,
+        | DataError::ZeroSequenceLength
+        | DataError::Source { .. } => Page::Configuration,
         DataError::Missing { .. } | DataError::NoFolder { .. } | DataError::NotPrepared { .. } => {
             Page::DataMissing
         }

@@ -14,7 +14,7 @@ use super::state::Text;
 use super::state::Trainer;
 use crate::error::{Result, TrainError};
 use crate::eval::{answer_losses_while, mean_answer_loss};
-use crate::eval::{evaluate_while, passes_of};
+use crate::eval::{evaluate_while, objective_while, passes_of};
 use crate::metrics::{EvalMetrics, Reporter, print_line};
 use crate::process;
 use crate::run::events::EventKind;
@@ -150,7 +150,7 @@ impl Trainer<'_> {
     }
 
     fn evaluate_unless(&mut self, may_stop: bool) -> Result<Option<f64>> {
-        let Trainer { plan, model, device, data, stops, reporter, .. } = self;
+        let Trainer { plan, model, loss, device, data, stops, reporter, .. } = self;
         let (validation, pace) = (&data.validation, &mut stops.pace);
         model.engine().set_activity("evaluation");
         let (samples, rows) = (plan.config.eval.samples, plan.config.micro_batch());
@@ -158,6 +158,7 @@ impl Trainer<'_> {
         pace.begin(held());
         let (mut done, passes) = (0, passes_of(model.engine(), validation, samples, rows));
         let ranks = model.engine().world().world_size();
+        let passes = if loss.is_evaluated() { 2 * passes } else { passes };
         let passes = passes + plan.message.answers.len().div_ceil(ranks) as u64;
         let mut show = || {
             reporter.iter().for_each(|reporter| reporter.activity(&format!("evaluation {done}/{passes}")));
@@ -170,6 +171,13 @@ impl Trainer<'_> {
             Ok(!(stop && may_stop))
         };
         let evaluated = evaluate_while(model, device, validation, samples, rows, &mut go_on)?;
+        let objective = match evaluated {
+            Some(_) if loss.is_evaluated() => {
+                objective_while(model, loss, device, validation, samples, rows, &mut go_on)?.map(Some)
+            }
+            _ => Some(None),
+        };
+        let evaluated = evaluated.filter(|_| objective.is_some());
         let answers = match (&plan.message.answers[..], evaluated) {
             ([], _) | (_, None) => Some(None),
             (answers, _) => {
@@ -190,7 +198,9 @@ impl Trainer<'_> {
         self.progress.evaluated = Some((self.state.step, val_loss));
         // A run with nothing left to do reports its loss, but logs nothing.
         if let Some(reporter) = self.reporter.as_mut().filter(|_| self.progress.has_trained) {
-            let metrics = EvalMetrics { step: self.state.step, val_loss, val_tokens, answer_loss };
+            let val_objective = objective.flatten();
+            let metrics =
+                EvalMetrics { step: self.state.step, val_loss, val_tokens, val_objective, answer_loss };
             let path = metrics_of_run(&self.plan.out);
             reporter.evaluation(&metrics).map_err(TrainError::io("write", &path))?;
         }

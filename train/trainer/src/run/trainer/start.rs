@@ -33,21 +33,22 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
         "dtypes: master f32, compute {}, reduce {}, accumulate f32",
         policy.compute_dtype, policy.reduce_dtype
     ));
-    let samples = data.order().num_samples();
     let micro_batches = match passes {
         1 => "1 micro-batch".to_owned(),
         count => format!("{count} micro-batches"),
     };
     print_line(&format!(
-        "batch: {} x {} per step = {} x {} x {}; {} = {:.2} epochs of {}",
+        "batch: {} x {} per step = {} x {} x {}; {}{}",
         number_of(train.global_batch, "sequence"),
         number_of(config.data.seq_len, "token"),
         number_of(ranks, "rank"),
         micro_batches,
         config.micro_batch(),
         number_of(train.steps, "step"),
-        (train.steps * train.global_batch as u64) as f64 / samples as f64,
-        number_of(samples, "sample"),
+        data.num_samples().map_or_else(String::new, |samples| {
+            let taken = (train.steps * train.global_batch as u64) as f64;
+            format!(" = {:.2} epochs of {}", taken / samples as f64, number_of(samples, "sample"))
+        }),
     ));
     print_line(&format!("optimizer: {}", optimizer(&config.optim)));
     print_line(&format!("run folder: {}; {}", plan.out.display(), rhythm(config)));

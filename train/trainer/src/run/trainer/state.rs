@@ -20,6 +20,7 @@ use crate::error::{Result, TrainError};
 use crate::fault::Drill;
 use crate::flight;
 use crate::metrics::{Reporter, StepMetrics, print_line};
+use crate::passes::RunLoss;
 use crate::process::output::ProgressLine;
 use crate::process::{keep_crashes, position};
 use crate::run::events::EventKind;
@@ -32,7 +33,7 @@ use kiln_checkpoint::sharded::{ShardedDecoder, parameter_shapes};
 use kiln_checkpoint::{self as checkpoint, Architecture, CheckpointState, Saver};
 use kiln_config::Config;
 use kiln_config::device::Peak;
-use kiln_data::{BatchSource, Split, TokenFile};
+use kiln_data::{BatchSource, Samples, Split};
 use kiln_sys::words::number_of;
 
 /// One rank in the middle of a run: the interface for training loops, such as [`Trainer::run`]. A program supplies
@@ -62,6 +63,7 @@ pub struct Trainer<'a> {
     pub(super) rank: usize,
     pub(super) ranks: usize,
     pub(super) model: ShardedDecoder,
+    pub(super) loss: RunLoss,
     pub(super) device: Device,
     pub(super) data: Splits,
     pub(super) state: CheckpointState,
@@ -140,13 +142,14 @@ impl<'a> Trainer<'a> {
         let Plan { config, model, .. } = plan;
         let (rank, ranks) = (world.rank(), world.world_size());
         let data = |split, shuffle| {
-            let file = TokenFile::open(&config.data.path, split, config.data.seq_len)?;
-            BatchSource::new(file, shuffle, config.train.seed)
+            let (section, sources) = (&config.data, plan.registry.sources());
+            let samples = Samples::open(&section.path, split, section.seq_len, sources)?;
+            BatchSource::new(samples, shuffle, config.train.seed)
         };
         let train = data(Split::Train, config.data.shuffle)?;
         let validation = data(Split::Validation, false)?;
         let device = plan.device.device();
-        let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?
+        let builder = EngineBuilder::new(world.clone(), config.policy(), config.shard.shard_size)?
             .optimizer(plan.optimizer.clone())
             .freeze(config.frozen());
         let allow_missing = plan.allow_missing.clone();
@@ -180,6 +183,8 @@ impl<'a> Trainer<'a> {
             print_line(&table.summary());
             table.lines().iter().for_each(|line| tracing::info!("{line}"));
         }
+        let layers = plan.registry.layers();
+        let loss = RunLoss::load(plan.loss.clone(), layers, config, &world, &device)?;
         let mut state = CheckpointState {
             step: 0,
             skipped: 0,
@@ -236,6 +241,7 @@ impl<'a> Trainer<'a> {
             rank,
             ranks,
             model,
+            loss,
             device,
             data: Splits { train, validation },
             progress: Progress {

@@ -1,5 +1,6 @@
 //! A step of a run: its passes and its update, the exchange between ranks after it, and its outcome.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -12,18 +13,20 @@ use super::issued::{IssuedStep, StepLog, end_of_step};
 use super::state::{Trainer, Watchers};
 use crate::error::{Result, TrainError, in_gradient};
 use crate::logged::LoggedStep;
+use crate::losses::Loss;
 use crate::metrics::{SkipMetrics, StepMetrics, StepTimes};
+use crate::objective::Objective;
+use crate::passes::{MicroBatch, RunLoss, forward_backward, micro_batches, tokens_of_step};
 use crate::process::position::StepOutcome;
 use crate::run::events::EventKind;
 use crate::run::nonfinite::NonFiniteFinder;
 use crate::run::observe::{Moment, Observers, Pass};
-use crate::run::step::{MicroBatch, forward_backward, micro_batches};
 use crate::run::{MAX_SKIPPED, Plan, RecordedStep};
 use crate::values::Values;
 use kiln_checkpoint::Progress;
 use kiln_config::schedule::learning_rates;
 use kiln_config::{Config, NonFinite, OptimSection};
-use kiln_data::slice_for;
+use kiln_data::{Batch, slice_for};
 use kiln_sys::words::number_of;
 
 pub(super) struct StepSync {
@@ -33,6 +36,29 @@ pub(super) struct StepSync {
     pub(super) saving: Progress,
     pub(super) any_recorded: bool,
     pub(super) has_request: bool,
+}
+
+/// This rank's samples of a step, and the sum of the weights of the whole step.
+struct Weighted {
+    batch: Batch,
+    counted: f64,
+}
+
+impl Weighted {
+    /// Returns micro-batch `index` of `rows` samples.
+    fn rows(&self, index: usize, rows: usize) -> Batch {
+        let Batch { inputs, targets, weights, seq_len, first_global_index, .. } = &self.batch;
+        let first = index * rows;
+        let range = first * seq_len..(first + rows) * seq_len;
+        Batch {
+            inputs: inputs[range.clone()].to_vec(),
+            targets: targets[range.clone()].to_vec(),
+            weights: weights.as_ref().map(|weights| weights[range].to_vec()),
+            rows,
+            seq_len: *seq_len,
+            first_global_index: first_global_index + first as u64,
+        }
+    }
 }
 
 /// Returns the gradient's 2-norm by module before clipping, as in `grad_norm.layers.3`. Collective.
@@ -57,6 +83,20 @@ impl Trainer<'_> {
     ///
     /// If data cannot be read, a non-finite loss ends the run, a background save has failed, or the ranks lose contact.
     pub fn train_step(&mut self) -> Result<bool> {
+        self.take_step(None)
+    }
+
+    /// Takes one optimizer step like [`Trainer::train_step`], with `loss` instead of the loss of the configuration: a
+    /// function of the model, the batch and a context, as in [`Objective::loss`]. Collective.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Trainer::train_step`].
+    pub fn train_step_with(&mut self, loss: impl Objective + 'static) -> Result<bool> {
+        self.take_step(Some(&RunLoss::from(Loss::Objective(Arc::new(loss), Vec::new()))))
+    }
+
+    fn take_step(&mut self, own: Option<&RunLoss>) -> Result<bool> {
         if self.progress.is_stopping || self.is_complete() {
             return Ok(false);
         }
@@ -69,10 +109,15 @@ impl Trainer<'_> {
             config.log.is_logged(step, config.train.steps).then(|| Records::new(config.log.activations));
         let micro_batches = micro_batches(config, self.ranks);
         engine.begin_step();
+        let weighted = self.fetch_weighted(self.state.next_sample)?;
+        let counted = weighted.as_ref().map_or(tokens_of_step(config), |weighted| weighted.counted);
         for index in 0..micro_batches {
-            let batch = self.fetch(step, self.state.next_sample, index, &observers, records.as_ref())?;
+            let records = records.as_ref();
+            let batch =
+                self.fetch(step, self.state.next_sample, index, weighted.as_ref(), &observers, records)?;
             let last = index + 1 == micro_batches;
-            forward_backward(&self.model, config, &self.device, batch, last)?;
+            let loss = own.unwrap_or(&self.loss);
+            forward_backward(&self.model, loss, config, &self.device, batch, counted, last)?;
             if self.stops_after_pass(last)? {
                 // The state remains that after the previous step.
                 self.drop_step()?;
@@ -151,16 +196,32 @@ impl Trainer<'_> {
         tracing::debug!(of = step, lr, first_sample, "a step begins");
     }
 
+    /// Reads this rank's samples of the step that begins with `first_sample`, and sums the weights of the whole step, if
+    /// the data have weights. Collective.
+    fn fetch_weighted(&self, first_sample: u64) -> Result<Option<Weighted>> {
+        let (train, config) = (&self.data.train, &self.plan.config);
+        if !train.is_weighted() {
+            return Ok(None);
+        }
+        self.model.engine().set_activity("data loading");
+        let rows = config.train.global_batch / self.ranks;
+        let batch = train.fetch(first_sample + (self.rank * rows) as u64, rows)?;
+        let own: f64 = batch.weights.iter().flatten().map(|weight| f64::from(*weight)).sum();
+        let sums = self.model.engine().all_reduce_f64(Phase::Other, "weights", &[own])?;
+        Ok(Some(Weighted { batch, counted: sums[0] }))
+    }
+
     /// Returns this rank's micro-batch `index` of a step that begins with `first_sample` of the global order.
     fn fetch(
         &mut self,
         step: u64,
         first_sample: u64,
         index: usize,
+        weighted: Option<&Weighted>,
         observers: &Observers,
         records: Option<&Records>,
     ) -> Result<MicroBatch> {
-        let Plan { config, model, loss, .. } = self.plan;
+        let Plan { config, model, .. } = self.plan;
         let engine = self.model.engine();
         engine.set_activity("data loading");
         let (ranks, samples) = (self.ranks as u64, config.micro_batch() as u64);
@@ -173,15 +234,18 @@ impl Trainer<'_> {
         if let Some(drill) = &self.watchers.drill {
             drill.data_loading().map_err(TrainError::Drill)?;
         }
-        let batch = self.data.train.fetch(first_sample, config.micro_batch())?;
+        let batch = match weighted {
+            Some(weighted) => weighted.rows(index, config.micro_batch()),
+            None => self.data.train.fetch(first_sample, config.micro_batch())?,
+        };
         let context = Context::training(self.plan.key().fork("dropout"), first_sample, model.dropout)
-            .with_z_loss((config.train.z_loss > 0.0).then_some(config.train.z_loss))
-            .with_token_loss(loss.clone());
+            .with_z_loss((config.train.z_loss > 0.0).then_some(config.train.z_loss));
         let context = match records {
             Some(records) => context.recording(records),
             None => context,
         };
-        let batch = MicroBatch { inputs: batch.inputs, targets: batch.targets, context };
+        let Batch { inputs, targets, weights, .. } = batch;
+        let batch = MicroBatch { inputs, targets, weights, context };
         let at = Moment { step, micro_batch: index, first_sample, pass: Pass::Forward };
         match observers.on_batch(engine, at, &batch)? {
             None => Ok(batch),
@@ -339,9 +403,12 @@ impl Trainer<'_> {
         let first_sample = self.state.next_sample - since;
         let micro_batches = micro_batches(config, self.ranks);
         engine.begin_step();
+        let weighted = self.fetch_weighted(first_sample)?;
+        let counted = weighted.as_ref().map_or(tokens_of_step(config), |weighted| weighted.counted);
         for index in 0..micro_batches {
-            let batch = self.fetch(step, first_sample, index, &observers, None)?;
-            forward_backward(&self.model, config, &self.device, batch, index + 1 == micro_batches)?;
+            let batch = self.fetch(step, first_sample, index, weighted.as_ref(), &observers, None)?;
+            let last = index + 1 == micro_batches;
+            forward_backward(&self.model, &self.loss, config, &self.device, batch, counted, last)?;
         }
         let text = finder.finish(&engine)?;
         self.drop_step()?;
