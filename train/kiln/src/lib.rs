@@ -15,7 +15,9 @@
 //! | attention | [`Registry::attention`](registry::Registry::attention), `model.attention` | `own_attention.rs` |
 //! | the whole block | [`Registry::block`](registry::Registry::block), `model.block` | `own_layer.rs` has the form |
 //! | a loss of a layer, or a value to log | [`Context::add_loss`](kiln_model::Context::add_loss), [`Context::record`](kiln_model::Context::record) | `own_metric.rs` |
-//! | the training loss | [`Registry::loss`](registry::Registry::loss), `loss.kind` | `own_loss.rs` |
+//! | the training loss of a token | [`Registry::loss`](registry::Registry::loss), `loss.kind` | `own_loss.rs` |
+//! | the objective: two models, pairs, several runs of the model | [`Registry::objective`](registry::Registry::objective), `loss.kind` | `dpo.rs`, `distillation.rs` |
+//! | the samples, and which targets count | [`Registry::data`](registry::Registry::data), `data.source` | `own_source.rs` |
 //! | the optimizer | [`Registry::optimizer`](registry::Registry::optimizer), `optim.kind` | `own_optimizer.rs` |
 //! | learning rates and schedules by parameter | `[[optim.groups]]` of the configuration | |
 //! | a metric to log | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |

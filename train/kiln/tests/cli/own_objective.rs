@@ -57,7 +57,10 @@ fn a_source_of_your_own_has_every_command() {
         succeed(&workspace, &program, &["eval", "full", "--data", "made", "--samples", "8", "--json"]);
     let evaluated: serde_json::Value = serde_json::from_str(&evaluated).expect("JSON");
     let val_loss = workspace.val_loss("full");
-    assert!((evaluated["val_loss"].as_f64().expect("a loss") - val_loss).abs() < 1e-6 * val_loss, "{evaluated}");
+    assert!(
+        (evaluated["val_loss"].as_f64().expect("a loss") - val_loss).abs() < 1e-6 * val_loss,
+        "{evaluated}"
+    );
     assert_eq!(evaluated["tokens"], 8 * 5, "masked targets do not count");
     succeed(&workspace, &program, &[&["check", "run.toml"][..], &settings].concat());
     let text = succeed(&workspace, &program, &["generate", "full", "--prompt", "1 2 3 4 10"]);
