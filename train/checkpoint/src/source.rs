@@ -275,9 +275,7 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
         keys.insert("attention".to_owned(), json!(model.attention));
         let mut ignored = vec!["dropout", "init_std"];
         // `require_architecture` compares custom layers.
-        if !(saved_parts.is_empty() && parts_here.is_empty()) {
-            ignored.extend(["block", "attention", "feed_forward"]);
-        }
+        ignored.extend(saved_parts.iter().chain(&parts_here).map(|(key, _)| *key));
         if saved_parts != parts_here {
             ignored.push("extra");
         }

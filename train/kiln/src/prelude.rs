@@ -42,7 +42,9 @@ pub use kiln_checkpoint::sharded::ShardedDecoder;
 pub use kiln_config::losses::LossInit;
 pub use kiln_config::optimizers::OptimizerInit;
 pub use kiln_config::{Config, ConfigError};
-pub use kiln_model::layers::{Context, Layer, LayerError, LayerInit, Linear, RmsNorm, TokenLoss};
+pub use kiln_model::layers::{
+    AnyLayer, Block, Context, Layer, LayerError, LayerInit, Linear, RmsNorm, TokenLoss, Wrapper,
+};
 pub use kiln_model::{Decoder, Key, ModelConfig};
 pub use kiln_shard::{Engine, Optimizer, Rule};
 pub use kiln_train::logged::{LoggedStep, MetricResult};
