@@ -4,11 +4,11 @@ use globset::{Glob, GlobSet};
 
 use super::{ConfigError, TrainSection};
 
-/// A set of parameters, chosen by their full names.
+/// The parameters that are not trained, by their full names.
 #[derive(Clone, Debug, Default)]
 pub struct Frozen {
     named: GlobSet,
-    /// True if the set consists of all other parameters instead.
+    /// True if all other parameters are frozen instead.
     is_inverted: bool,
 }
 
@@ -43,8 +43,9 @@ impl TrainSection {
         let mut problems = Vec::new();
         for pattern in patterns {
             if count(pattern, names) == 0 {
+                let matches = if has_wildcard(pattern) { "matches" } else { "starts with" };
                 problems.push(format!(
-                    "{key}: no parameter matches \"{pattern}\"; similar names are {}",
+                    "{key}: no parameter {matches} \"{pattern}\"; similar names are {}",
                     similar(pattern, names).join(", ")
                 ));
             }
@@ -93,10 +94,14 @@ const TRAIN_ONLY: &str = "train.train_only";
 
 /// A pattern without wildcards is a prefix.
 fn glob(pattern: &str) -> Result<Glob, globset::Error> {
-    match pattern.contains(['*', '?']) {
+    match has_wildcard(pattern) {
         true => Glob::new(pattern),
         false => Glob::new(&format!("{}*", globset::escape(pattern))),
     }
+}
+
+fn has_wildcard(pattern: &str) -> bool {
+    pattern.contains(['*', '?'])
 }
 
 fn count(pattern: &str, names: &[String]) -> usize {
