@@ -5,7 +5,7 @@ use globset::{Glob, GlobSet};
 use super::{ConfigError, TrainSection};
 
 /// The parameters that are not trained, by their full names.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Frozen {
     named: GlobSet,
     /// True if all other parameters are frozen instead.
@@ -42,7 +42,7 @@ impl TrainSection {
         let (key, patterns) = self.patterns();
         let mut problems = Vec::new();
         for pattern in patterns {
-            if count(pattern, names) == 0 {
+            if !matches_any(pattern, names) {
                 let matches = if has_wildcard(pattern) { "matches" } else { "starts with" };
                 problems.push(format!(
                     "{key}: no parameter {matches} \"{pattern}\"; similar names are {}",
@@ -51,7 +51,7 @@ impl TrainSection {
             }
         }
         let frozen = self.frozen();
-        if key == FREEZE && !patterns.is_empty() && names.iter().all(|name| frozen.contains(name)) {
+        if key == FREEZE && names.iter().all(|name| frozen.contains(name)) {
             problems.push(format!(
                 "{FREEZE} leaves nothing to train: name fewer parameters, such as \"layers.0.\""
             ));
@@ -62,7 +62,7 @@ impl TrainSection {
     /// Removes the patterns that match none of the parameters `names`.
     pub fn forget_absent(&mut self, names: &[String]) {
         for patterns in [&mut self.freeze, &mut self.train_only] {
-            patterns.retain(|pattern| count(pattern, names) > 0);
+            patterns.retain(|pattern| matches_any(pattern, names));
         }
     }
 
@@ -104,10 +104,9 @@ fn has_wildcard(pattern: &str) -> bool {
     pattern.contains(['*', '?'])
 }
 
-fn count(pattern: &str, names: &[String]) -> usize {
-    let Ok(glob) = glob(pattern) else { return 0 };
-    let matcher = glob.compile_matcher();
-    names.iter().filter(|name| matcher.is_match(name)).count()
+fn matches_any(pattern: &str, names: &[String]) -> bool {
+    let matcher = glob(pattern).map(|glob| glob.compile_matcher());
+    matcher.is_ok_and(|matcher| names.iter().any(|name| matcher.is_match(name)))
 }
 
 fn similar<'a>(pattern: &str, names: &'a [String]) -> Vec<&'a str> {
