@@ -22,6 +22,11 @@ impl AnyLayer {
     pub fn new(layer: impl Layer) -> Self {
         AnyLayer(Box::new(layer))
     }
+
+    /// Like [`Layer::forward`], without showing input and output to the context's probe.
+    pub(super) fn forward_unobserved(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        self.0.forward(x, context)
+    }
 }
 
 /// [`Layer`] as a trait object.
@@ -132,7 +137,7 @@ impl Module for AnyLayer {
 impl Layer for AnyLayer {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let x = context.probe("input", x);
-        context.probe("output", self.0.forward(x, context))
+        context.probe("output", self.forward_unobserved(x, context))
     }
 
     fn active_parameters(&self) -> usize {

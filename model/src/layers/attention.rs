@@ -41,7 +41,7 @@ pub struct Attention {
 impl Attention {
     /// Creates an attention layer of the given shape.
     pub fn new(init: LayerInit) -> Self {
-        let LayerInit { model: config, index, key, device } = init;
+        let LayerInit { model: config, index, key, device, .. } = init;
         let (d, head_dim) = (config.d_model, config.head_dim());
         let (q, kv) = (config.heads * head_dim, config.kv_heads * head_dim);
         let (std, residual_std) = (config.init_std, config.residual_std());

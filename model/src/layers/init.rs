@@ -2,6 +2,7 @@
 
 use burn::tensor::Device;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use crate::config::ModelConfig;
 use crate::random::Key;
@@ -13,6 +14,10 @@ pub struct LayerInit<'a> {
     pub model: &'a ModelConfig,
     /// Index of the block that contains the layer.
     pub index: usize,
+    /// Place of the layer in its block: `attention` or `ffn`; empty for the block.
+    pub place: &'static str,
+    /// Name by which the configuration selects the layer or block; empty for the default block.
+    pub name: &'a str,
     /// Key of the layer's initial weights. Fork it for each parameter.
     pub key: Key,
     /// Device of the weights.
@@ -22,7 +27,13 @@ pub struct LayerInit<'a> {
 impl<'a> LayerInit<'a> {
     /// Returns the inputs for block `index` of a model.
     pub fn for_block(model: &'a ModelConfig, index: usize, key: Key, device: &'a Device) -> Self {
-        LayerInit { model, index, key: key.fork("layers").fork_index(index as u64), device }
+        let key = key.fork("layers").fork_index(index as u64);
+        LayerInit { model, index, place: "", name: model.block.as_deref().unwrap_or_default(), key, device }
+    }
+
+    /// Returns the inputs for the layer `name` at `place` in the block.
+    pub(super) fn for_layer(self, place: &'static str, name: &'a str) -> Self {
+        LayerInit { place, name, ..self.fork(place) }
     }
 
     /// Returns the inputs for a nested layer, with the key forked by `place`.
@@ -30,15 +41,54 @@ impl<'a> LayerInit<'a> {
         LayerInit { key: self.key.fork(place), ..self }
     }
 
-    /// Deserializes the keys of `[model.extra]`, the settings of custom layers. If `T` has `deny_unknown_fields`, a
-    /// key without a field is an error.
+    /// Deserializes the settings of this layer or block.
+    ///
+    /// If `[model.extra]` has a table for any layer or block of the model, such as `[model.extra.lora]` for the block
+    /// `lora`, it must consist of such tables, and each part reads its own; a part without a table reads an empty one.
+    /// Otherwise, all parts read `[model.extra]` itself, which suits programs with one part.
+    ///
+    /// If `T` has `deny_unknown_fields`, a key without a field is an error.
     ///
     /// # Errors
     ///
-    /// [`LayerError::Extra`] if the keys do not match `T`.
+    /// [`LayerError::Extra`] if the keys do not match `T`, or a table belongs to no part of the model.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, LayerError> {
-        let extra = serde_json::Value::Object(self.model.extra.clone());
-        serde_json::from_value(extra).map_err(|error| LayerError::Extra { reason: error.to_string() })
+        let extra = &self.model.extra;
+        let ModelConfig { block, attention, feed_forward, .. } = self.model;
+        let parts: Vec<_> = block.iter().chain([attention, feed_forward]).collect();
+        let is_table_of_part = |(key, value): (&String, &Value)| parts.contains(&key) && value.is_object();
+        if !extra.iter().any(is_table_of_part) {
+            return self.deserialize("model.extra", extra.clone());
+        }
+        if let Some((key, _)) = extra.iter().find(|entry| !is_table_of_part(*entry)) {
+            let parts: Vec<_> = parts.iter().map(|name| format!("`{name}`")).collect();
+            let reason = format!(
+                "not a table of a part of this model, {}, although [model.extra] has such tables",
+                parts.join(", ")
+            );
+            return Err(self.invalid(format!("model.extra.{key}"), reason));
+        }
+        let own = extra.get(self.name).and_then(Value::as_object).cloned().unwrap_or_default();
+        self.deserialize(&format!("model.extra.{}", self.name), own)
+    }
+
+    fn deserialize<T: DeserializeOwned>(
+        &self,
+        table: &str,
+        keys: Map<String, Value>,
+    ) -> Result<T, LayerError> {
+        serde_path_to_error::deserialize(Value::Object(keys)).map_err(|error| {
+            let key = match error.path().iter().next() {
+                Some(_) => format!("{table}.{}", error.path()),
+                None => table.to_owned(),
+            };
+            self.invalid(key, error.inner().to_string())
+        })
+    }
+
+    fn invalid(&self, key: String, reason: String) -> LayerError {
+        let dot = if self.place.is_empty() { "" } else { "." };
+        LayerError::Extra { key, reason, layer: format!("layers.{}{dot}{}", self.index, self.place) }
     }
 }
 
@@ -60,10 +110,14 @@ pub enum LayerError {
         known: Vec<String>,
     },
     /// The settings of a custom layer are invalid.
-    #[error("model.extra: {reason}")]
+    #[error("{key}: {reason} ({layer})")]
     Extra {
+        /// The key or table, such as `model.extra.lora.rank`.
+        key: String,
         /// The fault in the settings.
         reason: String,
+        /// The layer or block that reads the settings, such as `layers.0.ffn`.
+        layer: String,
     },
     /// The layer does not support a model of this shape.
     #[error("{0}")]

@@ -19,6 +19,7 @@ mod rms_norm;
 mod side_channel;
 mod squared_relu;
 mod swiglu;
+mod wrapper;
 
 pub use any::AnyLayer;
 pub use attention::Attention;
@@ -36,6 +37,7 @@ pub use rms_norm::RmsNorm;
 pub use side_channel::{Record, RecordKind, Records};
 pub use squared_relu::SquaredRelu;
 pub use swiglu::SwiGlu;
+pub use wrapper::Wrapper;
 
 pub(crate) use side_channel::FirstRun;
 

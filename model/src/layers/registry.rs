@@ -11,13 +11,15 @@ use crate::config::{FULL_ATTENTION, MOE, ModelConfig, PARALLEL_RESIDUAL, SWIGLU}
 
 type Make = Arc<dyn Fn(LayerInit) -> Result<AnyLayer, LayerError> + Send + Sync>;
 
+type MakeAround = Arc<dyn Fn(LayerInit, AnyLayer, AnyLayer) -> Result<AnyLayer, LayerError> + Send + Sync>;
+
 /// The constructor of a block.
 #[derive(Clone)]
 enum MakeBlock {
     /// Creates a whole block, including its layers.
     Whole(Make),
     /// Creates a block from the attention and feed-forward layers that the configuration names.
-    Around(fn(LayerInit, AnyLayer, AnyLayer) -> AnyLayer),
+    Around(MakeAround),
 }
 
 /// The constructors of the layers of one kind, by name.
@@ -73,19 +75,19 @@ fn any<L: Layer>(make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync
 
 impl Default for Layers {
     fn default() -> Self {
-        let mut none = Layers {
+        let none = Layers {
             attention: Makers::new("attention"),
             feed_forward: Makers::new("feed_forward"),
             block: Makers::new("block"),
         };
-        let parallel =
-            |init: LayerInit, attention, ffn| AnyLayer::new(ParallelBlock::new(init, attention, ffn));
-        none.block.add(PARALLEL_RESIDUAL, MakeBlock::Around(parallel));
         none.attention(FULL_ATTENTION, |init| Ok(Attention::new(init)))
             .feed_forward(SWIGLU, |init| Ok(SwiGlu::new(init)))
             .feed_forward(MOE, Moe::layer_of)
             .feed_forward("geglu", |init| Ok(GeGlu::new(init)))
             .feed_forward("squared_relu", |init| Ok(SquaredRelu::new(init)))
+            .block_around(PARALLEL_RESIDUAL, |init, attention, ffn| {
+                Ok(ParallelBlock::new(init, attention, ffn))
+            })
     }
 }
 
@@ -118,7 +120,7 @@ impl Layers {
         self
     }
 
-    /// Adds a whole block, for `model.block = name`.
+    /// Adds a whole block, for `model.block = name`. The block creates its layers itself.
     ///
     /// # Panics
     ///
@@ -132,23 +134,45 @@ impl Layers {
         self
     }
 
+    /// Adds a block made from the attention and feed-forward layers that the configuration names, for `model.block =
+    /// name`. To keep the names of the default block's parameters, and so load its checkpoints, return a [`Block`]
+    /// with [wrapped](AnyLayer::wrapped) layers.
+    ///
+    /// ```
+    /// # use kiln_model::layers::{Layers, ParallelBlock};
+    /// let layers = Layers::default()
+    ///     .block_around("mine", |init, attention, ffn| Ok(ParallelBlock::new(init, attention, ffn)));
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or taken by a block.
+    pub fn block_around<L: Layer>(
+        mut self,
+        name: &str,
+        make: impl Fn(LayerInit, AnyLayer, AnyLayer) -> Result<L, LayerError> + Send + Sync + 'static,
+    ) -> Self {
+        let make = move |init: LayerInit<'_>, attention, ffn| make(init, attention, ffn).map(AnyLayer::new);
+        self.block.add(name, MakeBlock::Around(Arc::new(make)));
+        self
+    }
+
     /// Returns the layers that `model` names but that are not registered here, as pairs of a key in `[model]` and the
-    /// name.
+    /// name. A block that is not registered counts as made from the layers that `model` names.
     pub fn missing<'a>(&self, model: &'a ModelConfig) -> Vec<(&'static str, &'a str)> {
         let block = model.block.as_ref().map(|name| (name, self.block.by_name.get(name)));
-        if let Some((name, None)) = block {
-            return vec![(self.block.key, name)];
-        }
         if let Some((_, Some(MakeBlock::Whole(_)))) = block {
             return Vec::new();
         }
+        let block = block.filter(|(_, make)| make.is_none());
+        let block = block.map(|(name, _)| (self.block.key, name.as_str()));
         let layers = [(&self.attention, &model.attention), (&self.feed_forward, &model.feed_forward)];
         let missing = layers.into_iter().filter(|(makers, name)| !makers.by_name.contains_key(*name));
-        missing.map(|(makers, name)| (makers.key, name.as_str())).collect()
+        block.into_iter().chain(missing.map(|(makers, name)| (makers.key, name.as_str()))).collect()
     }
 
-    /// Creates the block that `model.block` names, or [`Block`] if it is not set. Built-in blocks use the attention
-    /// and feed-forward layers that the configuration names.
+    /// Creates the block that `model.block` names, or [`Block`] if it is not set. Every block except for those of
+    /// [`Layers::block`] is made from the attention and feed-forward layers that the configuration names.
     ///
     /// # Errors
     ///
@@ -158,12 +182,13 @@ impl Layers {
         if let Some(MakeBlock::Whole(make)) = block {
             return make(init);
         }
-        let attention = self.attention.get(&init.model.attention)?(init.fork("attention"))?;
-        let ffn = self.feed_forward.get(&init.model.feed_forward)?(init.fork("ffn"))?;
-        Ok(match block {
+        let ModelConfig { attention, feed_forward, .. } = init.model;
+        let attention = self.attention.get(attention)?(init.for_layer("attention", attention))?;
+        let ffn = self.feed_forward.get(feed_forward)?(init.for_layer("ffn", feed_forward))?;
+        match block {
             Some(MakeBlock::Around(make)) => make(init, attention, ffn),
-            _ => AnyLayer::new(Block::new(init, attention, ffn)),
-        })
+            _ => Ok(AnyLayer::new(Block::new(init, attention, ffn))),
+        }
     }
 }
 

@@ -50,10 +50,15 @@ impl ModuleVisitor for Parameters {
     }
 }
 
-fn parameters(config: &ModelConfig) -> Vec<(String, usize)> {
+/// Returns names and sizes of the parameters of `module`.
+pub fn parameters_of(module: &impl Module) -> Vec<(String, usize)> {
     let mut parameters = Parameters::default();
-    decoder(config, 0, &Device::flex()).visit(&mut parameters);
+    module.visit(&mut parameters);
     parameters.found
+}
+
+fn parameters(config: &ModelConfig) -> Vec<(String, usize)> {
+    parameters_of(&decoder(config, 0, &Device::flex()))
 }
 
 #[test]

@@ -1,17 +1,25 @@
 //! Features of layers that other models' weights need: biases, norms of queries and keys, heads of any width. Each is
 //! compared with plain burn and with finite differences.
 
+use std::sync::{Arc, Mutex};
+
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{
     Device, Tensor,
     activation::{gelu, relu, silu},
 };
-use kiln_model::layers::{AnyLayer, Attention, GeGlu, LayerInit, Layers, ParallelBlock, SquaredRelu, SwiGlu};
+use kiln_model::layers::{
+    AnyLayer, Attention, Block, GeGlu, LayerInit, Layers, ParallelBlock, SquaredRelu, SwiGlu, Wrapper,
+    constant_parameter,
+};
 use kiln_model::ops::{
     RotaryFrequencies, causal_attention_reference, linear_reference, rms_norm_reference, rotary_reference,
 };
 use kiln_model::{AttentionBias, Context, Key, Layer, ModelConfig, PARALLEL_RESIDUAL, RopeScaling};
 
+use serde::Deserialize;
+
+use crate::config::parameters_of;
 use crate::ops_support::*;
 
 pub const BATCH: usize = 2;
@@ -209,4 +217,113 @@ fn a_parallel_block_shares_one_input() {
     assert_ne!(values(&|x| made.forward(x, &evaluation)), expected);
     let unknown = ModelConfig { feed_forward: "mine".to_owned(), ..named };
     assert_eq!(layers.missing(&unknown), [("feed_forward", "mine")]);
+}
+
+/// Doubles the result of a layer and adds a weight.
+#[derive(Module, Debug)]
+struct Doubled {
+    added: Param<Tensor<1>>,
+}
+
+impl Wrapper for Doubled {
+    fn forward(&self, layer: impl Fn(Tensor<3>) -> Tensor<3>, x: Tensor<3>, _context: &Context) -> Tensor<3> {
+        layer(x) * 2.0 + self.added.val().unsqueeze()
+    }
+}
+
+#[test]
+fn wrapped_layers_keep_their_names() {
+    let (config, device) = (config(AttentionBias::None, false), Device::flex());
+    let d = config.d_model;
+    let layers = Layers::default().block_around("doubled", move |init, attention, ffn| {
+        let added = constant_parameter([d], 1.0, init.device);
+        Ok(Block::new(init, attention, ffn.wrapped(Doubled { added })))
+    });
+    let named = ModelConfig { block: Some("doubled".to_owned()), ..config.clone() };
+    let make = |model| {
+        let block = layers.make_block(LayerInit::for_block(model, 0, Key::new(1), &device));
+        block.expect("a block of this program")
+    };
+    let (stock, doubled) = (make(&config), make(&named));
+    let mut expected = parameters_of(&stock);
+    expected.push(("ffn.added".to_owned(), d));
+    assert_eq!(parameters_of(&doubled), expected);
+    assert_eq!(doubled.active_parameters(), stock.active_parameters() + d);
+    assert_eq!(doubled.flops_per_token(8), stock.flops_per_token(8) + 6.0 * d as f64);
+    let values =
+        |block: &AnyLayer| values(block.forward(Tensor::ones([1, 3, d], &device), &Context::evaluation()));
+    assert_ne!(values(&doubled), values(&stock));
+
+    // A program without the block lacks it, and the layers that it is made of.
+    assert!(layers.missing(&named).is_empty());
+    let mine = ModelConfig { feed_forward: "mine".to_owned(), ..named };
+    assert_eq!(layers.missing(&mine), [("feed_forward", "mine")]);
+    assert_eq!(Layers::default().missing(&mine), [("block", "doubled"), ("feed_forward", "mine")]);
+}
+
+#[derive(Deserialize, Debug, PartialEq)]
+#[serde(default, deny_unknown_fields)]
+struct Settings {
+    rank: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { rank: 1 }
+    }
+}
+
+/// Reads the settings of the block `around` and of the feed-forward layer `inside` from `extra`, as JSON.
+fn settings(extra: &str) -> Result<[usize; 2], String> {
+    let read = Arc::new(Mutex::new([0; 2]));
+    let (of_block, of_layer) = (read.clone(), read.clone());
+    let layers = Layers::default()
+        .block_around("around", move |init, attention, ffn| {
+            of_block.lock().expect("no panic")[0] = init.fork("inner").extra::<Settings>()?.rank;
+            Ok(Block::new(init, attention, ffn))
+        })
+        .feed_forward("inside", move |init| {
+            of_layer.lock().expect("no panic")[1] = init.extra::<Settings>()?.rank;
+            Ok(SwiGlu::new(init))
+        });
+    let model = ModelConfig {
+        block: Some("around".to_owned()),
+        feed_forward: "inside".to_owned(),
+        extra: serde_json::from_str(extra).expect("JSON"),
+        ..config(AttentionBias::None, false)
+    };
+    let made = layers.make_block(LayerInit::for_block(&model, 2, Key::new(1), &Device::flex()));
+    made.map_err(|error| error.to_string())?;
+    let read = *read.lock().expect("no panic");
+    Ok(read)
+}
+
+#[test]
+fn each_part_reads_its_own_table() {
+    for (extra, expected) in [
+        ("{}", [1, 1]),
+        (r#"{"rank": 3}"#, [3, 3]),
+        (r#"{"around": {"rank": 3}}"#, [3, 1]),
+        (r#"{"around": {"rank": 3}, "inside": {"rank": 4}, "full": {}}"#, [3, 4]),
+    ] {
+        assert_eq!(settings(extra), Ok(expected), "{extra}");
+    }
+    for (extra, expected) in [
+        (r#"{"ranks": 3}"#, "model.extra.ranks: unknown field `ranks`, expected `rank` (layers.2.ffn)"),
+        (
+            r#"{"arround": {"rank": 3}}"#,
+            "model.extra.arround: unknown field `arround`, expected `rank` (layers.2.ffn)",
+        ),
+        (
+            r#"{"around": {"rank": -3}}"#,
+            "model.extra.around.rank: invalid value: integer `-3`, expected usize (layers.2)",
+        ),
+        (
+            r#"{"inside": {}, "rank": 3}"#,
+            "model.extra.rank: not a table of a part of this model, `around`, `full`, `inside`, although \
+             [model.extra] has such tables (layers.2.ffn)",
+        ),
+    ] {
+        assert_eq!(settings(extra), Err(expected.to_owned()), "{extra}");
+    }
 }

@@ -88,13 +88,16 @@ impl ModelSource {
     /// Returns the shape of the model, with built-in layers instead of those that `layers` lacks.
     pub fn model_of(&self, layers: &Layers) -> ModelConfig {
         let mut model = self.model().clone();
-        for (key, _) in layers.missing(self.model()) {
+        for (key, name) in layers.missing(self.model()) {
             match key {
                 "block" => model.block = None,
                 "attention" => model.attention = FULL_ATTENTION.to_owned(),
                 _ => model.feed_forward = SWIGLU.to_owned(),
             }
-            model.extra.clear();
+            // Settings outside of a table of their own may belong to this layer.
+            if model.extra.remove(name).is_none_or(|settings| !settings.is_object()) {
+                model.extra.clear();
+            }
         }
         model
     }
@@ -275,9 +278,7 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
         keys.insert("attention".to_owned(), json!(model.attention));
         let mut ignored = vec!["dropout", "init_std"];
         // `require_architecture` compares custom layers.
-        if !(saved_parts.is_empty() && parts_here.is_empty()) {
-            ignored.extend(["block", "attention", "feed_forward"]);
-        }
+        ignored.extend(saved_parts.iter().chain(&parts_here).map(|(key, _)| *key));
         if saved_parts != parts_here {
             ignored.push("extra");
         }

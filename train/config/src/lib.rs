@@ -37,6 +37,7 @@ mod schema;
 mod sections;
 mod settle;
 mod size;
+mod trained;
 mod validate;
 
 pub use choice::Choice;
@@ -56,4 +57,5 @@ pub use schema::{
 pub use sections::key_of_flag;
 pub use settle::DeviceDefaults;
 pub use size::ByteSize;
+pub use trained::Frozen;
 pub use validate::thread_ranks;

@@ -137,8 +137,13 @@ section! {
         /// Ranks, as threads of this process; `--ranks` overrides it. If a launcher starts one process per
         /// rank, the number of processes replaces this value.
         ranks: usize = 1,
-        /// Prefixes of the names of frozen parameters, which are not trained, such as `layers.0.`.
+        /// Names of frozen parameters, which are not trained: patterns such as `layers.*.attention.*`, in which `*`
+        /// matches any text and `?` one character, or prefixes such as `layers.0.`.
         freeze: Vec<String> = Vec::new(),
+        /// Names of the only parameters that are trained, such as `*.lora_*`: patterns or prefixes, as in `freeze`.
+        /// By default, all parameters are trained that are not frozen.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        train_only: Vec<String> = Vec::new(),
         /// Weight of the z-loss, which keeps the logits from drifting (PaLM, Chowdhery et al., 2022), such as
         /// 1e-4; 0 for none. It is added to the training loss only.
         #[serde(skip_serializing_if = "is_default")]

@@ -59,6 +59,7 @@ impl Config {
     fn check(&self, mut problems: Vec<String>) -> Result<(), ConfigError> {
         self.check_ranges(&mut problems);
         self.check_batch(&mut problems);
+        self.train.check_patterns(&mut problems);
         self.check_places(&mut problems);
         self.check_device(&mut problems);
         self.check_precision(&mut problems);
@@ -86,10 +87,10 @@ impl Config {
         Some(self.init.from.as_path()).filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// Returns a predicate for parameter names that `train.freeze` matches.
+    /// Returns a predicate for the names of frozen parameters.
     pub fn frozen(&self) -> impl Fn(&str) -> bool + Send + Sync + 'static + use<> {
-        let prefixes = self.train.freeze.clone();
-        move |name| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()))
+        let frozen = self.train.frozen();
+        move |name| frozen.contains(name)
     }
 
     fn check_optimizer(&self, problems: &mut Vec<String>) {

@@ -53,7 +53,7 @@ struct Attention {
 
 impl Attention {
     fn new(init: LayerInit) -> Result<Self, LayerError> {
-        let LayerInit { model, key, device, index } = init;
+        let LayerInit { model, key, device, index, .. } = init;
         let (d, width) = (model.d_model, model.heads * model.head_dim());
         let linear = |name, d_in, d_out| Linear::new(d_in, d_out, model.init_std, key.fork(name), device);
         Ok(Attention {

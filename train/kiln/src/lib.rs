@@ -14,6 +14,8 @@
 //! | the feed-forward layer | [`Registry::layer`](registry::Registry::layer), `model.feed_forward` | `own_layer.rs` |
 //! | attention | [`Registry::attention`](registry::Registry::attention), `model.attention` | `own_attention.rs` |
 //! | the whole block | [`Registry::block`](registry::Registry::block), `model.block` | `own_layer.rs` has the form |
+//! | the wiring of a block, around the layers that the configuration names | [`Registry::block_around`](registry::Registry::block_around), `model.block` | `lora.rs` |
+//! | a layer's result, and the checkpoint it starts from | [`AnyLayer::wrapped`](kiln_model::layers::AnyLayer::wrapped), `train.train_only` | `lora.rs` |
 //! | a loss of a layer, or a value to log | [`Context::add_loss`](kiln_model::Context::add_loss), [`Context::record`](kiln_model::Context::record) | `own_metric.rs` |
 //! | the training loss of a token | [`Registry::loss`](registry::Registry::loss), `loss.kind` | `own_loss.rs` |
 //! | the objective: two models, pairs, several runs of the model | [`Registry::objective`](registry::Registry::objective), `loss.kind` | `dpo.rs`, `distillation.rs` |

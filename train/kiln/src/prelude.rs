@@ -42,7 +42,9 @@ pub use kiln_checkpoint::sharded::{Pass, ShardedDecoder};
 pub use kiln_config::optimizers::OptimizerInit;
 pub use kiln_config::{Config, ConfigError};
 pub use kiln_data::{DataInit, DataSource, Sample, SourceError, Split};
-pub use kiln_model::layers::{Context, Layer, LayerError, LayerInit, Linear, RmsNorm, TokenLoss};
+pub use kiln_model::layers::{
+    AnyLayer, Block, Context, Layer, LayerError, LayerInit, Linear, RmsNorm, TokenLoss, Wrapper,
+};
 pub use kiln_model::{Decoder, Key, ModelConfig};
 pub use kiln_shard::{Engine, Optimizer, Rule};
 pub use kiln_train::logged::{LoggedStep, MetricResult};

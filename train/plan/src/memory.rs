@@ -12,7 +12,7 @@ use super::clock::{Axis, PlannedCall, Speed};
 use super::engine::{COMMUNICATION, Gathers, Groups};
 use super::pages::Pages;
 use kiln_checkpoint::sharded::{ModuleOutline, modules_of};
-use kiln_config::{CROSS_ENTROPY, Config};
+use kiln_config::{CROSS_ENTROPY, Config, Frozen};
 
 /// Everything that determines the memory of a rank.
 #[derive(Clone, Debug)]
@@ -29,8 +29,8 @@ pub struct RankShape<'a> {
     pub mesh: Mesh,
     /// The buffers that ranks gather weights into.
     pub gathers: Gathers,
-    /// Prefixes of the names of parameters that are not trained.
-    pub freeze: &'a [String],
+    /// The parameters that are not trained.
+    pub frozen: Frozen,
     /// Sequences per micro-batch.
     pub micro_batch: usize,
     /// Micro-batches per step.
@@ -111,7 +111,7 @@ impl<'a> RankShape<'a> {
             policy: config.policy(),
             mesh: Mesh::new(config.shard.strategy, ranks, config.shard.shard_size)?,
             gathers,
-            freeze: &config.train.freeze,
+            frozen: config.train.frozen(),
             micro_batch,
             micro_batches: (config.train.global_batch / ranks / micro_batch).max(1),
             seq_len: config.data.seq_len,
@@ -122,7 +122,7 @@ impl<'a> RankShape<'a> {
 
     /// Returns the parameter groups of each module.
     pub(super) fn modules(&self) -> PlannedModules {
-        let is_frozen = |name: &str| self.freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
+        let is_frozen = |name: &str| self.frozen.contains(name);
         let of_module = |ModuleOutline { name, shapes, options }| {
             let world_size = self.mesh.world_size();
             (PlannedGroup::from_module(&name, shapes, self.optimizer, &is_frozen, world_size), options)

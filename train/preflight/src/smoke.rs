@@ -93,8 +93,7 @@ fn narrow(section: &mut ModelSection) {
 
 /// Removes settings from `config` for parameters that `decoder` lacks because it has fewer blocks.
 pub(crate) fn forget_absent(config: &mut Config, decoder: &Decoder) {
-    let names = parameter_names(decoder);
-    config.train.freeze.retain(|prefix| names.iter().any(|name| name.starts_with(prefix.as_str())));
+    config.train.forget_absent(&parameter_names(decoder));
     let shapes = parameter_shapes(decoder);
     config.optim.groups.retain(|group| check_groups(std::slice::from_ref(group), &shapes).is_ok());
 }

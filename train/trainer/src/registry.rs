@@ -1,7 +1,7 @@
 //! The parts that a program adds to Kiln: layers, losses, optimizers and metrics.
 
 use kiln_model::Layers;
-use kiln_model::layers::{Layer, LayerError, LayerInit, TokenLoss};
+use kiln_model::layers::{AnyLayer, Layer, LayerError, LayerInit, TokenLoss};
 use kiln_shard::Optimizer;
 
 use crate::logged::{LoggedStep, MetricResult, Metrics};
@@ -55,7 +55,7 @@ impl Registry {
         Registry { layers: self.layers.attention(name, make), ..self }
     }
 
-    /// Adds a whole block, for `model.block = name`.
+    /// Adds a whole block, for `model.block = name`. The block creates its layers itself.
     ///
     /// # Panics
     ///
@@ -66,6 +66,20 @@ impl Registry {
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) -> Self {
         Registry { layers: self.layers.block(name, make), ..self }
+    }
+
+    /// Adds a block made from the attention and feed-forward layers that the configuration names, for `model.block =
+    /// name`. See [`Layers::block_around`].
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or already taken by a block.
+    pub fn block_around<L: Layer>(
+        self,
+        name: &str,
+        make: impl Fn(LayerInit, AnyLayer, AnyLayer) -> Result<L, LayerError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { layers: self.layers.block_around(name, make), ..self }
     }
 
     /// Adds a metric: rank 0's result for a logged step goes to `metrics.jsonl` under `name`; an error ends the run.

@@ -41,7 +41,7 @@ impl DeviceRequest {
             Choice::Is(Precision::F32) if config.shard.offload => READING,
             _ if config.shard.offload => HALF,
             // Frozen parameters have no moments, and some optimizers keep less than AdamW: this is the minimum.
-            _ if !config.train.freeze.is_empty() || config.optim.kind != ADAMW => READING,
+            _ if config.train.freezes() || config.optim.kind != ADAMW => READING,
             _ => TRAINING,
         };
         DeviceRequest {

@@ -59,6 +59,7 @@ const EFFECTS: &[(&str, Effect)] = &[
     ("train.global_batch", Effect::Numbers(StepPhase::Data)),
     ("train.z_loss", Effect::Numbers(StepPhase::Loss)),
     ("train.freeze", Effect::Numbers(StepPhase::Gradient)),
+    ("train.train_only", Effect::Numbers(StepPhase::Gradient)),
     ("train.steps", Effect::Numbers(StepPhase::Update)),
     ("train.micro_batch", Effect::Rounding),
     ("train.ranks", Effect::Rounding),

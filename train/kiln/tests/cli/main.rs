@@ -76,6 +76,7 @@ mod kernel_check;
 #[cfg(feature = "cuda")]
 mod launches_trace;
 mod limits;
+mod lora;
 mod lost_folder;
 mod memory;
 mod messages;

@@ -75,7 +75,7 @@ fn what_is_not_there_is_named() {
         ],
     );
     assert_eq!(said.code, Some(2), "{said:?}");
-    assert!(said.stderr.contains("model.extra: unknown field `scales`"), "{said:?}");
+    assert!(said.stderr.contains("model.extra.scales: unknown field `scales`"), "{said:?}");
     let said = workspace.kiln(&[&["train", "run.toml", "--out", "run"][..], &LAYER].concat());
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.stderr.contains("model.feed_forward = \"relu3\""), "{said:?}");

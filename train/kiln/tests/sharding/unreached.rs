@@ -30,7 +30,7 @@ struct Experts {
 }
 
 impl Experts {
-    fn new(LayerInit { model, index, key, device }: LayerInit) -> Self {
+    fn new(LayerInit { model, index, key, device, .. }: LayerInit) -> Self {
         let d = model.d_model;
         let expert =
             |expert| Linear::new(d, d, model.init_std, key.fork("experts").fork_index(expert), device);

@@ -14,9 +14,7 @@ use kiln_data::{self as data, DataInfo, Tokenizer};
 
 /// Fails unless all parameters named in `config` exist in `decoder`.
 pub fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
-    if !config.train.freeze.is_empty() {
-        check_freeze(&config.train.freeze, &parameter_names(decoder))?;
-    }
+    config.train.check_trained(&parameter_names(decoder))?;
     Ok(check_groups(&config.optim.groups, &parameter_shapes(decoder))?)
 }
 
@@ -58,27 +56,6 @@ pub fn check_position(
     options: &RunOptions,
 ) -> Result<Vec<String>> {
     position::check(checkpoint, config, data, tokenizer, &options.allow_changed)
-}
-
-fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> {
-    let frozen = |name: &String| freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
-    let mut problems: Vec<_> = freeze
-        .iter()
-        .filter(|prefix| !names.iter().any(|name| name.starts_with(prefix.as_str())))
-        .map(|prefix| {
-            let some: Vec<_> = names.iter().take(3).map(String::as_str).collect();
-            format!(
-                "train.freeze: no parameter starts with \"{prefix}\"; they are called {}, …",
-                some.join(", ")
-            )
-        })
-        .collect();
-    if names.iter().all(frozen) {
-        problems.push(
-            "train.freeze leaves nothing to train: name fewer parameters, such as \"layers.0.\"".to_owned(),
-        );
-    }
-    if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
 }
 
 /// Returns the model that a run would train, for commands such as `kiln plan`. The vocabulary is that of prepared
