@@ -145,8 +145,8 @@ impl KeyValueCache {
 }
 
 /// The part of a [`KeyValueCache`] that belongs to one place in the model, such as `layers.3.attention`.
-/// [`Context::fork`](super::Context::fork) gives layers of one block places of their own, and each place has its own
-/// names. Rows and states do not share names.
+/// [`Context::fork`](super::Context::fork) gives each layer of a block a separate place, and each place has separate
+/// names. Rows may have the name of a state.
 #[derive(Clone, Debug)]
 pub struct LayerCache {
     cache: KeyValueCache,
@@ -196,7 +196,8 @@ impl LayerCache {
     }
 
     /// Sets the state `name` of the layer after this pass: a tensor of any shape, such as `[batch, heads, head_dim,
-    /// head_dim]`. It takes effect at the end of the pass, because a block may run twice in a pass.
+    /// head_dim]`. It takes effect at the end of the pass, because a block may run twice in a pass, and stays until
+    /// another pass sets it.
     ///
     /// # Panics
     ///
@@ -207,9 +208,9 @@ impl LayerCache {
         let mut contents = self.cache.lock();
         let Contents { filled, states, .. } = &mut *contents;
         let slot = self.slot(states, &key);
-        let fits =
-            slot.now.as_ref().is_some_and(|held| held.get().is_some_and(|held| held.dims() == state.dims()));
-        assert!(fits || *filled == 0, "cache: the state `{key}` was not {:?} before", state.dims());
+        let fits = |held: &Held| held.get().is_some_and(|held: Tensor<D>| held.dims() == state.dims());
+        let fits = *filled == 0 || slot.now.as_ref().is_some_and(fits);
+        assert!(fits, "cache: the state `{key}` was not {:?} before", state.dims());
         slot.next = Some(Held::new(state));
     }
 
@@ -242,6 +243,7 @@ impl LayerCache {
         x: Tensor<D>,
         window: Option<usize>,
     ) -> (Tensor<D>, usize) {
+        const { assert!(D >= 2, "cache: rows without a dimension of positions") };
         assert!(window != Some(0), "cache: a window of 0 positions");
         let key = self.key(name);
         let capacity = self.cache.capacity;
@@ -287,7 +289,7 @@ impl LayerCache {
         let earlier = slot.written_in.replace(self.run);
         assert!(
             earlier != Some(self.run),
-            "cache: two layers write `{key}` in one pass: give each a context of its own with `Context::fork`"
+            "cache: two layers write `{key}` in one pass: give each a separate context with `Context::fork`"
         );
         slot
     }
@@ -392,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_has_names_of_its_own() {
+    fn each_place_has_separate_names() {
         let cache = KeyValueCache::new(4);
         let layers = || [run_at(&cache, "attention"), run_at(&cache, "ffn")];
         for (number, layer) in layers().iter().enumerate() {

@@ -76,6 +76,12 @@ impl Layer for GatedLinearAttention {
         let out = self.norm.forward(out.swap_dims(1, 2).cast(dtype));
         self.o_proj.forward(out.flatten(2, 3))
     }
+
+    /// Adds 12 for each value of a query and each position, as attention does.
+    fn flops_per_token(&self, seq_len: usize) -> f64 {
+        let [width, _] = self.o_proj.weight.lazy_shape().dims();
+        6.0 * self.active_parameters() as f64 + 12.0 * (width * seq_len) as f64
+    }
 }
 
 fn main() -> std::process::ExitCode {

@@ -34,8 +34,7 @@ pub struct LatentAttention {
 
 impl LatentAttention {
     /// Creates a layer for the model's `heads` and `head_dim`.
-    pub fn new(init: LayerInit) -> Result<Self, LayerError> {
-        let LayerInit { model, key, device, .. } = init;
+    pub fn new(LayerInit { model, key, device, .. }: LayerInit) -> Result<Self, LayerError> {
         let (d, head_dim, width) = (model.d_model, model.head_dim(), model.heads * model.head_dim());
         if !head_dim.is_multiple_of(4) {
             return Err(LayerError::Shape(format!("model.head_dim = {head_dim}: choose a multiple of 4")));
@@ -60,12 +59,9 @@ impl Layer for LatentAttention {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let maps = [&self.q_proj, &self.q_rotary_proj, &self.k_rotary_proj, &self.latent_proj];
         let [q, q_rotary, k_rotary, latent] = Linear::forward_together(maps, x);
-        let (cache, [batch, _, half]) = (context.cache(), k_rotary.dims());
+        let (cache, heads) = (context.cache(), self.heads as i32);
         let rotate = |x| ops::rotary(x, self.frequencies, cache.map_or(0, |cache| cache.position()));
-        let split = |x: Tensor<3>| {
-            let [_, rows, width] = x.dims();
-            x.reshape([batch, rows, self.heads, width / self.heads])
-        };
+        let split = |x: Tensor<3>| x.reshape([0, 0, heads, -1]);
         let (mut k_rotary, mut latent) = (rotate(k_rotary.unsqueeze_dim(2)), self.norm.forward(latent));
         // With a cache, `x` has only the newest positions; the cache has the rows before them.
         if let Some(cache) = cache {
@@ -73,13 +69,19 @@ impl Layer for LatentAttention {
         }
         let [_, rows, _] = latent.dims();
         let [k, v] = Linear::forward_together([&self.k_proj, &self.v_proj], latent).map(split);
-        let k = Tensor::cat(vec![k, k_rotary.expand([batch, rows, self.heads, half])], 3);
+        let k = Tensor::cat(vec![k, k_rotary.expand([-1, -1, heads, -1])], 3);
         let q = Tensor::cat(vec![split(q), rotate(split(q_rotary))], 3);
         let out = match cache {
             None => ops::causal_attention(q, k, v, None),
             Some(_) => ops::cached_attention(q, k, v, rows, None),
         };
         self.o_proj.forward(out.flatten(2, 3))
+    }
+
+    /// Adds 12 for each value of a query and each position, as built-in attention does.
+    fn flops_per_token(&self, seq_len: usize) -> f64 {
+        let [width, _] = self.o_proj.weight.lazy_shape().dims();
+        6.0 * self.active_parameters() as f64 + 12.0 * (width * seq_len) as f64
     }
 }
 
