@@ -96,7 +96,8 @@ impl Layer for Attention {
         let out_bthd = match cache {
             None => ops::causal_attention(q_bthd, k_btkd, v_btkd, self.window),
             Some(cache) => {
-                let (keys_bckd, values_bckd, filled) = cache.append_in_window(k_btkd, v_btkd, self.window);
+                let (keys_bckd, _) = cache.append_in_window("keys", k_btkd, self.window);
+                let (values_bckd, filled) = cache.append_in_window("values", v_btkd, self.window);
                 ops::cached_attention(q_bthd, keys_bckd, values_bckd, filled, self.window)
             }
         };

@@ -53,9 +53,9 @@ use side_channel::{SideChannel, inner_place};
 ///
 /// A layer that processes each position separately ignores [`Context::cache`]. A layer that mixes positions must not:
 /// if the context has a cache, `x` contains only the newest positions, the first of which is
-/// [`LayerCache::position`]. The keys and values of earlier positions come from [`LayerCache::append`], as in
-/// [`Attention`]; a layer with windowed attention calls [`LayerCache::append_in_window`]. The cache has one pair of
-/// tensors per block, so only one layer of a block can use it.
+/// [`LayerCache::position`]. Rows of earlier positions, such as keys and values, come from [`LayerCache::append`], or
+/// from [`LayerCache::append_in_window`] in a layer with windowed attention. A recurrent layer keeps its state with
+/// [`LayerCache::state`] and [`LayerCache::set_state`].
 pub trait Layer: Module + ModuleDisplay + Sync + 'static {
     /// Maps `x` `[batch, seq, d_model]` to the same shape.
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3>;
@@ -123,7 +123,7 @@ impl Context {
     /// Creates a pass without dropout over tokens that follow the tokens in `cache`; the pass adds them to the cache.
     /// For devices without autodiff; see [`decoder::next_logits`](crate::decoder::next_logits).
     pub(crate) fn decoding(cache: KeyValueCache) -> Self {
-        Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }), ..Context::default() }
+        Context { dropout: None, cache: Some(LayerCache::new(cache)), ..Context::default() }
     }
 
     /// Returns the cache of this layer, if the pass has a cache.
@@ -202,8 +202,8 @@ impl Context {
         }
     }
 
-    /// Returns the context of one place in the model, so that no two places share a mask or the name of a
-    /// record.
+    /// Returns the context of one place in the model, so that no two places share a mask, the name of a record, or a
+    /// name in the cache.
     pub fn fork(&self, place: &str) -> Self {
         Context {
             dropout: self.dropout.map(|dropout| DropoutContext { key: dropout.key.fork(place), ..dropout }),
@@ -217,7 +217,6 @@ impl Context {
             dropout: self
                 .dropout
                 .map(|dropout| DropoutContext { key: dropout.key.fork_index(index as u64), ..dropout }),
-            cache: self.cache.as_ref().map(|slot| LayerCache { layer: index, ..slot.clone() }),
             ..self.at_module(&format!("layers.{index}"))
         }
     }
@@ -275,7 +274,11 @@ impl Context {
 
     /// Returns this context for one run of one module, without the values recorded so far.
     pub(crate) fn for_one_run(&self) -> Self {
-        Context { side: self.side.as_ref().map(SideChannel::emptied), ..self.clone() }
+        Context {
+            cache: self.cache.as_ref().map(LayerCache::for_one_run),
+            side: self.side.as_ref().map(SideChannel::emptied),
+            ..self.clone()
+        }
     }
 
     /// Returns this context for a pass from the first block to the last.
@@ -294,7 +297,12 @@ impl Context {
             probe: probe.clone(),
             place: inner_place(outer, name),
         });
-        Context { side: self.side.as_ref().map(|side| side.at(name)), probe, ..self.clone() }
+        Context {
+            cache: self.cache.as_ref().map(|cache| cache.at(name)),
+            side: self.side.as_ref().map(|side| side.at(name)),
+            probe,
+            ..self.clone()
+        }
     }
 
     /// Takes the sum of the losses that were added in this run.

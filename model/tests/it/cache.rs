@@ -4,7 +4,9 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::decoder::{self, Decoder, WithLoss};
 use kiln_model::layers::{AnyLayer, CacheFull, Layers};
-use kiln_model::{AttentionBias, Context, Key, KeyValueCache, Layer, ModelConfig, Modules, RopeScaling};
+use kiln_model::{
+    AttentionBias, Context, Key, KeyValueCache, Layer, LayerInit, ModelConfig, Modules, RopeScaling,
+};
 
 use crate::ops_support::*;
 
@@ -65,19 +67,22 @@ fn tokens(batch: usize, seq: usize, seed: u64) -> Tensor<2, Int> {
 /// Asserts that the logits after each of `chunks` match the logits of one pass over the whole sequence, relative to
 /// the largest logit.
 fn assert_chunks_match(config: &ModelConfig, batch: usize, chunks: &[usize]) {
-    let model = decoder(config, 5, &Device::flex());
+    assert_chunks_of_model_match(&decoder(config, 5, &Device::flex()), batch, chunks);
+}
+
+fn assert_chunks_of_model_match(model: &Decoder, batch: usize, chunks: &[usize]) {
     let seq = chunks.iter().sum();
     let tokens = tokens(batch, seq, 1);
-    let whole = decoder::logits(&model, tokens.clone());
+    let whole = decoder::logits(model, tokens.clone());
     let cache = KeyValueCache::new(seq);
     let mut read = 0;
     for chunk in chunks {
         let new = tokens.clone().narrow(1, read, *chunk);
-        let logits = decoder::next_logits(&model, new, &cache).expect("room");
+        let logits = decoder::next_logits(model, new, &cache).expect("room");
         read += chunk;
         assert_eq!(cache.len(), read);
         let expected = whole.clone().narrow(1, read - 1, 1);
-        let what = format!("{config:?}, {batch} sequences, logits after {read} tokens");
+        let what = format!("{model}, {batch} sequences, logits after {read} tokens");
         assert_close(&values(logits), &values(expected), 1e-5, &what);
     }
 }
@@ -219,16 +224,65 @@ impl Modules for Twice {
 
 #[test]
 fn a_block_that_runs_twice_leaves_the_same_cache() {
-    for config in [config(2)].into_iter().chain(windowed()) {
-        let decoder = || decoder(&config, 5, &Device::flex());
-        let (once, twice) = (decoder(), Twice(decoder()));
+    let configs = [config(2)].into_iter().chain(windowed());
+    let attention = configs.map(|config| decoder(&config, 5, &Device::flex()));
+    for model in attention.chain([mixers()]) {
+        let (once, twice) = (model.clone(), Twice(model));
         let caches = [KeyValueCache::new(40), KeyValueCache::new(40)];
         for (seed, chunk) in [1, 2, 3, 9, 1, 1, 4, 12, 1].into_iter().enumerate() {
             let tokens = tokens(1, chunk, seed as u64);
             let a = decoder::next_logits(&once, tokens.clone(), &caches[0]).expect("room");
             let b = decoder::next_logits(&twice, tokens, &caches[1]).expect("room");
-            assert_eq!(values(a), values(b), "{config:?} after {} positions", caches[0].len());
+            assert_eq!(values(a), values(b), "{} after {} positions", once, caches[0].len());
         }
+    }
+}
+
+/// A layer with a state and rows: adds to each position a decaying sum over all positions up to it, and their largest
+/// elements.
+#[derive(burn::module::Module, Debug)]
+struct Mixer {
+    #[module(skip)]
+    decay: f64,
+}
+
+impl Layer for Mixer {
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        let [batch, seq, width] = x.dims();
+        let zeros = || Tensor::<2>::zeros([batch, width], &x.device());
+        let rows = x.clone().max_dim(2).squeeze_dim::<2>(2);
+        let (mut sum, rows) = match context.cache() {
+            Some(cache) => (cache.state("mixed", zeros), cache.append("mixed", rows)),
+            None => (zeros(), rows),
+        };
+        let [_, filled] = rows.dims();
+        let mixed = (0..seq).map(|i| {
+            sum = sum.clone() * self.decay + x.clone().narrow(1, i, 1).squeeze_dim(1);
+            let largest = rows.clone().narrow(1, 0, filled - seq + i + 1).max_dim(1);
+            (sum.clone() + largest).unsqueeze_dim(1)
+        });
+        let mixed = Tensor::cat(mixed.collect(), 1);
+        if let Some(cache) = context.cache() {
+            cache.set_state("mixed", sum);
+        }
+        mixed
+    }
+}
+
+/// Returns a model in which both layers of a block keep a state and rows, under one name.
+fn mixers() -> Decoder {
+    let mixer = |decay| move |_: LayerInit| Ok(Mixer { decay });
+    let layers = Layers::default().attention("mixer", mixer(0.7)).feed_forward("mixer", mixer(-0.4));
+    let name = || "mixer".to_owned();
+    let config = ModelConfig { attention: name(), feed_forward: name(), ..config(4) };
+    Decoder::new(&layers, &config, Key::new(5), &Device::flex()).expect("registered layers")
+}
+
+#[test]
+fn states_and_rows_of_custom_layers_match_the_whole_pass() {
+    for batch in [1, 3] {
+        assert_chunks_of_model_match(&mixers(), batch, &[1; 12]);
+        assert_chunks_of_model_match(&mixers(), batch, &[7, 1, 1, 5, 2]);
     }
 }
 
@@ -244,9 +298,8 @@ struct Recorder {
 impl Layer for Recorder {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let cache = context.cache().expect("a pass with a cache");
-        let row = x.clone().unsqueeze_dim::<4>(2);
-        let (keys, _, _) = cache.append_in_window(row.clone(), row, self.window);
-        let primitive = keys.try_into_primitive::<Flex>().expect("a tensor of flex");
+        let (rows, _) = cache.append_in_window("rows", x.clone().unsqueeze_dim::<4>(2), self.window);
+        let primitive = rows.try_into_primitive::<Flex>().expect("a tensor of flex");
         let place = primitive.data_arc().as_ptr() as usize;
         self.places.lock().expect("no panic").push(place);
         x

@@ -73,16 +73,11 @@ impl Layer for Alibi {
         let (q, k, v) =
             (self.q_proj.forward(x.clone()), self.k_proj.forward(x.clone()), self.v_proj.forward(x));
         // With a cache, `x` has only the newest positions; the cache has the keys and values before them.
-        let (k, v, filled) = match context.cache() {
-            None => (k, v, seq),
-            Some(cache) => {
-                let filled = cache.position() + seq;
-                let (k, v) = cache.append(k.unsqueeze_dim(2), v.unsqueeze_dim(2));
-                let rows = |x: Tensor<4>| x.narrow(1, 0, filled).squeeze_dim::<3>(2);
-                (rows(k), rows(v), filled)
-            }
+        let (k, v) = match context.cache() {
+            None => (k, v),
+            Some(cache) => (cache.append("keys", k), cache.append("values", v)),
         };
-        let [_, _, head_dim] = k.dims();
+        let [_, filled, head_dim] = k.dims();
         // All heads read the same keys: stacked, they are rows of one product.
         let q = q.reshape([batch, seq, self.heads, head_dim]).swap_dims(1, 2);
         let scores = q.reshape([batch, self.heads * seq, head_dim]).matmul(k.swap_dims(1, 2));

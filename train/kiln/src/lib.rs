@@ -13,6 +13,7 @@
 //! |---|---|---|
 //! | the feed-forward layer | [`Registry::layer`](registry::Registry::layer), `model.feed_forward` | `own_layer.rs` |
 //! | attention | [`Registry::attention`](registry::Registry::attention), `model.attention` | `own_attention.rs` |
+//! | a recurrent layer, or a latent cache | [`LayerCache`](kiln_model::layers::LayerCache) | `gated_linear_attention.rs`, `latent_attention.rs` |
 //! | the whole block | [`Registry::block`](registry::Registry::block), `model.block` | `own_layer.rs` has the form |
 //! | the wiring of a block, around the layers that the configuration names | [`Registry::block_around`](registry::Registry::block_around), `model.block` | `lora.rs` |
 //! | a layer's result, and the checkpoint it starts from | [`AnyLayer::wrapped`](kiln_model::layers::AnyLayer::wrapped), `train.train_only` | `lora.rs` |
@@ -63,10 +64,12 @@ pub use kiln_train::{
 pub use serde;
 
 /// Sets the global allocator that counts the memory of each rank, and keeps freed memory for the next step. A
-/// program without it also trains, but reports no memory.
+/// program without it also trains, but reports no memory. Sets none in tests, so that they can include the files of
+/// several programs.
 #[macro_export]
 macro_rules! allocator {
     () => {
+        #[cfg(not(test))]
         #[global_allocator]
         static ALLOCATOR: $crate::process::CountingAllocator = $crate::process::CountingAllocator;
     };

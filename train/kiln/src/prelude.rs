@@ -37,7 +37,7 @@
 
 pub use burn;
 pub use burn::module::Module;
-pub use burn::tensor::{Device, Int, Tensor};
+pub use burn::tensor::{Bool, DType, Device, Int, Tensor};
 pub use kiln_checkpoint::sharded::{Pass, ShardedDecoder};
 pub use kiln_config::optimizers::OptimizerInit;
 pub use kiln_config::{Config, ConfigError};

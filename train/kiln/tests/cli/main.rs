@@ -39,6 +39,7 @@
 //! - `status`: the status of runs that train, hang, lag or have ended;
 //! - `screen`: the output of a run on a terminal and in a log;
 //! - `surroundings`: a program that calls the library without setting up its process;
+//! - `cached_layers`: custom layers with a state or a latent in the cache of `generate`;
 //! - `extension`: a layer defined outside the crates, trained under every strategy.
 
 mod bad_checkpoint;
@@ -47,6 +48,7 @@ mod bad_config;
 mod bad_data;
 mod bad_hugging_face;
 mod bench;
+mod cached_layers;
 #[cfg(feature = "cuda")]
 mod captured;
 mod check;
