@@ -1,4 +1,4 @@
-//! Everything that a program with custom layers, losses or optimizers needs.
+//! Everything that a program with custom layers, losses, optimizers, commands or training loops needs.
 //!
 //! ```no_run
 //! use kiln::burn::tensor::activation::relu;
@@ -38,13 +38,20 @@
 pub use burn;
 pub use burn::module::Module;
 pub use burn::tensor::{Device, Int, Tensor};
-pub use kiln_checkpoint::sharded::ShardedDecoder;
+pub use kiln_checkpoint as checkpoint;
+pub use kiln_checkpoint::CheckpointState;
+pub use kiln_checkpoint::sharded::{Pass, ShardedDecoder};
+pub use kiln_collectives::Communicator;
 pub use kiln_config::losses::LossInit;
 pub use kiln_config::optimizers::OptimizerInit;
 pub use kiln_config::{Config, ConfigError};
-pub use kiln_model::layers::{Context, Layer, LayerError, LayerInit, Linear, RmsNorm, TokenLoss};
-pub use kiln_model::{Decoder, Key, ModelConfig};
-pub use kiln_shard::{Engine, Optimizer, Rule};
+pub use kiln_data::read_tokenizer_of;
+pub use kiln_model::layers::{Context, Layer, LayerError, LayerInit, Layers, Linear, RmsNorm, TokenLoss};
+pub use kiln_model::{Decoder, Key, ModelConfig, decoder};
+pub use kiln_shard::ranks::run_ranks;
+pub use kiln_shard::{AdamW, Engine, EngineBuilder, Optimizer, Policy, Rule};
+pub use kiln_train::batches::Batches;
+pub use kiln_train::command::CommandResult;
 pub use kiln_train::logged::{LoggedStep, MetricResult};
 pub use kiln_train::registry::Registry;
 pub use kiln_train::run::{LoopResult, Program, Summary, TrainError, Trainer};

@@ -181,15 +181,9 @@ impl<'a> Trainer<'a> {
             table.lines().iter().for_each(|line| tracing::info!("{line}"));
         }
         let mut state = CheckpointState {
-            step: 0,
-            skipped: 0,
-            loss_scale: None,
-            next_sample: 0,
-            tokens: 0,
             seed: config.train.seed,
-            model: plan.model.clone(),
-            context_length: plan.inherited.context_length,
             data_sha256: plan.message.data.train.sha256.clone(),
+            ..CheckpointState::new(plan.model.clone(), plan.inherited.context_length)
         };
         let mut absent = BTreeSet::new();
         if let Some(checkpoint) = &plan.resume {
