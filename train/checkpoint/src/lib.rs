@@ -63,8 +63,8 @@ pub use kiln_sys::{Checksum, Stream};
 pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, Manifest, TensorEntry};
 pub use open::Checkpoint;
 pub use origin::{Architecture, CustomPart, Saved, SavedOptimizer};
-pub use reader::CheckpointReader;
-pub use saver::{Progress, SaveOptions, Saver};
+pub use reader::{CheckpointReader, resume};
+pub use saver::{Progress, SaveOptions, Saver, save};
 pub use write::check_free;
 
 /// File name of the manifest.
@@ -112,6 +112,12 @@ impl CheckpointState {
             context_length,
             data_sha256: None,
         }
+    }
+
+    /// Returns the position after `step` steps of `global_batch` samples, each as long as the context.
+    pub fn at(self, step: u64, global_batch: u64) -> Self {
+        let next_sample = step * global_batch;
+        CheckpointState { step, next_sample, tokens: next_sample * self.context_length as u64, ..self }
     }
 }
 

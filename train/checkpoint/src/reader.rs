@@ -13,7 +13,7 @@ use super::manifest::WIDTH;
 use super::origin::Saved;
 use super::tensor_file::TensorFile;
 use super::weights::{self, AllowMissing, Weights};
-use super::{Checkpoint, CheckpointError, Checksum, Result, SavedOptimizer};
+use super::{Checkpoint, CheckpointError, CheckpointState, Checksum, Result, SavedOptimizer};
 
 /// Maximum number of bytes requested from the disk but not yet copied.
 const AHEAD: usize = 32 << 20;
@@ -70,6 +70,23 @@ impl ReadAhead {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // The data is consistent at every moment, so it is valid after a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Loads weights and optimizer state of the newest checkpoint of the run in `out` into the engine. Returns the position
+/// of the run, or `None` without a change if there is no checkpoint. Collective.
+///
+/// # Errors
+///
+/// If the checkpoint is damaged or belongs to another model or optimizer, or the ranks lose contact.
+pub fn resume(engine: &Engine, out: &Path) -> Result<Option<CheckpointState>> {
+    if !Checkpoint::is_in(out) {
+        return Ok(None);
+    }
+    let checkpoint = Checkpoint::open(&Checkpoint::find_latest(out)?)?;
+    let (reader, nothing) = (checkpoint.reader(), AllowMissing::default());
+    reader.load_weights(engine, &nothing)?;
+    reader.load_optimizer(engine, &nothing)?;
+    Ok(Some(checkpoint.state().clone()))
 }
 
 impl Checkpoint {

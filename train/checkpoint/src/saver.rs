@@ -24,7 +24,9 @@ use super::manifest::Format;
 use super::origin::Saved;
 use super::status::{Next, Stage, Status};
 use super::write::{self, Completion, Entry, Part, Values, WriterOutput};
-use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, SavedOptimizer, folder};
+use super::{
+    CheckpointError, CheckpointState, HeldFolder, Keep, Result, SaveContext, SavedOptimizer, folder,
+};
 
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(320)];
 
@@ -342,6 +344,25 @@ impl Drop for Saver {
     }
 }
 
+/// Saves the engine at `state` as a sharded checkpoint of the run in `out`, and returns the checkpoint's folder.
+/// `files` has the names and contents of other files, such as `tokenizer.json`. Collective.
+///
+/// # Errors
+///
+/// If a rank cannot write its part, or the ranks lose contact.
+pub fn save(
+    engine: &Engine,
+    out: &Path,
+    state: CheckpointState,
+    files: Vec<(String, Arc<[u8]>)>,
+) -> Result<PathBuf> {
+    let options = SaveOptions::new(folder::checkpoints_folder(out));
+    let place = folder::checkpoint_path(&options.folder, state.step);
+    let context = SaveContext { files, ..SaveContext::new(state) };
+    Saver::new(options, engine.world().rank()).begin(engine, context)?;
+    Ok(place)
+}
+
 fn message_interval(engine: &Engine) -> Duration {
     MESSAGE_INTERVAL.min(engine.policy().timeout / 4)
 }
@@ -495,7 +516,7 @@ mod tests {
 
     use super::*;
     use crate::sharded::ShardedDecoder;
-    use crate::{Checkpoint, CheckpointState, verify};
+    use crate::{Checkpoint, verify};
 
     fn model() -> ModelConfig {
         let model = ModelConfig::preset("10m").unwrap();

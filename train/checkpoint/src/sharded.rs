@@ -8,7 +8,9 @@ use kiln_model::decoder::{Decoder, Modules, WithLoss};
 use kiln_model::layers::{AnyLayer, Embed, Head, LayerError, Layers};
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::layout::parameters_of;
-use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule};
+use kiln_shard::{
+    Engine, EngineBuilder, LearningRates, Outcome, ParamGroupLayout, ShardError, ShardOptions, ShardedModule,
+};
 
 const OUTER_PREFIX: &str = "";
 
@@ -75,6 +77,29 @@ impl ShardedDecoder {
     /// Returns the modules for one pass on `device`, with autodiff if the device supports it.
     pub fn pass<'a>(&'a self, device: &'a Device) -> Pass<'a> {
         Pass { decoder: self, device, runs: Cell::new(0) }
+    }
+
+    /// Takes one optimizer step on one micro-batch of each rank, and waits for its outcome. `loss` computes the loss
+    /// `[1]` over the modules of a pass on `device`, which must support autodiff; the losses of all ranks are summed
+    /// (see [`decoder::loss`](kiln_model::decoder::loss)). `max_norm` is the norm to which the gradient is clipped, or
+    /// 0. Collective.
+    ///
+    /// # Errors
+    ///
+    /// If the ranks lose contact, or the device fails.
+    pub fn step(
+        &self,
+        learning_rates: impl Into<LearningRates>,
+        max_norm: f64,
+        device: &Device,
+        loss: impl FnOnce(&Pass<'_>) -> Tensor<1>,
+    ) -> Result<Outcome, ShardError> {
+        let engine = &self.engine;
+        engine.begin_step();
+        let loss = loss(&self.pass(device));
+        engine.check()?;
+        engine.backward(loss, true)?;
+        engine.outcome(engine.update(learning_rates, max_norm)?)
     }
 }
 

@@ -205,5 +205,6 @@ fn optimizer(init: OptimizerInit) -> Result<Momentum, ConfigError> {
 
 fn main() -> ExitCode {
     let registry = Registry::default().attention("mine", Attention::new).layer("mine", FeedForward::new);
-    kiln::cli::main(registry.loss("mine", loss).optimizer("mine", optimizer))
+    let registry = registry.loss("mine", loss).optimizer("mine", optimizer);
+    kiln::cli::main(registry.command("panic", |_, _| panic!("planted panic")))
 }

@@ -19,6 +19,7 @@ use crate::commands::generate::GenerateArgs;
 use crate::commands::inspect::InspectArgs;
 use crate::commands::launch::LaunchArgs;
 use crate::commands::metrics::MetricsArgs;
+use crate::commands::own;
 use crate::commands::plan::PlanArgs;
 use crate::commands::report::ReportArgs;
 use crate::commands::status::StatusArgs;
@@ -36,6 +37,7 @@ use kiln_preflight::bench::{NetworkArgs, StrategiesArgs, TuneArgs};
 use kiln_preflight::check::CheckArgs;
 use kiln_preflight::warmup::WarmupArgs;
 use kiln_train::TrainError;
+use kiln_train::command::Commands;
 use kiln_train::launch;
 use kiln_train::process;
 use kiln_train::process::launcher::{self, Message};
@@ -135,8 +137,9 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Machine", &["doctor", "bench", "warmup"]),
 ];
 
-fn command_line() -> clap::Command {
-    let command = Cli::command();
+/// Returns the command line, with the commands that the program `adds`. They read their arguments themselves.
+fn command_line(adds: &Commands) -> clap::Command {
+    let command = Cli::command().subcommands(adds.names().map(clap::Command::new));
     let mut help = String::from("{about}\n\n{usage-heading} {usage}\n");
     for (title, names) in GROUPS {
         help.push_str(&format!("\n{title}:\n"));
@@ -146,6 +149,10 @@ fn command_line() -> clap::Command {
             let about = command.get_about().map(ToString::to_string).unwrap_or_default();
             help.push_str(&format!("  {:9} {about}\n", command.get_name()));
         }
+    }
+    if adds.names().next().is_some() {
+        help.push_str("\nThis program:\n");
+        adds.names().for_each(|name| help.push_str(&format!("  {name}\n")));
     }
     help.push_str("\nOptions:\n{options}\n\nkiln COMMAND --help shows the arguments of a command.");
     command.help_template(help)
@@ -188,13 +195,16 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     let program = program.into();
     // Sets the version for crash reports, which `begin` sets up.
     version();
-    let begun = process::begin();
+    let begun = process::begin().map_err(|error| CommandError::usage(error.to_string()));
     process::has_commands();
     output::report_panics();
     let arguments = in_current_spelling(std::env::args_os());
-    let parsed =
-        command_line().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
-    let command = match parsed {
+    let commands = program.registry.commands();
+    if let Some(command) = arguments.get(1).and_then(|name| commands.find(name)) {
+        return exit(begun.and_then(|()| own::run(command, &arguments[2..])), false);
+    }
+    let matches = command_line(commands).try_get_matches_from(arguments);
+    let command = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli.command,
         Err(mut error) => {
             // clap suggests to pass an unknown flag as a value, which no command here accepts.
@@ -207,10 +217,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     // A run must not wait for a reader of its output; other commands wait, because they exist for their output.
     let is_run = command.is_run();
     let _output = command.never_blocks().then(output::never_block);
-    if let Err(error) = begun {
-        return exit(Err(CommandError::usage(error.to_string())), is_run);
-    }
-    exit(run(command, program), is_run)
+    exit(begun.and_then(|()| run(command, program)), is_run)
 }
 
 fn run(command: Command, program: Program) -> Result<u8> {
@@ -226,7 +233,7 @@ fn run(command: Command, program: Program) -> Result<u8> {
         Command::Tune(args) => Ok(args.run(&registry)?),
         Command::Sweep(args) => args.run(&registry),
         Command::Warmup(args) => Ok(args.run(&registry)?),
-        Command::Launch(args) => Ok(args.run()?),
+        Command::Launch(args) => Ok(args.run(registry.commands())?),
         Command::Status(args) => args.run(),
         Command::Watch(args) => done(args.run()?),
         Command::Check(args) => Ok(args.run(&registry)?),
@@ -253,8 +260,8 @@ fn run(command: Command, program: Program) -> Result<u8> {
         Command::Metrics(args) => print(args.run()?),
         Command::Bisect(args) => Ok(args.run(&registry)?),
         Command::Convert(args) => print(on_files(|| args.run())?),
-        Command::Completions(args) => print(args.run(command_line())),
-        Command::Man(args) => print(args.run(command_line())?),
+        Command::Completions(args) => print(args.run(command_line(registry.commands()))),
+        Command::Man(args) => print(args.run(command_line(registry.commands()))?),
     }
 }
 
@@ -343,6 +350,8 @@ fn on_files<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
+    use kiln_train::command::BUILT_IN;
+
     use super::*;
 
     #[test]
@@ -355,14 +364,24 @@ mod tests {
         sorted.sort_unstable();
         all.sort_unstable();
         assert_eq!(sorted, all);
-        let help = command_line().render_help().to_string();
+        let help = command_line(&Commands::default()).render_help().to_string();
         assert!(help.lines().count() <= 50 && help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    }
+
+    #[test]
+    fn names_of_commands_are_known_to_the_registry() {
+        let mut command = Cli::command();
+        command.build();
+        let mut names: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
+        names.sort_unstable();
+        assert_eq!(names, BUILT_IN);
     }
 
     #[test]
     fn flags_that_are_keys_are_suggested() {
         let unknown = |flag: &str| {
-            let error = command_line().try_get_matches_from(["kiln", "train", "a.toml", flag]).unwrap_err();
+            let command_line = command_line(&Commands::default());
+            let error = command_line.try_get_matches_from(["kiln", "train", "a.toml", flag]).unwrap_err();
             config::key_of_flag(&unknown_flag(&error).unwrap())
         };
         assert_eq!(unknown("--lr").as_deref(), Some("optim.lr"));

@@ -26,7 +26,8 @@
 //! | a metric to log | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
 //! | the text | [`data::prepare`] | `own_data.rs` |
 //! | when a run evaluates, saves or ends | [`Registry::training_loop`](registry::Registry::training_loop), [`run::Trainer`] | `own_trainer.rs` |
-//! | the whole training loop | [`sharded::ShardedDecoder`], [`kiln_shard::Engine`] | `own_loop.rs` |
+//! | the whole training loop | [`sharded::ShardedDecoder`], [`batches::Batches`] | `own_loop.rs` |
+//! | the commands, alone or on launched ranks | [`Registry::command`](registry::Registry::command) | `own_command.rs` |
 //! | settings of your program | `[experiment]`, [`Config::experiment`](config::Config::experiment) | `own_trainer.rs` |
 //!
 //! `examples/own-crate` is a crate outside of the repository. The map of the code is `ARCHITECTURE.md`.
@@ -58,8 +59,8 @@ pub use kiln_preflight::bench;
 pub use kiln_shard as shard;
 pub use kiln_sys::words;
 pub use kiln_train::{
-    eval, fault, flight, generate, launch, logged, losses, metrics, objective, passes, prepared, process,
-    registry, values, world,
+    batches, command, eval, fault, flight, generate, launch, logged, losses, metrics, objective, passes, prepared,
+    process, registry, values, world,
 };
 pub use serde;
 

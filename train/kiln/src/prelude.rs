@@ -1,4 +1,4 @@
-//! Everything that a program with custom layers, losses or optimizers needs.
+//! Everything that a program with custom layers, losses, optimizers, commands or training loops needs.
 //!
 //! ```no_run
 //! use kiln::burn::tensor::activation::relu;
@@ -38,15 +38,21 @@
 pub use burn;
 pub use burn::module::Module;
 pub use burn::tensor::{Bool, DType, Device, Int, Tensor};
+pub use kiln_checkpoint as checkpoint;
+pub use kiln_checkpoint::CheckpointState;
 pub use kiln_checkpoint::sharded::{Pass, ShardedDecoder};
+pub use kiln_collectives::Communicator;
 pub use kiln_config::optimizers::OptimizerInit;
 pub use kiln_config::{Config, ConfigError};
-pub use kiln_data::{DataInit, DataSource, Sample, SourceError, Split};
+pub use kiln_data::{DataInit, DataSource, Sample, SourceError, Split, read_tokenizer_of};
 pub use kiln_model::layers::{
-    AnyLayer, Block, Context, Layer, LayerError, LayerInit, Linear, RmsNorm, TokenLoss, Wrapper,
+    AnyLayer, Block, Context, Layer, LayerError, LayerInit, Layers, Linear, RmsNorm, TokenLoss, Wrapper,
 };
-pub use kiln_model::{Decoder, Key, ModelConfig};
-pub use kiln_shard::{Engine, Optimizer, Rule};
+pub use kiln_model::{Decoder, Key, ModelConfig, decoder};
+pub use kiln_shard::ranks::run_ranks;
+pub use kiln_shard::{AdamW, Engine, EngineBuilder, Optimizer, Policy, Rule};
+pub use kiln_train::batches::Batches;
+pub use kiln_train::command::CommandResult;
 pub use kiln_train::logged::{LoggedStep, MetricResult};
 pub use kiln_train::losses::LossInit;
 pub use kiln_train::objective::{FrozenModel, Objective, ObjectiveContext, TokenBatch};

@@ -29,12 +29,13 @@ pub fn this_program() -> Result<PathBuf, LaunchError> {
         .map_err(|source| LaunchError::System { what: "find this program's own file", source })
 }
 
-/// Returns `PET_LOG_DIR` if it is set, else `<out>/logs` if the command names a run folder.
+/// Returns `PET_LOG_DIR` if it is set, else `<out>/logs` if the command names a run folder, as `train` and `check` do.
 pub fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("PET_LOG_DIR").filter(|folder| !folder.is_empty()) {
         return Some(folder.into());
     }
-    if command.first().is_some_and(|word| word == "tune" || word == "bench" || word == "warmup") {
+    // The `--out` of other commands is a file, or has a meaning that only the program knows.
+    if !command.first().is_some_and(|word| word == "train" || word == "check") {
         return None;
     }
     // `train --resume RUN` continues in RUN.

@@ -2,6 +2,8 @@
 //!
 //! A program attaches tools that inspect a run, such as breakpoints, through [`run::Tools`].
 
+pub mod batches;
+pub mod command;
 pub mod error;
 pub mod eval;
 pub mod fault;

@@ -1,9 +1,13 @@
-//! The parts that a program adds to Kiln: layers, losses, optimizers and metrics.
+//! The parts that a program adds to Kiln: layers, losses, optimizers, metrics and commands.
 
+use std::sync::Arc;
+
+use kiln_collectives::Communicator;
 use kiln_model::Layers;
 use kiln_model::layers::{AnyLayer, Layer, LayerError, LayerInit, TokenLoss};
 use kiln_shard::Optimizer;
 
+use crate::command::{CommandResult, Commands};
 use crate::logged::{LoggedStep, MetricResult, Metrics};
 use crate::losses::{LossInit, Losses};
 use crate::objective::Objective;
@@ -26,6 +30,7 @@ pub struct Registry {
     losses: Losses,
     metrics: Metrics,
     optimizers: Optimizers,
+    commands: Commands,
 }
 
 impl Registry {
@@ -147,6 +152,35 @@ impl Registry {
         make: impl Fn(OptimizerInit) -> Result<O, ConfigError> + Send + Sync + 'static,
     ) -> Self {
         Registry { optimizers: self.optimizers.with(name, make), ..self }
+    }
+
+    /// Adds a command: `my-program NAME ARGUMENT...` calls `run` with the arguments after the name and with the world,
+    /// in which it is the only rank. `my-program launch --nproc-per-node 2 -- NAME ARGUMENT...` calls it on every rank.
+    /// An error ends the program with exit code 1.
+    ///
+    /// ```
+    /// use kiln_train::registry::Registry;
+    ///
+    /// let registry = Registry::default().command("greet", |names, world| {
+    ///     println!("rank {} of {} greets {names:?}", world.rank(), world.world_size());
+    ///     Ok(())
+    /// });
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or already taken by a built-in or another command.
+    pub fn command(
+        self,
+        name: &'static str,
+        run: impl Fn(&[String], Arc<dyn Communicator>) -> CommandResult + Send + Sync + 'static,
+    ) -> Self {
+        Registry { commands: self.commands.with(name, run), ..self }
+    }
+
+    /// Returns the commands that the program adds.
+    pub fn commands(&self) -> &Commands {
+        &self.commands
     }
 
     /// Returns the available optimizers.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use kiln_launch::place::{self, NodeFlags};
 use kiln_launch::{GRACE, LaunchArgsError, Options, run};
+use kiln_train::command::Commands;
 use kiln_train::launch::{count_gpus, log_dir_of, this_program};
 
 /// Flags and command of `kiln launch`.
@@ -28,24 +29,27 @@ pub(crate) struct LaunchArgs {
     /// Start this program instead of this one, with the command and the environment.
     #[arg(long, hide = true)]
     program: Option<PathBuf>,
-    /// Command of every rank: train CONFIG …, check CONFIG …, tune CONFIG …, eval …, warmup CONFIG …, bench strategies
-    /// or bench network
+    /// Command of every rank: train CONFIG …, check CONFIG …, tune CONFIG …, eval …, warmup CONFIG …, bench strategies,
+    /// bench network, or a command that the program adds
     #[arg(last = true, required = true, value_name = "train CONFIG …")]
     command: Vec<OsString>,
 }
 
 impl LaunchArgs {
-    /// Launches the ranks, and returns the exit code.
-    pub(crate) fn run(self) -> Result<u8, LaunchArgsError> {
+    /// Launches the ranks, and returns the exit code. `commands` are those that the program adds.
+    pub(crate) fn run(self, commands: &Commands) -> Result<u8, LaunchArgsError> {
+        let is_added = self.command.first().is_some_and(|name| commands.find(name).is_some());
         if self.program.is_none()
+            && !is_added
             && let Err(problem) = check_command(&self.command)
         {
             return Err(LaunchArgsError::Arguments(problem));
         }
         // With a breakpoint, `--rank` is an older spelling of `--break-rank`.
         let breaks = self.command.iter().any(|argument| argument.to_string_lossy().starts_with("--break"));
-        let is_own = |flag: &&'static str| !(breaks && *flag == "--rank");
-        if let Some(flag) = self.command.iter().filter_map(|argument| place_flag(argument)).find(is_own) {
+        // The flags of a command that the program adds have their own meaning.
+        let is_place = |flag: &&'static str| !(is_added || (breaks && *flag == "--rank"));
+        if let Some(flag) = self.command.iter().filter_map(|argument| place_flag(argument)).find(is_place) {
             let problem = format!("{flag} differs between ranks, and the launcher sets it; remove it");
             return Err(LaunchArgsError::Arguments(problem));
         }

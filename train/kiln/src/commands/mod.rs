@@ -10,6 +10,7 @@ pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod launch;
 pub(crate) mod metrics;
+pub(crate) mod own;
 pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod status;

@@ -86,6 +86,7 @@ mod nonfinite;
 mod order;
 mod origin;
 mod own_attention;
+mod own_command;
 mod own_layer;
 mod own_loop;
 mod own_loss;

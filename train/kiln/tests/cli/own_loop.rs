@@ -3,15 +3,17 @@
 
 use crate::support::{Workspace, example};
 
+/// Trains through the last of `steps` with the example, and returns its lines about steps.
+fn train(workspace: &Workspace, out: &str, strategy: &str, steps: &str) -> Vec<String> {
+    let ended = workspace.run(&example("own_loop"), &["data", out, strategy, steps]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    ended.stdout.lines().filter(|line| line.starts_with("step")).map(str::to_owned).collect()
+}
+
 #[test]
 fn commands_read_what_a_loop_of_your_own_leaves() {
     let workspace = Workspace::new();
-    let train = |out: &str, strategy: &str, steps: &str| {
-        let ended = workspace.run(&example("own_loop"), &["data", out, strategy, steps]);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        let steps = ended.stdout.lines().filter(|line| line.starts_with("step"));
-        steps.map(str::to_owned).collect::<Vec<_>>()
-    };
+    let train = |out: &str, strategy: &str, steps: &str| train(&workspace, out, strategy, steps);
     let full = train("run", "FULL_SHARD", "20");
     let loss =
         |line: &str| -> Option<f64> { line.split_once("loss ")?.1.split_whitespace().next()?.parse().ok() };
@@ -31,6 +33,29 @@ fn commands_read_what_a_loop_of_your_own_leaves() {
     assert!(succeed(&["eval", "--checkpoint", "run", "--data", "data", "--ranks", "2"]).contains("loss"));
     succeed(&["generate", "--checkpoint", "run", "--prompt", "a", "--max-tokens", "4"]);
     assert!(succeed(&["inspect", "run"]).contains("adamw"));
+}
+
+/// The example prints enough digits to tell all f32 numbers of this size apart.
+#[test]
+fn a_loop_from_scratch_has_the_bits_of_the_stock_run() {
+    let workspace = Workspace::new();
+    let same = [
+        ("model.preset", "'10m'"),
+        ("model.d_model", "64"),
+        ("model.kv_heads", "4"),
+        ("model.d_ff", "128"),
+        ("data.seq_len", "64"),
+        ("train.steps", "8"),
+        ("train.micro_batch", "4"),
+        ("optim.lr", "3e-3"),
+        ("optim.schedule", "'constant'"),
+        ("optim.warmup_steps", "0"),
+    ];
+    workspace.config("run.toml", &same);
+    workspace.succeed(&["train", "run.toml", "--out", "stock"]);
+    let stock = workspace.steps("stock").into_iter();
+    let line = |(step, loss, norm)| format!("step {step:2}  loss {loss:.9}  norm {norm:.9}");
+    assert_eq!(train(&workspace, "own", "FULL_SHARD", "8"), stock.map(line).collect::<Vec<_>>());
 }
 
 #[test]

@@ -55,17 +55,7 @@ fn tied_like(run: Run, other: &Run) -> Run {
 }
 
 fn state(run: &Run, step: u64) -> CheckpointState {
-    CheckpointState {
-        step,
-        skipped: 0,
-        loss_scale: None,
-        next_sample: step * run.batch as u64,
-        tokens: step * (run.batch * run.seq) as u64,
-        seed: 1,
-        model: run.model.clone(),
-        context_length: run.seq,
-        data_sha256: None,
-    }
+    CheckpointState { seed: 1, ..CheckpointState::new(run.model.clone(), run.seq).at(step, run.batch as u64) }
 }
 
 fn values(rank: &Rank<'_>) -> Result<[Values; 3], TrainError> {

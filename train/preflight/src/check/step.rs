@@ -137,15 +137,11 @@ impl Shrunk {
         let loss = self.load_loss(world)?;
         let first = self.step_of(&model, &loss, 1)?;
         let state = CheckpointState {
-            step: 1,
             skipped: u64::from(!first.applied),
             loss_scale: first.loss_scale,
-            next_sample: config.train.global_batch as u64,
-            tokens: (config.train.global_batch * config.data.seq_len) as u64,
             seed: config.train.seed,
-            model: self.model.clone(),
-            context_length: config.data.seq_len,
-            data_sha256: None,
+            ..CheckpointState::new(self.model.clone(), config.data.seq_len)
+                .at(1, config.train.global_batch as u64)
         };
         let options = SaveOptions {
             format: config.checkpoint.format,

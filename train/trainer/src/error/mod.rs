@@ -7,6 +7,7 @@ use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use kiln_collectives::CommError;
 use kiln_collectives::tcp::JoinError;
 use kiln_model::layers::LayerError;
 use kiln_shard::ShardError;
@@ -60,6 +61,9 @@ pub enum TrainError {
     /// A custom training loop failed.
     #[error("the training loop: {}", with_causes(.0))]
     Loop(#[source] BoxError),
+    /// A command that the program adds failed.
+    #[error("{name}: {}", with_causes(.source))]
+    Command { name: &'static str, source: BoxError },
     /// A metric that the program adds failed.
     #[error(transparent)]
     Metric(MetricError),
@@ -240,8 +244,13 @@ impl From<MetricError> for TrainError {
     }
 }
 
+/// Joins the messages of an error and its causes, except those that end the message of their effect.
 fn with_causes(error: &BoxError) -> String {
-    causes(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    causes(&**error).map(ToString::to_string).fold(String::new(), |text, cause| match text {
+        text if text.is_empty() => cause,
+        text if text.ends_with(&cause) => text,
+        text => format!("{text}: {cause}"),
+    })
 }
 
 /// Iterates over an error and its causes.
@@ -342,15 +351,19 @@ impl RankError for TrainError {
             TrainError::Shard(error) | TrainError::Recorded(error, _) => error.is_consequence(),
             TrainError::Checkpoint(error) => error.is_consequence(),
             TrainError::Rank0 { .. } => true,
-            TrainError::Loop(error) => {
+            TrainError::Loop(error) | TrainError::Command { source: error, .. } => {
                 let of_engine = |error: &ShardError| error.is_consequence();
+                let of_world = |error: &CommError| matches!(error, CommError::Aborted { .. });
                 any_of(error, RankError::is_consequence)
-                    || causes(&**error).any(|error| error.downcast_ref().is_some_and(of_engine))
+                    || causes(&**error).any(|error| {
+                        error.downcast_ref().is_some_and(of_engine)
+                            || error.downcast_ref().is_some_and(of_world)
+                    })
             }
             TrainError::Rank { source, .. } => source.is_consequence(),
             #[cfg(feature = "cuda")]
             TrainError::Nccl { source, .. } => {
-                use kiln_collectives::{CommError, nccl::NcclError};
+                use kiln_collectives::nccl::NcclError;
                 matches!(**source, NcclError::Peers { .. } | NcclError::Group(CommError::Aborted { .. }))
             }
             _ => false,

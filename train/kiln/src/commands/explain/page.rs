@@ -112,9 +112,9 @@ fn train(error: &TrainError) -> Option<Page> {
         TrainError::Layer(error) => layer(error),
         TrainError::Data(error) => data(error),
         TrainError::Shard(error) | TrainError::Recorded(error, _) => shard(error),
-        TrainError::Loop(error) | TrainError::Metric(MetricError { source: error, .. }) => {
-            first_of_causes(&**error)
-        }
+        TrainError::Loop(error)
+        | TrainError::Command { source: error, .. }
+        | TrainError::Metric(MetricError { source: error, .. }) => first_of_causes(&**error),
         TrainError::Records { .. } => Some(Page::RanksDiffer),
         TrainError::Checkpoint(error) => checkpoint(error),
         TrainError::Eval(error) => eval(error),

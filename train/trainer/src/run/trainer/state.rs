@@ -186,15 +186,9 @@ impl<'a> Trainer<'a> {
         let layers = plan.registry.layers();
         let loss = RunLoss::load(plan.loss.clone(), layers, config, &world, &device)?;
         let mut state = CheckpointState {
-            step: 0,
-            skipped: 0,
-            loss_scale: None,
-            next_sample: 0,
-            tokens: 0,
             seed: config.train.seed,
-            model: plan.model.clone(),
-            context_length: plan.inherited.context_length,
             data_sha256: plan.message.data.train.sha256.clone(),
+            ..CheckpointState::new(plan.model.clone(), plan.inherited.context_length)
         };
         let mut absent = BTreeSet::new();
         if let Some(checkpoint) = &plan.resume {

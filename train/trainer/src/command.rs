@@ -1,0 +1,124 @@
+//! The commands that a program adds to the command line.
+
+use std::error::Error;
+use std::ffi::OsStr;
+use std::fmt;
+use std::sync::Arc;
+
+use kiln_collectives::Communicator;
+
+use crate::error::TrainError;
+
+/// The result of a custom command: nothing, or any error.
+pub type CommandResult = Result<(), Box<dyn Error + Send + Sync>>;
+
+type Run = dyn Fn(&[String], Arc<dyn Communicator>) -> CommandResult + Send + Sync;
+
+/// Names of the built-in commands. A test of the command line compares them with its commands.
+pub const BUILT_IN: [&str; 29] = [
+    "attach",
+    "bench",
+    "bisect",
+    "check",
+    "completions",
+    "config",
+    "convert",
+    "data",
+    "diff",
+    "doctor",
+    "eval",
+    "explain",
+    "export",
+    "generate",
+    "help",
+    "import",
+    "inspect",
+    "launch",
+    "man",
+    "metrics",
+    "plan",
+    "replay",
+    "report",
+    "status",
+    "sweep",
+    "trace",
+    "train",
+    "warmup",
+    "watch",
+];
+
+/// A command that a program adds.
+#[derive(Clone)]
+pub struct Command {
+    /// Name of the command: the first argument of the program.
+    pub name: &'static str,
+    run: Arc<Run>,
+}
+
+impl Command {
+    /// Runs the command on one rank of `world`, with the `arguments` after its name.
+    ///
+    /// # Errors
+    ///
+    /// The error of the command, with its name.
+    pub fn run(&self, arguments: &[String], world: Arc<dyn Communicator>) -> Result<(), TrainError> {
+        (self.run)(arguments, world).map_err(|source| TrainError::Command { name: self.name, source })
+    }
+}
+
+/// The commands that a program adds.
+#[derive(Clone, Default)]
+pub struct Commands(Vec<Command>);
+
+impl Commands {
+    /// Adds a command; see [`Registry::command`](crate::registry::Registry::command).
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty or taken.
+    #[must_use]
+    pub fn with(
+        mut self,
+        name: &'static str,
+        run: impl Fn(&[String], Arc<dyn Communicator>) -> CommandResult + Send + Sync + 'static,
+    ) -> Self {
+        assert!(!name.is_empty(), "a command needs a name");
+        let is_taken = BUILT_IN.contains(&name) || self.find(name.as_ref()).is_some();
+        assert!(!is_taken, "`{name}` is a command already: choose another name");
+        self.0.push(Command { name, run: Arc::new(run) });
+        self
+    }
+
+    /// Returns the command of this name.
+    pub fn find(&self, name: &OsStr) -> Option<&Command> {
+        self.0.iter().find(|command| command.name == name)
+    }
+
+    /// Returns the names of the commands, in the order of addition.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.0.iter().map(|command| command.name)
+    }
+}
+
+impl fmt::Debug for Commands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "`train` is a command already: choose another name")]
+    fn command_cannot_have_the_name_of_a_built_in_one() {
+        let _ = Commands::default().with("mine", |_, _| Ok(())).with("train", |_, _| Ok(()));
+    }
+
+    #[test]
+    #[should_panic(expected = "`mine` is a command already: choose another name")]
+    fn command_cannot_be_added_twice() {
+        let _ = Commands::default().with("mine", |_, _| Ok(())).with("mine", |_, _| Ok(()));
+    }
+}
