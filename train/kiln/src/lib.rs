@@ -17,6 +17,7 @@
 //! | a loss of a layer, or a value to log | [`Context::add_loss`](kiln_model::Context::add_loss), [`Context::record`](kiln_model::Context::record) | `own_metric.rs` |
 //! | the training loss | [`Registry::loss`](registry::Registry::loss), `loss.kind` | `own_loss.rs` |
 //! | the optimizer | [`Registry::optimizer`](registry::Registry::optimizer), `optim.kind` | `own_optimizer.rs` |
+//! | an optimizer with state of whole matrices | [`Rule::owned_slots`](kiln_shard::Rule::owned_slots) | `shampoo.rs` |
 //! | learning rates and schedules by parameter | `[[optim.groups]]` of the configuration | |
 //! | a metric to log | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
 //! | the text | [`data::prepare`] | `own_data.rs` |

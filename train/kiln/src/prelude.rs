@@ -44,7 +44,9 @@ pub use kiln_config::optimizers::OptimizerInit;
 pub use kiln_config::{Config, ConfigError};
 pub use kiln_model::layers::{Context, Layer, LayerError, LayerInit, Linear, RmsNorm, TokenLoss};
 pub use kiln_model::{Decoder, Key, ModelConfig};
-pub use kiln_shard::{Engine, Optimizer, Rule};
+pub use kiln_shard::{
+    Choice, DirectionRun, Engine, Optimizer, OwnedRun, Rule, Settings, ShardRun, UpdateStep,
+};
 pub use kiln_train::logged::{LoggedStep, MetricResult};
 pub use kiln_train::registry::Registry;
 pub use kiln_train::run::{LoopResult, Program, Summary, TrainError, Trainer};
