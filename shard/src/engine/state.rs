@@ -8,7 +8,7 @@ use kiln_collectives::{Buffer, BufferError, DType, Label, Phase};
 use super::core::Engine;
 use crate::buffers::{self, Placement};
 use crate::error::ShardError;
-use crate::layout::{OwnedSlot, ParamGroupLayout};
+use crate::layout::ParamGroupLayout;
 use crate::param_group::{ParamGroup, StateKind};
 
 impl Engine {
@@ -33,18 +33,14 @@ impl Engine {
     /// [`Engine::gather_group`]. Collective.
     pub fn gather_parameter(&self, name: &str, kind: StateKind<'_>) -> Result<Option<Vec<f32>>, ShardError> {
         let (group, index) = self.find(name)?;
+        let position = group.options.position;
         if let StateKind::Slot(slot) = kind
-            && let Some(owned) = group.layout.parameters[index].owned_slot(slot)
+            && self.has_owned(position, slot)
         {
-            let earlier = group.layout.parameters[..index].iter().filter_map(|p| p.owned_slot(slot));
-            let start: usize = earlier.map(OwnedSlot::numel).sum();
-            let whole = self.gather_owned(group.options.position, slot)?;
-            let values =
-                whole.map(|whole| Ok(whole.as_slice::<f32>()?[start..start + owned.numel()].to_vec()));
-            return values.transpose();
+            return self.gather_owned_of(position, index, slot);
         }
         let range = group.layout.parameters[index].range();
-        let Some(whole) = self.gather_group(group.options.position, kind)? else {
+        let Some(whole) = self.gather_group(position, kind)? else {
             return Ok(None);
         };
         Ok(Some(whole.as_slice::<f32>()?[range].to_vec()))
@@ -97,29 +93,39 @@ impl Engine {
     /// Returns the owned slot `slot` of all parameters of the group at `position` that have it, one after the other, on
     /// every rank; `None` if there are no values. Collective.
     pub fn gather_owned(&self, position: usize, slot: &str) -> Result<Option<Buffer>, ShardError> {
-        let (context, mut whole) = (&self.context, Vec::new());
-        context.check()?;
+        self.context.check()?;
         if !self.has_owned(position, slot) {
             return Ok(None);
         }
-        let group = &self.groups[position];
-        for (index, parameter) in group.layout.parameters.iter().enumerate() {
-            let (Some(owned), Some(owner)) = (parameter.owned_slot(slot), self.owners.owner(position, index))
-            else {
-                continue;
-            };
-            let mut values = Buffer::zeros(DType::F32, owned.numel());
-            let whole_of = |mine: &[f32]| Ok::<_, BufferError>(values.as_mut_slice()?.copy_from_slice(mine));
-            self.read_owned(&parameter.name, slot, whole_of)?.transpose()?;
-            let ranks = 0..context.world.world_size();
-            let root =
-                ranks.into_iter().find(|rank| ParamGroupLayout::own_chunk(&context.mesh, *rank) == owner);
-            let label = Label::new(group.layout.name.as_str(), Phase::Checkpoint);
-            let values = context.wait(context.world.broadcast(label, values, root.unwrap_or(0)));
-            whole.extend_from_slice(values.ok_or_else(|| context.failure())?.as_slice::<f32>()?);
-        }
+        let parameters = 0..self.groups[position].layout.parameters.len();
+        let values = parameters.map(|index| self.gather_owned_of(position, index, slot));
+        let values =
+            values.map(|values| Ok(values?.unwrap_or_default())).collect::<Result<Vec<_>, ShardError>>();
+        Ok(Some(Buffer::from_slice(&values?.concat())))
+    }
+
+    /// Returns the owned slot `slot` of one parameter on every rank; `None` if the parameter does not have it. Collective.
+    fn gather_owned_of(
+        &self,
+        position: usize,
+        index: usize,
+        slot: &str,
+    ) -> Result<Option<Vec<f32>>, ShardError> {
+        let (context, layout) = (&self.context, &self.groups[position].layout);
+        let parameter = &layout.parameters[index];
+        let (Some(owned), Some(owner)) = (parameter.owned_slot(slot), self.owners.owner(position, index))
+        else {
+            return Ok(None);
+        };
+        let mut values = Buffer::zeros(DType::F32, owned.numel());
+        let copy = |mine: &[f32]| Ok::<_, BufferError>(values.as_mut_slice()?.copy_from_slice(mine));
+        self.read_owned(&parameter.name, slot, copy)?.transpose()?;
+        let mut ranks = 0..context.world.world_size();
+        let root = ranks.find(|rank| ParamGroupLayout::own_chunk(&context.mesh, *rank) == owner);
+        let label = Label::new(layout.name.as_str(), Phase::Checkpoint);
+        let values = context.wait(context.world.broadcast(label, values, root.unwrap_or(0)));
         context.check()?;
-        Ok(Some(Buffer::from_slice(&whole)))
+        Ok(values.map(|values| values.as_slice::<f32>().map(<[f32]>::to_vec)).transpose()?)
     }
 
     /// Returns whether this rank owns the parameter `name`, whose rule works on whole matrices.

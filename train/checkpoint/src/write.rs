@@ -92,23 +92,17 @@ impl Part<'_> {
     fn entries(&self, (group, saved): &(usize, Saved)) -> Vec<Entry> {
         let (group, layout) = (*group, &self.layout[*group]);
         let chunk = self.chunk.map(|index| layout.chunk_range(index));
-        let is_owned = saved.slot().is_some_and(|slot| layout.owns(slot));
-        let mut start_of_owned = 0;
+        let owned = saved.slot().filter(|slot| layout.owns(slot));
+        let mut end = 0;
         let entries = layout.parameters.iter().enumerate().map(|(slot, parameter)| {
-            let (start, range) = match (&chunk, is_owned) {
-                (_, true) => {
-                    let owned = saved.slot().and_then(|slot| parameter.owned_slot(slot));
-                    let numel = owned.map_or(0, OwnedSlot::numel);
-                    let start = start_of_owned;
-                    start_of_owned += numel;
-                    let is_mine = self.chunk.is_none() || self.chunk == self.owners.owner(group, slot);
-                    (start, if is_mine { 0..numel } else { 0..0 })
-                }
-                (None, false) => (parameter.offset, 0..parameter.numel()),
-                (Some(chunk), false) => {
-                    let range = parameter.held_by(chunk).1;
-                    (parameter.offset + range.start, range)
-                }
+            let (start, range) = if let Some(name) = owned {
+                let start = end;
+                end += parameter.owned_slot(name).map_or(0, OwnedSlot::numel);
+                let is_mine = self.chunk.is_none() || self.chunk == self.owners.owner(group, slot);
+                (start, if is_mine { 0..end - start } else { 0..0 })
+            } else {
+                let range = chunk.as_ref().map_or(0..parameter.numel(), |chunk| parameter.held_by(chunk).1);
+                (parameter.offset + range.start, range)
             };
             Entry { group, slot, saved: saved.clone(), range, start }
         });

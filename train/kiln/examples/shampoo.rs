@@ -12,7 +12,7 @@ struct Shampoo {
     weight_decay: f64,
 }
 
-/// Share of the means that each step keeps, and the number of steps between computations of the roots.
+/// Share of the means that each step keeps, and steps between computations of the roots after as many steps.
 const KEPT: f64 = 0.95;
 const EVERY: u64 = 10;
 
@@ -25,7 +25,7 @@ fn shampoo(init: OptimizerInit) -> Result<Optimizer, ConfigError> {
 /// Adds `square` `[matrices, n, n]` to the mean in the first slot, and returns the root in the second.
 fn precondition(step: u64, slots: &mut [Tensor<3>], square: Tensor<3>) -> Tensor<3> {
     slots[0] = slots[0].clone() * KEPT + square * (1.0 - KEPT);
-    if (step - 1).is_multiple_of(EVERY) {
+    if step < EVERY || step.is_multiple_of(EVERY) {
         slots[1] = inverse_fourth_root(slots[0].clone() / (1.0 - KEPT.powf(step as f64)));
     }
     slots[1].clone()
@@ -36,9 +36,9 @@ fn inverse_fourth_root(a: Tensor<3>) -> Tensor<3> {
     let identity = Tensor::<2>::eye(a.dims()[1], &a.device()).unsqueeze::<3>();
     let norm = a.clone().powi_scalar(2).sum_dim(1).sum_dim(2).sqrt().clamp_min(1e-30);
     // A X⁴, which becomes the identity while X becomes the root.
-    let mut product = (a / norm.clone() + identity.clone() * 1e-6) * 2.5;
+    let mut product = (a / norm.clone() + identity.clone() * 1e-4) * 2.5;
     let mut root = (norm / 2.5).powf_scalar(-0.25) * identity.clone();
-    for _ in 0..25 {
+    for _ in 0..20 {
         let factor = identity.clone() * 1.25 - product.clone() * 0.25;
         let square = factor.clone().matmul(factor.clone());
         product = square.clone().matmul(square).matmul(product);

@@ -600,7 +600,7 @@ impl Groups {
     }
 }
 
-/// Returns the number of elements of the owned slots in each group, on the rank that has the most in all groups.
+/// Returns the number of elements of the owned slots in each group, on the rank that has the most in total.
 fn owned_slots(modules: &[(Vec<PlannedGroup>, ShardOptions)]) -> Vec<u64> {
     let groups: Vec<_> = modules.iter().flat_map(|(groups, _)| groups).collect();
     let owners = Owners::new(groups.iter().map(|group| &group.layout), |at| groups[at].is_whole);
