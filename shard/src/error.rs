@@ -51,6 +51,14 @@ pub enum ShardError {
         /// The rule.
         rule: String,
     },
+    /// The optimizer's rules use a name both for a slot with a value per element and for an owned slot.
+    #[error(
+        "the optimizer has two kinds of slots called `{slot}`, with a value per element and of whole matrices: rename one"
+    )]
+    SlotName {
+        /// The name.
+        slot: &'static str,
+    },
     /// A rule of the optimizer returned an invalid update for a matrix.
     #[error("the update of `{name}`: {reason}")]
     Update {

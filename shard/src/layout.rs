@@ -21,9 +21,32 @@ pub struct ParameterLayout {
     pub shape: Vec<usize>,
     /// Index of its first element in the group's flat buffer.
     pub offset: usize,
+    /// State of the optimizer for the whole parameter, which the parameter's owner keeps.
+    pub owned_slots: Vec<OwnedSlot>,
+}
+
+/// A slot of the optimizer's state for a whole parameter, such as a preconditioner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnedSlot {
+    /// Name of the slot, such as `preconditioner`.
+    pub name: String,
+    /// Shape of its f32 values; never empty of elements.
+    pub shape: Vec<usize>,
+}
+
+impl OwnedSlot {
+    /// Returns the number of elements.
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
 }
 
 impl ParameterLayout {
+    /// Returns the owned slot `name`, if the parameter has it.
+    pub fn owned_slot(&self, name: &str) -> Option<&OwnedSlot> {
+        self.owned_slots.iter().find(|slot| slot.name == name)
+    }
+
     /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
@@ -75,7 +98,7 @@ impl ParamGroupLayout {
         let parameters: Vec<_> = parameters
             .into_iter()
             .map(|(name, shape)| {
-                let parameter = ParameterLayout { name, shape, offset };
+                let parameter = ParameterLayout { name, shape, offset, owned_slots: Vec::new() };
                 offset += parameter.numel().next_multiple_of(ALIGNMENT);
                 parameter
             })
@@ -97,6 +120,11 @@ impl ParamGroupLayout {
     /// Returns the number of elements that belong to a parameter.
     pub fn numel(&self) -> usize {
         self.parameters.iter().map(ParameterLayout::numel).sum()
+    }
+
+    /// Returns whether `name` is an owned slot of a parameter in this group.
+    pub fn owns(&self, name: &str) -> bool {
+        self.parameters.iter().any(|parameter| parameter.owned_slot(name).is_some())
     }
 
     /// Returns the elements of the flat buffer that `rank` of `mesh` holds.

@@ -44,11 +44,11 @@ pub use buffers::{
 };
 pub use engine::{Engine, EngineBuilder, Outcome, PlannedGroup, Snapshot, Update};
 pub use error::ShardError;
-pub use layout::{Layout, ParamGroupLayout, ParameterLayout};
+pub use layout::{Layout, OwnedSlot, ParamGroupLayout, ParameterLayout};
 pub use mesh::{Mesh, MeshError, Strategy, UnknownStrategy};
 pub use optim::{
-    AdamW, AdjustLr, Choice, DirectionRun, LearningRates, LossScale, Muon, Optimizer, Rule, Settings,
-    ShardRun, Sign, UpdateStep, clip_factor,
+    AdamW, AdjustLr, Choice, DirectionRun, LearningRates, LossScale, Muon, Optimizer, OwnedRun, Owners, Rule,
+    Settings, ShardRun, Sign, UpdateStep, clip_factor,
 };
 #[cfg(feature = "cube")]
 pub use optim::{DeviceRule, DeviceShard, HalfDType};

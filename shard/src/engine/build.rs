@@ -203,13 +203,18 @@ impl Engine {
         if ranks.is_empty() { Ok(()) } else { Err(ShardError::PlanMismatch { ranks }) }
     }
 
-    /// Fails if a rule does not support the device of its parameters.
+    /// Fails if a rule does not support the device of its parameters, or a name stands for two kinds of slots.
     fn check_rules(&self) -> Result<(), ShardError> {
+        let slots = self.optimizer.slots();
+        if let Some(slot) = self.optimizer.owned_slots().into_iter().find(|slot| slots.contains(slot)) {
+            return Err(ShardError::SlotName { slot });
+        }
         #[cfg(feature = "cube")]
         for (rule, group) in self.rules.iter().zip(&self.groups) {
             let rule = self.optimizer.rule(rule.rule);
             let is_host = self.context.state_placement().is_host();
-            if group.layout.trainable && !is_host && rule.on_device().is_none() {
+            let is_host_rule = rule.on_device().is_none() || !rule.owned_slots().is_empty();
+            if group.layout.trainable && !is_host && is_host_rule {
                 return Err(ShardError::HostRule { rule: rule.name().to_owned() });
             }
         }

@@ -11,7 +11,7 @@ use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 use crate::buffers::LossSum;
 use crate::comm::{CommContext, Reducer};
 use crate::error::ShardError;
-use crate::layout::Layout;
+use crate::layout::{Layout, ParamGroupLayout};
 use crate::memory;
 use crate::mesh::Mesh;
 #[cfg(feature = "cube")]
@@ -32,7 +32,7 @@ pub struct Engine {
     pub(super) optimizer: Optimizer,
     /// The rule of each group.
     pub(super) rules: Vec<GroupRule>,
-    /// The rank that transforms each matrix.
+    /// The owner of each matrix, which transforms it.
     pub(super) owners: Owners,
     /// Loss of the current step so far, on this rank.
     pub(super) loss: Arc<Mutex<LossSum>>,
@@ -59,7 +59,7 @@ impl Engine {
         let layout =
             Layout { mesh: context.mesh, groups: groups.iter().map(|group| group.layout.clone()).collect() };
         let is_whole = |at: usize| layout.groups[at].trainable && optimizer.rule(rules[at].rule).is_whole();
-        let owners = Owners::new(&layout, is_whole);
+        let owners = Owners::new(&layout.groups, is_whole);
         let last = groups.last().map_or(0..0, |group| group.options.module.clone());
         Engine {
             context,
@@ -82,6 +82,11 @@ impl Engine {
     /// Returns the layout of the parameters.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Returns the owners of the parameters that rules on whole matrices update.
+    pub fn owners(&self) -> &Owners {
+        &self.owners
     }
 
     /// Returns the optimizer of [`Engine::update`].
@@ -114,6 +119,11 @@ impl Engine {
     /// pass.
     pub fn check(&self) -> Result<(), ShardError> {
         self.context.check()
+    }
+
+    /// Returns the chunk that this rank writes; it owns the matrices of this chunk's owner.
+    pub(super) fn own_chunk(&self) -> usize {
+        ParamGroupLayout::own_chunk(&self.context.mesh, self.context.rank)
     }
 
     /// Returns the elements of `group`'s flat buffer that this rank holds.

@@ -48,7 +48,13 @@ impl ModuleGroups {
                 (false, 0) => module.to_owned(),
                 (false, _) => format!("{module}.{}", optimizer.rule(rule).name()),
             };
-            (ParamGroupLayout::new(name, !is_frozen, parameters, world_size), group_rule)
+            let mut layout = ParamGroupLayout::new(name, !is_frozen, parameters, world_size);
+            if !is_frozen {
+                for parameter in &mut layout.parameters {
+                    parameter.owned_slots = optimizer.owned_slots_of(&parameter.name, &parameter.shape);
+                }
+            }
+            (layout, group_rule)
         };
         let (layouts, rules) = groups.into_iter().enumerate().map(of_group).unzip();
         ModuleGroups { layouts, rules, places }

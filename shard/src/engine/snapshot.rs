@@ -17,7 +17,16 @@ use crate::param_group::StateKind;
 /// Weights and optimizer state of the chunks that one rank writes. Later steps do not change them.
 pub struct Snapshot {
     groups: Vec<Vec<Values>>,
+    owned: Vec<OwnedValues>,
     _alive: Arc<()>,
+}
+
+/// An owned slot of a parameter that the rank owns.
+struct OwnedValues {
+    /// Position of the group, and index of the parameter there.
+    place: (usize, usize),
+    slot: &'static str,
+    values: Arc<Buffer>,
 }
 
 /// The weights or one optimizer slot of one parameter group.
@@ -61,7 +70,26 @@ impl Engine {
             let slots = state.slots.iter().map(|slot| values(Some(&slot.name), &slot.values));
             std::iter::once(values(None, &state.master)).chain(slots).collect()
         });
-        Snapshot { groups: groups.collect(), _alive: alive }
+        Snapshot { groups: groups.collect(), owned: self.snapshot_owned(), _alive: alive }
+    }
+
+    fn snapshot_owned(&self) -> Vec<OwnedValues> {
+        let mut all = Vec::new();
+        for (position, group) in self.groups.iter().enumerate() {
+            let mut state = group.state();
+            let update = self.group_update(position);
+            for (at, slot) in update.rule.owned_slots().iter().enumerate() {
+                if !self.has_owned(position, slot) {
+                    continue;
+                }
+                for index in self.owners.owned_by(self.own_chunk(), position) {
+                    state.create_owned(index, update.rule.owned_slots(), update.layout);
+                    let values = state.owned[&(index, at)].clone();
+                    all.push(OwnedValues { place: (position, index), slot, values });
+                }
+            }
+        }
+        all
     }
 }
 
@@ -85,6 +113,13 @@ impl Snapshot {
         Ok(Some(copy.as_slice()?))
     }
 
+    /// Returns the owned slot `slot` of the parameter at `index` of the group at `position`; `None` if this rank does not
+    /// own the parameter, or there are no values.
+    pub fn owned(&self, position: usize, index: usize, slot: &str) -> Result<Option<&[f32]>, BufferError> {
+        let found = self.owned.iter().find(|owned| owned.place == (position, index) && owned.slot == slot);
+        found.map(|owned| owned.values.as_slice()).transpose()
+    }
+
     /// Returns whether the parameter group at `position` has values of this kind.
     pub fn has(&self, position: usize, kind: StateKind<'_>) -> bool {
         self.find(position, kind).is_some()
@@ -98,6 +133,9 @@ impl Snapshot {
     pub fn release(&mut self, position: usize, kind: StateKind<'_>) {
         if let Some(group) = self.groups.get_mut(position) {
             group.retain(|values| !values.is(kind));
+        }
+        if let StateKind::Slot(slot) = kind {
+            self.owned.retain(|owned| owned.place.0 != position || owned.slot != slot);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Reading and writing whole values through the shards, for checkpoints and inspection.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use kiln_collectives::{Buffer, BufferError, DType, Label, Phase};
 
@@ -28,12 +29,18 @@ impl Engine {
         Ok(whole.map(buffers::into_host).transpose()?)
     }
 
-    /// Returns the whole values of one parameter on every rank. Gathers its group; see
+    /// Returns the whole values of one parameter, or one of its owned slots, on every rank. Gathers its group; see
     /// [`Engine::gather_group`]. Collective.
     pub fn gather_parameter(&self, name: &str, kind: StateKind<'_>) -> Result<Option<Vec<f32>>, ShardError> {
         let (group, index) = self.find(name)?;
+        let position = group.options.position;
+        if let StateKind::Slot(slot) = kind
+            && self.has_owned(position, slot)
+        {
+            return self.gather_owned_of(position, index, slot);
+        }
         let range = group.layout.parameters[index].range();
-        let Some(whole) = self.gather_group(group.options.position, kind)? else {
+        let Some(whole) = self.gather_group(position, kind)? else {
             return Ok(None);
         };
         Ok(Some(whole.as_slice::<f32>()?[range].to_vec()))
@@ -74,6 +81,89 @@ impl Engine {
             return Ok(());
         }
         buffers::write(buffer, held, |values| fill(range, values))
+    }
+
+    /// Returns whether `slot` is an owned slot of the group at `position` that has values: those of a group exist from the
+    /// first update on. The same on all ranks.
+    pub fn has_owned(&self, position: usize, slot: &str) -> bool {
+        let group = self.layout.groups.get(position);
+        self.updates.load(Ordering::Relaxed) > 0 && group.is_some_and(|group| group.owns(slot))
+    }
+
+    /// Returns the owned slot `slot` of all parameters of the group at `position` that have it, one after the other, on
+    /// every rank; `None` if there are no values. Collective.
+    pub fn gather_owned(&self, position: usize, slot: &str) -> Result<Option<Buffer>, ShardError> {
+        self.context.check()?;
+        if !self.has_owned(position, slot) {
+            return Ok(None);
+        }
+        let parameters = 0..self.groups[position].layout.parameters.len();
+        let values = parameters.map(|index| self.gather_owned_of(position, index, slot));
+        let values =
+            values.map(|values| Ok(values?.unwrap_or_default())).collect::<Result<Vec<_>, ShardError>>();
+        Ok(Some(Buffer::from_slice(&values?.concat())))
+    }
+
+    /// Returns the owned slot `slot` of one parameter on every rank; `None` if the parameter does not have it. Collective.
+    fn gather_owned_of(
+        &self,
+        position: usize,
+        index: usize,
+        slot: &str,
+    ) -> Result<Option<Vec<f32>>, ShardError> {
+        let (context, layout) = (&self.context, &self.groups[position].layout);
+        let parameter = &layout.parameters[index];
+        let (Some(owned), Some(owner)) = (parameter.owned_slot(slot), self.owners.owner(position, index))
+        else {
+            return Ok(None);
+        };
+        let mut values = Buffer::zeros(DType::F32, owned.numel());
+        let copy = |mine: &[f32]| Ok::<_, BufferError>(values.as_mut_slice()?.copy_from_slice(mine));
+        self.read_owned(&parameter.name, slot, copy)?.transpose()?;
+        let mut ranks = 0..context.world.world_size();
+        let root = ranks.find(|rank| ParamGroupLayout::own_chunk(&context.mesh, *rank) == owner);
+        let label = Label::new(layout.name.as_str(), Phase::Checkpoint);
+        let values = context.wait(context.world.broadcast(label, values, root.unwrap_or(0)));
+        context.check()?;
+        Ok(values.map(|values| values.as_slice::<f32>().map(<[f32]>::to_vec)).transpose()?)
+    }
+
+    /// Returns whether this rank owns the parameter `name`, whose rule works on whole matrices.
+    pub fn is_owner(&self, name: &str) -> Result<bool, ShardError> {
+        let (group, index) = self.find(name)?;
+        Ok(self.owners.owner(group.options.position, index) == Some(self.own_chunk()))
+    }
+
+    /// Returns the result of `read` for the owned slot `slot` of the parameter `name`; `None` if this rank does not own the
+    /// parameter, or there are no values.
+    pub fn read_owned<T>(
+        &self,
+        name: &str,
+        slot: &str,
+        read: impl FnOnce(&[f32]) -> T,
+    ) -> Result<Option<T>, ShardError> {
+        let (group, index) = self.find(name)?;
+        let names = self.group_update(group.options.position).rule.owned_slots();
+        let at = names.iter().position(|name| *name == slot);
+        let values = at.and_then(|at| group.state().owned.get(&(index, at)).cloned());
+        Ok(values.map(|values| values.as_slice::<f32>().map(read)).transpose()?)
+    }
+
+    /// Calls `fill` to write the owned slot `slot` of the parameter `name` in place, if this rank owns the parameter.
+    /// Creates a missing slot.
+    pub fn fill_owned<E: From<ShardError>>(
+        &self,
+        name: &str,
+        slot: &str,
+        fill: impl FnOnce(&mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (group, index) = self.find(name)?;
+        let names = self.group_update(group.options.position).rule.owned_slots();
+        let Some(at) = names.iter().position(|name| *name == slot) else { return Ok(()) };
+        if !self.is_owner(name)? {
+            return Ok(());
+        }
+        fill(&mut *group.state().owned_mut(index, names, &group.layout)?[at])
     }
 
     /// Creates the missing optimizer slots, filled with zeros, in every parameter group that already has some slots,

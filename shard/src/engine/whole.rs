@@ -54,7 +54,8 @@ impl Engine {
         for position in positions.map(Some).chain([None, None]) {
             let directions = position.map(|at| self.start_directions(backend, at, decision)).transpose()?;
             let before = std::mem::replace(&mut gathering, directions.flatten());
-            let updates = before.map(|directions| self.start_updates(directions)).transpose()?;
+            let updates =
+                before.map(|directions| self.start_updates::<B>(directions, decision)).transpose()?;
             if let Some(updates) = std::mem::replace(&mut reducing, updates) {
                 self.apply(backend, updates, decision)?;
             }
@@ -89,15 +90,22 @@ impl Engine {
     }
 
     /// Transforms the matrices that this rank owns, and starts to sum the ranks' results.
-    fn start_updates(&self, Directions(position, whole): Directions) -> Result<Updates, ShardError> {
+    fn start_updates<B: StepBackend>(
+        &self,
+        Directions(position, whole): Directions,
+        decision: &B::Decision,
+    ) -> Result<Updates, ShardError> {
         let (context, group) = (&self.context, &self.groups[position]);
         let directions = FlatWeights::shared(Arc::new(self.arrived(whole)?));
         let zeros = context.state_placement().zeros(DType::F32, group.layout.padded_numel());
         let target = Target::new(zeros);
-        let (rule, device) = (self.group_update(position).rule, context.state_device());
-        for index in self.owners.owned_by(context.rank, position) {
+        let (update, device) = (self.group_update(position), context.state_device());
+        for index in self.owners.owned_by(self.own_chunk(), position) {
             let parameter = &group.layout.parameters[index];
-            transform(rule, parameter, &directions, &target, &device)
+            let step = B::step_of(decision, &update.settings[index]);
+            let mut state = group.state();
+            let slots = state.owned_mut(index, update.rule.owned_slots(), &group.layout)?;
+            transform(update.rule, parameter, &directions, &target, &device, step, slots)
                 .map_err(|reason| ShardError::Update { name: parameter.name.clone(), reason })?;
         }
         drop(directions);

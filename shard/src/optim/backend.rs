@@ -3,7 +3,7 @@
 use kiln_collectives::{Buffer, BufferError};
 
 use super::optimizer::Optimizer;
-use super::rule::{LearningRates, Rule, Settings};
+use super::rule::{LearningRates, Rule, Settings, UpdateStep};
 use crate::buffers::LossSum;
 use crate::layout::ParamGroupLayout;
 use crate::param_group::ShardMut;
@@ -59,6 +59,9 @@ pub(crate) trait StepBackend {
 
     /// Returns whether the update is already known to be skipped.
     fn leaves_out(decision: &Self::Decision) -> bool;
+
+    /// Returns the step of parameters with these settings; `None` if it is not known on the host.
+    fn step_of(decision: &Self::Decision, settings: &Settings) -> Option<UpdateStep>;
 
     /// Replaces the gradient of a group's shard by the direction that a rule on whole matrices computes, unless the
     /// update is skipped.

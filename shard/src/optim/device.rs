@@ -15,7 +15,7 @@ use super::backend::{GroupUpdate, StepBackend, StepSettings};
 use super::kernels;
 use super::loss_scale::LossScale;
 use super::optimizer::{GroupRule, Optimizer};
-use super::rule::{DeviceRule, DeviceShard, HalfDType, LearningRates, Settings};
+use super::rule::{DeviceRule, DeviceShard, HalfDType, LearningRates, Settings, UpdateStep};
 use super::segments::{Class, Segments};
 use crate::buffers::cube::{self, device_of, zeros};
 use crate::buffers::{DeviceScalar, LossSum, Readback};
@@ -258,6 +258,11 @@ impl StepBackend for DeviceStep {
     fn leaves_out(_: &LearningRates) -> bool {
         // Unknown on the host: the kernels of the update read the decision.
         false
+    }
+
+    fn step_of(_: &LearningRates, _: &Settings) -> Option<UpdateStep> {
+        // The number of the update is known only on the GPU.
+        None
     }
 
     fn direct(

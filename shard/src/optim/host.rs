@@ -101,6 +101,10 @@ impl StepBackend for HostStep<'_> {
         !decision.applied()
     }
 
+    fn step_of(decision: &HostDecision, settings: &Settings) -> Option<UpdateStep> {
+        decision.step_of(settings)
+    }
+
     fn direct(
         &self,
         group: GroupUpdate<'_>,

@@ -28,11 +28,12 @@ pub(crate) use device::{DecisionValues, DeviceStep, Sums};
 pub use host::clip_factor;
 pub(crate) use host::{HostStep, norm};
 pub use loss_scale::LossScale;
-pub(crate) use matrices::{Owners, Target, transform};
+pub use matrices::Owners;
+pub(crate) use matrices::{Target, transform};
 pub use muon::{AdjustLr, Muon};
 pub(crate) use optimizer::GroupRule;
 pub use optimizer::{Choice, Optimizer};
 #[cfg(feature = "cube")]
 pub use rule::{DeviceRule, DeviceShard, HalfDType};
-pub use rule::{DirectionRun, LearningRates, Rule, Settings, ShardRun, UpdateStep};
+pub use rule::{DirectionRun, LearningRates, OwnedRun, Rule, Settings, ShardRun, UpdateStep};
 pub use sign::Sign;

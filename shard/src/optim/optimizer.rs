@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::adamw::AdamW;
 use super::rule::{Rule, Settings};
+use crate::layout::OwnedSlot;
 
 /// Function that returns the rule and options of the parameter with this name and shape.
 type Choose = Arc<dyn Fn(&str, &[usize]) -> Choice + Send + Sync>;
@@ -144,6 +145,17 @@ impl Optimizer {
         slots
     }
 
+    /// Returns the names of the owned slots of all rules.
+    pub fn owned_slots(&self) -> Vec<&'static str> {
+        let mut slots = Vec::new();
+        for slot in self.rules().flat_map(Rule::owned_slots) {
+            if !slots.contains(slot) {
+                slots.push(*slot);
+            }
+        }
+        slots
+    }
+
     /// Returns the choice for a parameter.
     pub fn choice(&self, name: &str, shape: &[usize]) -> Choice {
         (self.choose)(name, shape)
@@ -152,6 +164,15 @@ impl Optimizer {
     /// Returns the rule of a parameter.
     pub fn rule_of(&self, name: &str, shape: &[usize]) -> &dyn Rule {
         &*self.rules[self.assign(name, shape).rule]
+    }
+
+    /// Returns the owned slots of a parameter.
+    pub fn owned_slots_of(&self, name: &str, shape: &[usize]) -> Vec<OwnedSlot> {
+        let rule = self.rule_of(name, shape);
+        let slots = rule.owned_slots().iter();
+        let slots =
+            slots.map(|slot| OwnedSlot { name: (*slot).to_owned(), shape: rule.owned_shape(slot, shape) });
+        slots.filter(|slot| slot.numel() > 0).collect()
     }
 
     pub(crate) fn rule(&self, index: usize) -> &dyn Rule {
@@ -188,5 +209,51 @@ impl Default for Optimizer {
 impl fmt::Debug for Optimizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Optimizer").field("name", &self.name).field("rules", &self.rules).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rule::{ShardRun, UpdateStep};
+    use super::*;
+
+    #[derive(Debug)]
+    struct Left;
+
+    impl Rule for Left {
+        fn name(&self) -> &str {
+            "left"
+        }
+
+        fn owned_slots(&self) -> &[&'static str] {
+            &["square", "own"]
+        }
+
+        fn owned_shape(&self, slot: &str, shape: &[usize]) -> Vec<usize> {
+            match (slot, shape) {
+                ("square", [rows, _]) => vec![*rows, *rows],
+                ("square", _) => vec![0, 7],
+                _ => shape.to_vec(),
+            }
+        }
+
+        fn update(&self, _: &UpdateStep, _: ShardRun<'_>) {}
+    }
+
+    #[test]
+    fn parameters_have_the_owned_slots_of_their_rule() {
+        let optimizer = Optimizer::default().with_rule(Left, |name, _| name != "norm");
+        assert!(optimizer.rule_of("a", &[2, 3]).is_whole() && !optimizer.rule_of("norm", &[3]).is_whole());
+        assert_eq!(
+            (optimizer.owned_slots(), optimizer.slots()),
+            (vec!["square", "own"], vec!["exp_avg", "exp_avg_sq"])
+        );
+        let slots = |name: &str, shape: &[usize]| {
+            let slots = optimizer.owned_slots_of(name, shape);
+            slots.into_iter().map(|slot| (slot.name, slot.shape)).collect::<Vec<_>>()
+        };
+        assert_eq!(slots("a", &[2, 3]), [("square".to_owned(), vec![2, 2]), ("own".to_owned(), vec![2, 3])]);
+        assert_eq!(slots("b", &[3]), [("own".to_owned(), vec![3])]);
+        assert_eq!(slots("norm", &[3]), []);
     }
 }

@@ -11,20 +11,24 @@ use kiln_collectives::DType;
 /// A rule that updates parameters, such as AdamW. An [`Optimizer`](super::Optimizer) assigns rules to parameters.
 ///
 /// A rule's state is kept alongside the weights as *slots*: named f32 values, one per element, which are zero before
-/// the first update. They are sharded, saved, offloaded and counted like the weights.
+/// the first update. They are sharded, saved, offloaded and counted like the weights. A rule on whole matrices may also
+/// have [owned slots](Rule::owned_slots) of any shape, which belong to the rank that owns the matrix.
 ///
 /// Most rules update each element independently, from its gradient and state, and therefore work on shards. Such a
 /// rule only has [`Rule::update`]. A rule that [works on whole matrices](Rule::is_whole) has three steps:
 ///
 /// 1. [`Rule::direct`] computes a direction from the gradient, element by element, on the shards;
-/// 2. [`Rule::transform`] computes updates from the directions of whole matrices, on the rank that owns each matrix;
+/// 2. [`Rule::transform`], or [`Rule::transform_owned`] on the host, computes updates from the directions of whole
+///    matrices, on the rank that owns each matrix;
 /// 3. [`Rule::update`] gets the shard of the updates instead of the gradient.
 pub trait Rule: Debug + Send + Sync {
     /// Returns the rule's name, such as `adamw`.
     fn name(&self) -> &str;
 
     /// Returns the names of the slots, as in checkpoints, such as `exp_avg`.
-    fn slots(&self) -> &[&'static str];
+    fn slots(&self) -> &[&'static str] {
+        &[]
+    }
 
     /// Returns the settings of a parameter of this shape, before its options are applied.
     fn settings(&self, shape: &[usize]) -> Settings {
@@ -35,9 +39,9 @@ pub trait Rule: Debug + Send + Sync {
     /// Updates adjacent elements on the host. May be called several times per step.
     fn update(&self, step: &UpdateStep, run: ShardRun<'_>);
 
-    /// Returns whether the rule works on whole matrices.
+    /// Returns whether the rule works on whole matrices; by default, if it has [owned slots](Rule::owned_slots).
     fn is_whole(&self) -> bool {
-        false
+        !self.owned_slots().is_empty()
     }
 
     /// Replaces the gradients of adjacent elements by directions, on the host.
@@ -49,6 +53,27 @@ pub trait Rule: Debug + Send + Sync {
     /// in the same shape. The result for a matrix must not depend on the others.
     fn transform(&self, matrices: Tensor<3>) -> Tensor<3> {
         matrices
+    }
+
+    /// Returns the names of the owned slots: f32 values of any shape for a whole parameter, such as a preconditioner.
+    /// Only for rules on whole matrices that run on the host. The rank that owns a parameter keeps them, and they are
+    /// zero before the first update. The names differ from those of [`Rule::slots`].
+    fn owned_slots(&self) -> &[&'static str] {
+        &[]
+    }
+
+    /// Returns the shape of an owned slot for a parameter of this `shape`; a shape without elements if such a parameter
+    /// does not have it.
+    fn owned_shape(&self, slot: &str, shape: &[usize]) -> Vec<usize> {
+        let _ = slot;
+        shape.to_vec()
+    }
+
+    /// Computes the updates of one parameter on the host, and updates its owned slots. Called once per step, on the
+    /// rank that owns the parameter. Returns the updates in the shape of the matrices.
+    fn transform_owned(&self, step: &UpdateStep, run: OwnedRun<'_>) -> Tensor<3> {
+        let _ = step;
+        self.transform(run.matrices)
     }
 
     /// Returns the GPU implementation of the rule, or `None` if it only runs on the host.
@@ -151,6 +176,19 @@ pub struct DirectionRun<'a> {
     pub gradient: &'a mut [f32],
     /// The slots, in the order of [`Rule::slots`].
     pub slots: Vec<&'a mut [f32]>,
+}
+
+/// A whole parameter on the rank that owns it, in host memory.
+#[derive(Debug)]
+pub struct OwnedRun<'a> {
+    /// Full name of the parameter, such as `layers.3.attention.q_proj.weight`.
+    pub name: &'a str,
+    /// The directions `[matrices, rows, columns]` in f32; a vector is one row. Unless the rule has its own
+    /// [`Rule::direct`], these are the reduced gradient without [`UpdateStep::gradient_factor`].
+    pub matrices: Tensor<3>,
+    /// The owned slots, in the order of [`Rule::owned_slots`], as `[matrices, rows, columns]`; without elements if the
+    /// parameter does not have the slot. Replace them by their new values, of the same shape.
+    pub slots: &'a mut [Tensor<3>],
 }
 
 /// The GPU implementation of a rule. The host does not wait for the decision whether to update.

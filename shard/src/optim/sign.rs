@@ -20,10 +20,6 @@ impl Rule for Sign {
         "sign"
     }
 
-    fn slots(&self) -> &[&'static str] {
-        &[]
-    }
-
     fn update(&self, _step: &UpdateStep, run: ShardRun<'_>) {
         let rate = self.rate as f32;
         for (weight, gradient) in run.weights.iter_mut().zip(run.gradient) {

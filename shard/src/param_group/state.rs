@@ -1,5 +1,6 @@
 //! The values that a parameter group has in memory.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use kiln_collectives::{Buffer, DType, Work};
@@ -7,6 +8,7 @@ use kiln_collectives::{Buffer, DType, Work};
 use crate::buffers::{self, Counted, FlatWeights, Placement};
 use crate::comm::Reduction;
 use crate::error::ShardError;
+use crate::layout::{OwnedSlot, ParamGroupLayout};
 use crate::memory::{MemoryOwner, owned_by};
 
 /// A kind of value that is kept for each element of a parameter.
@@ -35,6 +37,10 @@ pub(crate) struct GroupState {
     pub(super) open_uses: usize,
     /// The optimizer's state of this rank's shard; created by the first optimizer step or by loading.
     pub(crate) slots: Vec<Slot>,
+    /// The owned slots of the parameters that this rank owns, by index of the parameter and of the slot in
+    /// [`Rule::owned_slots`](crate::Rule::owned_slots); on the host, created like `slots`. Shared only while a snapshot
+    /// reads them.
+    pub(crate) owned: BTreeMap<(usize, usize), Arc<Buffer>>,
     /// Alive as long as a snapshot reads weights and slots.
     pub(crate) snapshot: Weak<()>,
 }
@@ -98,6 +104,7 @@ impl GroupState {
             gradient: Gradient::None,
             open_uses: 0,
             slots: Vec::new(),
+            owned: BTreeMap::new(),
             snapshot: Weak::new(),
         }
     }
@@ -173,6 +180,32 @@ impl GroupState {
         let slots = slots.map(|slot| make_mut(&mut slot.values, snapshot, group));
         let compute = self.compute_shard.as_mut().and_then(Arc::get_mut);
         Ok(ShardMut { weights, compute, slots: slots.collect::<Result<_, _>>()? })
+    }
+
+    /// Creates the missing owned slots of the parameter at `index`, with zeros. `names` are those of the rule; a slot that
+    /// the parameter does not have is empty.
+    pub(crate) fn create_owned(&mut self, index: usize, names: &[&str], layout: &ParamGroupLayout) {
+        for (slot, name) in names.iter().enumerate() {
+            let numel = layout.parameters[index].owned_slot(name).map_or(0, OwnedSlot::numel);
+            let zeros = || owned_by(MemoryOwner::OptimizerState, || Buffer::zeros(DType::F32, numel));
+            self.owned.entry((index, slot)).or_insert_with(|| Arc::new(zeros()));
+        }
+    }
+
+    /// Returns the owned slots `names` of the parameter at `index`, in this order, for updating in place. Creates missing
+    /// slots.
+    pub(crate) fn owned_mut(
+        &mut self,
+        index: usize,
+        names: &[&str],
+        layout: &ParamGroupLayout,
+    ) -> Result<Vec<&mut [f32]>, ShardError> {
+        self.create_owned(index, names, layout);
+        let snapshot = &self.snapshot;
+        let slots = self.owned.range_mut((index, 0)..(index + 1, 0));
+        slots
+            .map(|(_, values)| Ok(make_mut(values, snapshot, &layout.name)?.as_mut_slice::<f32>()?))
+            .collect()
     }
 
     /// Returns the index of the slot `name`; creates it with zeros if it is missing.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::Path;
 
-use kiln_shard::ParamGroupLayout;
+use kiln_shard::{Owners, ParamGroupLayout};
 use kiln_sys::Meter;
 use kiln_sys::files::{self, MAX_WHOLE};
 use rayon::prelude::*;
@@ -110,8 +110,7 @@ pub fn convert(
     let layout = &manifest.layout(ranks)[..];
     let mut source = Source { reader: checkpoint.reader(), found: NotFinite::default(), meter };
     let has = |group: usize, saved: &Saved| {
-        let first = layout[group].parameters.first();
-        first.is_some_and(|parameter| source.reader.has(&parameter.name, saved))
+        layout[group].parameters.iter().any(|parameter| source.reader.has(&parameter.name, saved))
     };
     let kinds = &kinds_of(format, layout.len(), context.optimizer.slots(), has);
     let folder = NewFolder::create(out)?;
@@ -119,8 +118,10 @@ pub fn convert(
         Format::Full => vec![None],
         Format::Sharded => (0..ranks).map(Some).collect(),
     };
-    let outputs =
-        chunks.into_iter().map(|chunk| Part { layout, kinds, chunk }.write(folder.path(), &mut source));
+    // A run spreads the matrices of all its rules; here, only those with owned slots are known.
+    let owners = &Owners::new(layout, |at| layout[at].parameters.iter().any(|p| !p.owned_slots.is_empty()));
+    let part = |chunk| Part { layout, kinds, chunk, owners };
+    let outputs = chunks.into_iter().map(|chunk| part(chunk).write(folder.path(), &mut source));
     let outputs = outputs.collect::<Result<_>>()?;
     source.found.check(checkpoint.folder(), true)?;
     let ranks = if format == Format::Full { manifest.ranks } else { ranks };

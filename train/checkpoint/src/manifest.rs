@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use kiln_model::{ModelConfig, MoeConfig};
-use kiln_shard::{LossScale, ParamGroupLayout};
+use kiln_shard::{LossScale, OwnedSlot, ParamGroupLayout};
 use kiln_sys::Checksum;
 use kiln_sys::files::{self, MAX_WHOLE};
 use schemars::JsonSchema;
@@ -162,7 +162,7 @@ impl TensorEntry {
             return Err(format!("its chunks hold {end} elements of {numel}"));
         }
         let optimizer = &manifest.optimizer;
-        if self.saved.slot().is_some_and(|slot| !optimizer.state.iter().any(|kept| kept == slot)) {
+        if self.saved.slot().is_some_and(|slot| !optimizer.names().any(|kept| kept == slot)) {
             return Err(format!("the optimizer `{}` has no such state", optimizer.name));
         }
         if self.group >= manifest.groups.len() {
@@ -224,7 +224,20 @@ impl Manifest {
         let layout = |(group, parameters): (&GroupEntry, _)| {
             ParamGroupLayout::new(group.name.clone(), group.trainable, parameters, ranks)
         };
-        self.groups.iter().zip(parameters).map(layout).collect()
+        let mut layout: Vec<_> = self.groups.iter().zip(parameters).map(layout).collect();
+        let mut owned: HashMap<&str, Vec<OwnedSlot>> = HashMap::new();
+        for tensor in &self.tensors {
+            if let Some(name) =
+                tensor.saved.slot().filter(|slot| self.optimizer.owned.iter().any(|o| o == slot))
+            {
+                let slot = OwnedSlot { name: name.to_owned(), shape: tensor.shape.clone() };
+                owned.entry(&tensor.name).or_default().push(slot);
+            }
+        }
+        for parameter in layout.iter_mut().flat_map(|group| &mut group.parameters) {
+            parameter.owned_slots = owned.remove(parameter.name.as_str()).unwrap_or_default();
+        }
+        layout
     }
 
     /// Returns names and shapes of all weights.
@@ -322,7 +335,7 @@ impl Manifest {
             return Err("it names a part or the optimizer with an empty name".to_owned());
         }
         let ModelConfig { block, attention, feed_forward, .. } = &self.state.model;
-        let all = named.into_iter().chain(&optimizer.state).chain(block).chain([attention, feed_forward]);
+        let all = named.into_iter().chain(optimizer.names()).chain(block).chain([attention, feed_forward]);
         let all = all.chain(self.groups.iter().map(|group| &group.name));
         let mut all = all.chain(self.tensors.iter().map(|tensor| &tensor.name)).chain(self.files.keys());
         match all.find(|name| name.chars().any(char::is_control)) {

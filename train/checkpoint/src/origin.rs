@@ -107,6 +107,9 @@ pub struct SavedOptimizer {
     pub name: String,
     /// Names of the values kept for every element of a weight, such as `exp_avg`; empty for an optimizer without state.
     pub state: Vec<String>,
+    /// Names of the values kept for whole weights, whose shape may differ from the weight's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub owned: Vec<String>,
 }
 
 impl SavedOptimizer {
@@ -117,24 +120,32 @@ impl SavedOptimizer {
 
     /// Returns the optimizer of a run.
     pub fn of(optimizer: &Optimizer) -> Self {
-        let state = optimizer.slots().into_iter().map(str::to_owned).collect();
-        SavedOptimizer { name: optimizer.name().to_owned(), state }
+        let names = |slots: Vec<&str>| slots.into_iter().map(str::to_owned).collect();
+        let (state, owned) = (names(optimizer.slots()), names(optimizer.owned_slots()));
+        SavedOptimizer { name: optimizer.name().to_owned(), state, owned }
     }
 
     /// Reports whether both have the same name and the same state names, in any order.
     pub(super) fn is(&self, other: &Self) -> bool {
-        let names = |optimizer: &Self| BTreeSet::from_iter(optimizer.state.clone());
-        self.name == other.name && names(self) == names(other)
+        let names = |slots: &[String]| BTreeSet::from_iter(slots.to_vec());
+        self.name == other.name
+            && names(&self.state) == names(&other.state)
+            && names(&self.owned) == names(&other.owned)
+    }
+
+    /// Returns the names of all state, of elements and of whole weights.
+    pub(super) fn names(&self) -> impl Iterator<Item = &String> {
+        self.state.iter().chain(&self.owned)
     }
 
     pub(super) fn slots(&self) -> Vec<Saved> {
-        self.state.iter().map(|name| Saved::Slot(name.as_str().into())).collect()
+        self.names().map(|name| Saved::Slot(name.as_str().into())).collect()
     }
 }
 
 impl std::fmt::Display for SavedOptimizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.state.as_slice() {
+        match self.names().cloned().collect::<Vec<_>>().as_slice() {
             [] => write!(f, "{} (without state)", self.name),
             state => write!(f, "{} (state {})", self.name, state.join(", ")),
         }

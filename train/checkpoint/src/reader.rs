@@ -132,6 +132,11 @@ impl<'a> CheckpointReader<'a> {
         Ok(())
     }
 
+    fn is_owned(&self, saved: &Saved) -> bool {
+        let owned = &self.checkpoint.manifest().optimizer.owned;
+        saved.slot().is_some_and(|slot| owned.iter().any(|name| name == slot))
+    }
+
     fn index_of(&self, name: &str, saved: &Saved) -> Result<usize> {
         self.tensors.get(&(name, saved)).copied().ok_or_else(|| {
             let problem = format!("it lacks `{}`", saved.key(name));
@@ -191,7 +196,12 @@ impl<'a> CheckpointReader<'a> {
         for &(name, saved) in tensors {
             let index = self.index_of(name, saved)?;
             let tensor = &self.checkpoint.manifest().tensors[index];
-            for (number, within) in self.chunks_of(index, &engine.held(name)?) {
+            let part = match self.is_owned(saved) {
+                true if engine.is_owner(name)? => 0..tensor.numel() as usize,
+                true => 0..0,
+                false => engine.held(name)?,
+            };
+            for (number, within) in self.chunks_of(index, &part) {
                 let chunk = &tensor.chunks[number];
                 let file = self.file(&chunk.file)?;
                 bytes += (within.end - within.start) * WIDTH;
@@ -230,16 +240,24 @@ impl<'a> CheckpointReader<'a> {
         // In the order of the files. Parameters with different update rules have different slots.
         let slots = self.checkpoint.manifest().optimizer.slots();
         for saved in &slots {
+            let Some(slot) = saved.slot() else { continue };
             for (position, group) in engine.layout().groups.iter().enumerate() {
-                if !saved.slot().is_some_and(|slot| engine.slots_of_group(position).contains(&slot)) {
-                    continue;
-                }
+                let has_all = engine.slots_of_group(position).contains(&slot);
                 for parameter in &group.parameters {
                     let name = parameter.name.as_str();
-                    if self.has(name, saved) {
-                        present.push((name, saved));
-                    } else if !allow_missing.allows(name) {
-                        missing.push(saved.key(name));
+                    let owned = parameter.owned_slot(slot);
+                    if !has_all && owned.is_none() {
+                        continue;
+                    }
+                    let found = self.tensors.get(&(name, saved));
+                    let found = found.map(|index| &self.checkpoint.manifest().tensors[*index]);
+                    match (found, owned) {
+                        (Some(tensor), Some(owned)) if tensor.shape != owned.shape => {
+                            missing.push(format!("{} of shape {:?}", saved.key(name), owned.shape));
+                        }
+                        (Some(_), _) => present.push((name, saved)),
+                        (None, _) if allow_missing.allows(name) => {}
+                        (None, _) => missing.push(saved.key(name)),
                     }
                 }
             }
@@ -249,8 +267,15 @@ impl<'a> CheckpointReader<'a> {
         }
         self.plan(engine, &present)?;
         for (name, saved) in present {
-            engine
-                .fill_parameter(name, saved.kind(), |range, values| self.read(name, saved, range, values))?;
+            match saved.slot().filter(|_| self.is_owned(saved)) {
+                Some(slot) => {
+                    engine
+                        .fill_owned(name, slot, |values| self.read(name, saved, 0..values.len(), values))?;
+                }
+                None => engine.fill_parameter(name, saved.kind(), |range, values| {
+                    self.read(name, saved, range, values)
+                })?,
+            }
         }
         engine.complete_slots();
         self.check_parts(engine)

@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use kiln_collectives::{Buffer, Phase};
-use kiln_shard::{Engine, Mesh, ParamGroupLayout, Snapshot, memory};
+use kiln_shard::{Engine, Mesh, Owners, ParamGroupLayout, Snapshot, memory};
 use kiln_sys::Meter;
 use kiln_sys::durable::parent_of;
 use nix::time::{ClockId, clock_gettime};
@@ -140,7 +140,10 @@ impl Saver {
         self.agree(engine, created)?;
         let (format, groups) = (self.options.format, engine.layout().groups.clone());
         let snapshot = engine.snapshot();
-        let has = |group, saved: &Saved| snapshot.has(group, saved.kind());
+        let has = |group, saved: &Saved| {
+            snapshot.has(group, saved.kind())
+                || saved.slot().is_some_and(|slot| engine.has_owned(group, slot))
+        };
         let kinds = write::kinds_of(format, groups.len(), context.optimizer.slots(), has);
         let (mut gathering, mut source) = (None, Source::Snapshot(snapshot));
         if format == Format::Full {
@@ -152,6 +155,7 @@ impl Saver {
         let mut writer = Writer {
             source,
             layout: groups,
+            owners: engine.owners().clone(),
             kinds,
             mesh: engine.mesh(),
             rank: self.rank,
@@ -196,7 +200,10 @@ impl Saver {
         let mut is_writing = self.rank == 0;
         for (group, saved) in kinds {
             // Every rank takes part in every gather, even after rank 0 has failed.
-            let values = engine.gather_group(*group, saved.kind())?;
+            let values = match saved.slot().filter(|slot| engine.has_owned(*group, slot)) {
+                Some(slot) => engine.gather_owned(*group, slot)?,
+                None => engine.gather_group(*group, saved.kind())?,
+            };
             if let Some(values) = values.filter(|_| is_writing) {
                 is_writing = status.record_progress().is_ok() && groups.send(values).is_ok();
             }
@@ -375,6 +382,7 @@ fn create_empty(path: &Path) -> Result<()> {
 struct Writer {
     source: Source,
     layout: Vec<ParamGroupLayout>,
+    owners: Owners,
     kinds: Vec<(usize, Saved)>,
     mesh: Mesh,
     rank: usize,
@@ -393,7 +401,7 @@ impl Writer {
             Format::Full if self.rank == 0 => None,
             Format::Full => return Ok(Duration::ZERO),
         };
-        let part = Part { layout: &self.layout, kinds: &self.kinds, chunk };
+        let part = Part { layout: &self.layout, kinds: &self.kinds, chunk, owners: &self.owners };
         self.status.meter.begin(part.bytes());
         let mut values = Watched { source: &mut self.source, status: &self.status };
         let output = part.write(&beside, &mut values)?;
@@ -477,18 +485,21 @@ impl Values for Watched<'_> {
         self.status.record_progress()?;
         self.status.meter.add((entry.range.len() * size_of::<f32>()) as u64);
         let group = &layout[entry.group];
-        let start = group.parameters[entry.slot].offset + entry.range.start;
+        let owned = entry.saved.slot().filter(|slot| group.owns(slot));
         let (values, start) = match self.source {
-            Source::Snapshot(snapshot) => {
-                let values = snapshot.values(entry.group, entry.saved.kind())?;
-                (values.unwrap_or_default(), start % group.chunk)
-            }
+            Source::Snapshot(snapshot) => match owned {
+                Some(slot) => (snapshot.owned(entry.group, entry.slot, slot)?.unwrap_or_default(), 0),
+                None => {
+                    let values = snapshot.values(entry.group, entry.saved.kind())?;
+                    (values.unwrap_or_default(), entry.start % group.chunk)
+                }
+            },
             Source::Gathered { groups, current, .. } => {
                 if current.is_none() {
                     // The sender is gone if the ranks have lost their connections.
                     *current = Some(groups.recv().map_err(|_| CheckpointError::OtherRank)?);
                 }
-                (current.as_ref().map_or(Ok(&[][..]), Buffer::as_slice)?, start)
+                (current.as_ref().map_or(Ok(&[][..]), Buffer::as_slice)?, entry.start)
             }
         };
         Ok(Cow::Borrowed(&values[start..start + entry.range.len()]))

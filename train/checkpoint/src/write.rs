@@ -9,7 +9,7 @@ use std::iter;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use kiln_shard::ParamGroupLayout;
+use kiln_shard::{OwnedSlot, Owners, ParamGroupLayout, ParameterLayout};
 use kiln_sys::durable::parent_of;
 use kiln_sys::{Meter, StagingFolder, files};
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,8 @@ pub(super) struct Entry {
     pub(super) slot: usize,
     pub(super) saved: Saved,
     pub(super) range: Range<usize>,
+    /// Index of the first element among the values of the group of this kind, which are gathered together.
+    pub(super) start: usize,
 }
 
 pub(super) trait Values {
@@ -64,6 +66,14 @@ pub(super) struct Part<'a> {
     pub(super) kinds: &'a [(usize, Saved)],
     /// Index of the chunk of every group to write; `None` writes whole groups.
     pub(super) chunk: Option<usize>,
+    /// Owners of the parameters with owned slots.
+    pub(super) owners: &'a Owners,
+}
+
+/// Returns the shape of the values `saved` of a parameter.
+fn shape_of<'a>(parameter: &'a ParameterLayout, saved: &Saved) -> &'a [usize] {
+    let owned = saved.slot().and_then(|slot| parameter.owned_slot(slot));
+    owned.map_or(&parameter.shape, |slot| &slot.shape)
 }
 
 impl Part<'_> {
@@ -79,14 +89,24 @@ impl Part<'_> {
         }
     }
 
-    fn entries(&self, (group, saved): &(usize, Saved)) -> impl Iterator<Item = Entry> {
+    fn entries(&self, (group, saved): &(usize, Saved)) -> Vec<Entry> {
         let (group, layout) = (*group, &self.layout[*group]);
         let chunk = self.chunk.map(|index| layout.chunk_range(index));
-        let entries = layout.parameters.iter().enumerate().map(move |(slot, parameter)| {
-            let range = chunk.as_ref().map_or(0..parameter.numel(), |chunk| parameter.held_by(chunk).1);
-            Entry { group, slot, saved: saved.clone(), range }
+        let owned = saved.slot().filter(|slot| layout.owns(slot));
+        let mut end = 0;
+        let entries = layout.parameters.iter().enumerate().map(|(slot, parameter)| {
+            let (start, range) = if let Some(name) = owned {
+                let start = end;
+                end += parameter.owned_slot(name).map_or(0, OwnedSlot::numel);
+                let is_mine = self.chunk.is_none() || self.chunk == self.owners.owner(group, slot);
+                (start, if is_mine { 0..end - start } else { 0..0 })
+            } else {
+                let range = chunk.as_ref().map_or(0..parameter.numel(), |chunk| parameter.held_by(chunk).1);
+                (parameter.offset + range.start, range)
+            };
+            Entry { group, slot, saved: saved.clone(), range, start }
         });
-        entries.filter(|entry| !entry.range.is_empty())
+        entries.filter(|entry| !entry.range.is_empty()).collect()
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -98,10 +118,11 @@ impl Part<'_> {
         let mut output = WriterOutput::default();
         for kinds in self.kinds.chunk_by(|a, b| self.file_of(a) == self.file_of(b)) {
             let name = self.file_of(&kinds[0]);
-            let array = |Entry { group, slot, saved, range }| {
+            let array = |Entry { group, slot, saved, range, .. }| {
                 let parameter = &self.layout[group].parameters[slot];
-                let whole = range.len() == parameter.numel();
-                let shape = if whole { parameter.shape.clone() } else { vec![range.len()] };
+                let shape = shape_of(parameter, &saved);
+                let whole = range.len() == shape.iter().product::<usize>();
+                let shape = if whole { shape.to_vec() } else { vec![range.len()] };
                 (saved.key(&parameter.name), shape)
             };
             let arrays: Vec<_> = kinds.iter().flat_map(|kind| self.entries(kind)).map(array).collect();
@@ -109,7 +130,7 @@ impl Part<'_> {
             for kind in kinds {
                 for entry in self.entries(kind) {
                     let checksum = writer.append(&values.get(self.layout, &entry)?)?;
-                    let Entry { group, slot, saved, range } = entry;
+                    let Entry { group, slot, saved, range, .. } = entry;
                     let (offset, length) = (range.start as u64, range.len() as u64);
                     let chunk = Chunk { offset, length, file: name.clone(), checksum };
                     output.chunks.push(WrittenChunk { group, slot, saved, chunk });
@@ -255,7 +276,7 @@ fn tensors_of(layout: &[ParamGroupLayout], outputs: &[WriterOutput]) -> Vec<Tens
     let tensor = |((group, slot, saved), mut chunks): ((usize, usize, Saved), Vec<Chunk>)| {
         chunks.sort_by_key(|chunk| chunk.offset);
         let parameter = &layout[group].parameters[slot];
-        let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
+        let (name, shape) = (parameter.name.clone(), shape_of(parameter, &saved).to_vec());
         TensorEntry { name, saved, group, dtype: "F32".to_owned(), shape, chunks }
     };
     chunks.into_iter().map(tensor).collect()
@@ -320,7 +341,8 @@ pub(super) fn write_full(
     let folder = NewFolder::create(place)?;
     let mut weights = Watched::new(weights, meter);
     let kinds = &kinds_of(Format::Full, layout.len(), Vec::new(), |_, _| true);
-    let outputs = vec![Part { layout, kinds, chunk: None }.write(folder.path(), &mut weights)?];
+    let owners = &Owners::new(layout, |_| false);
+    let outputs = vec![Part { layout, kinds, chunk: None, owners }.write(folder.path(), &mut weights)?];
     weights.check()?;
     Completion { format: Format::Full, ranks: 1, layout, outputs, context }.complete(folder.path())?;
     folder.commit()
@@ -361,7 +383,8 @@ mod tests {
         };
         assert_eq!(missing(), [0, 1]);
         for index in [1, 0] {
-            let part = Part { layout: &layout, kinds: &[(0, Saved::Weight)], chunk: Some(index) };
+            let owners = &Owners::new(&layout, |_| false);
+            let part = Part { layout: &layout, kinds: &[(0, Saved::Weight)], chunk: Some(index), owners };
             part.write(path, &mut Ones).unwrap().write_description(path, index).unwrap();
             assert_eq!(missing(), if index == 1 { vec![0] } else { vec![] });
         }

@@ -22,6 +22,7 @@
 //! | the objective: two models, pairs, several runs of the model | [`Registry::objective`](registry::Registry::objective), `loss.kind` | `dpo.rs`, `distillation.rs` |
 //! | the samples, and which targets count | [`Registry::data`](registry::Registry::data), `data.source` | `own_source.rs` |
 //! | the optimizer | [`Registry::optimizer`](registry::Registry::optimizer), `optim.kind` | `own_optimizer.rs` |
+//! | an optimizer with state of whole matrices | [`Rule::owned_slots`](kiln_shard::Rule::owned_slots) | `shampoo.rs` |
 //! | learning rates and schedules by parameter | `[[optim.groups]]` of the configuration | |
 //! | a metric to log | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
 //! | the text | [`data::prepare`] | `own_data.rs` |

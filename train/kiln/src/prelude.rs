@@ -50,7 +50,9 @@ pub use kiln_model::layers::{
 };
 pub use kiln_model::{Decoder, Key, ModelConfig, decoder};
 pub use kiln_shard::ranks::run_ranks;
-pub use kiln_shard::{AdamW, Engine, EngineBuilder, Optimizer, Policy, Rule};
+pub use kiln_shard::{
+    AdamW, Choice, DirectionRun, Engine, EngineBuilder, Optimizer, OwnedRun, Policy, Rule, Settings, ShardRun, UpdateStep,
+};
 pub use kiln_train::batches::Batches;
 pub use kiln_train::command::CommandResult;
 pub use kiln_train::logged::{LoggedStep, MetricResult};

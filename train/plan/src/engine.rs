@@ -9,7 +9,7 @@
 
 use kiln_collectives::{Operation, Phase};
 use kiln_model::meta::{GRADIENTS, Held, Ledger, LedgerEvent, Owner};
-use kiln_shard::{Mesh, PlannedGroup, Policy, ShardOptions};
+use kiln_shard::{Mesh, Owners, PlannedGroup, Policy, ShardOptions};
 
 use super::clock::{Axis, Clock, Finish, PlannedCall, Speed};
 
@@ -49,6 +49,8 @@ struct Group {
     shard: u64,
     /// Number of values that the optimizer keeps per element.
     slots: u64,
+    /// Number of values in the owned slots of the rank with the most.
+    owned: u64,
     trainable: bool,
     is_whole: bool,
     /// Shapes of the group's parameters.
@@ -142,6 +144,7 @@ impl Groups {
         let (host, offloads) = (offloaded.unwrap_or(ledger), offloaded.is_some());
         let mut positions = Vec::new();
         let mut groups = Vec::new();
+        let mut owned = owned_slots(modules).into_iter();
         for (planned, options) in modules {
             positions.push(groups.len()..groups.len() + planned.len());
             for group in planned {
@@ -160,6 +163,7 @@ impl Groups {
                     padded,
                     shard,
                     slots,
+                    owned: owned.next().unwrap_or(0),
                     trainable: group.layout.trainable,
                     is_whole: group.is_whole,
                     shapes: group.layout.parameters.iter().map(|p| p.shape.clone()).collect(),
@@ -199,6 +203,9 @@ impl Groups {
         let add = |group: &mut Group| {
             let (ledger, bytes) = (offloaded.unwrap_or(&own), group.shard.saturating_mul(F32));
             group.state.extend((0..group.slots).map(|_| ledger.hold(OPTIMIZER, bytes)));
+            if group.owned > 0 {
+                group.state.push(ledger.hold(OPTIMIZER, group.owned.saturating_mul(F32)));
+            }
             own.take_events()
         };
         self.groups.iter_mut().map(add).collect()
@@ -591,6 +598,21 @@ impl Groups {
     fn whole_bytes(&self, at: usize) -> u64 {
         self.groups[at].padded.saturating_mul(F32)
     }
+}
+
+/// Returns the number of elements of the owned slots in each group, on the rank that has the most in total.
+fn owned_slots(modules: &[(Vec<PlannedGroup>, ShardOptions)]) -> Vec<u64> {
+    let groups: Vec<_> = modules.iter().flat_map(|(groups, _)| groups).collect();
+    let owners = Owners::new(groups.iter().map(|group| &group.layout), |at| groups[at].is_whole);
+    let chunks = groups.first().map_or(0, |group| group.layout.chunks);
+    let of_rank = |chunk: usize| {
+        let of_group = |(position, group): (usize, &&PlannedGroup)| {
+            let owned = owners.owned_by(chunk, position).map(|index| &group.layout.parameters[index]);
+            owned.flat_map(|parameter| &parameter.owned_slots).map(|slot| slot.numel() as u64).sum()
+        };
+        groups.iter().enumerate().map(of_group).collect::<Vec<u64>>()
+    };
+    (0..chunks).map(of_rank).max_by_key(|owned| owned.iter().sum::<u64>()).unwrap_or_default()
 }
 
 /// Returns how many elements the orthogonalisation of a parameter of this `shape` needs in addition to the

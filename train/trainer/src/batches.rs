@@ -14,6 +14,7 @@ use crate::error::{Result, TrainError};
 #[derive(Debug)]
 pub struct Batches {
     source: BatchSource,
+    info: DataInfo,
     global_batch: u64,
 }
 
@@ -39,12 +40,13 @@ impl Batches {
     /// If the data are missing or unusable.
     pub fn open(data: &Path, seq_len: usize, global_batch: u64, seed: u64) -> Result<Self> {
         let file = TokenFile::open(data, Split::Train, seq_len)?;
-        Ok(Batches { source: BatchSource::new(file, true, seed)?, global_batch })
+        let info = file.info().clone();
+        Ok(Batches { source: BatchSource::new(file, true, seed)?, info, global_batch })
     }
 
     /// Returns the description of the data.
     pub fn info(&self) -> &DataInfo {
-        self.source.file().info()
+        &self.info
     }
 
     /// Returns this rank's share of the batch of `step`, counted from 0, on `device`. Not collective.

@@ -60,7 +60,7 @@ fn problem(change: impl FnOnce(&mut Manifest)) -> String {
 }
 
 fn sgd_with_momentum() -> SavedOptimizer {
-    SavedOptimizer { name: "sgd".to_owned(), state: vec!["exp_avg".to_owned()] }
+    SavedOptimizer { name: "sgd".to_owned(), state: vec!["exp_avg".to_owned()], owned: Vec::new() }
 }
 
 #[test]

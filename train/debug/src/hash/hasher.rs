@@ -116,6 +116,25 @@ impl Hasher {
         Ok(())
     }
 
+    /// Adds the owned slots of a group: their sums are those of the owner.
+    fn add_owned(&mut self, engine: &Engine, phase: StepPhase, position: usize) -> Result<()> {
+        let group = &engine.layout().groups[position];
+        let module = split(&group.name).0;
+        for parameter in &group.parameters {
+            let name = parameter.name.strip_prefix(module).and_then(|name| name.strip_prefix('.'));
+            let of_unit = if self.options.by_module { "moments" } else { name.unwrap_or(&parameter.name) };
+            for slot in parameter.owned_slots.iter().filter(|slot| engine.has_owned(position, &slot.name)) {
+                let of_slot =
+                    |values: &[f32]| TensorSums::of(TensorSums::block_of(&parameter.name), 0, values);
+                let sums = engine.read_owned(&parameter.name, &slot.name, of_slot)?;
+                let tensor = format!("{of_unit} {}", slot.name);
+                let key = Key { phase, module: module.to_owned(), tensor, dtype: "f32".to_owned() };
+                self.step.add(key, sums.unwrap_or_default());
+            }
+        }
+        Ok(())
+    }
+
     fn add_state(&mut self, engine: &Engine, phase: StepPhase) -> Result<()> {
         for position in 0..engine.layout().groups.len() {
             // Moments come before weights: an update computes them first.
@@ -123,6 +142,7 @@ impl Hasher {
                 for slot in engine.slots_of_group(position) {
                     self.add_group(engine, phase, position, StateKind::Slot(slot))?;
                 }
+                self.add_owned(engine, phase, position)?;
             }
             if self.options.has(HashedKind::Weights) {
                 self.add_group(engine, phase, position, StateKind::Weight)?;

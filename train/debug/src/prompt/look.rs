@@ -114,7 +114,9 @@ impl Debugger {
             });
         }
         let whole = engine.gather_parameter(&found.name, kind)?;
-        Ok(whole.map(|values| shown(name.to_owned(), found.shape.clone(), values)).ok_or_else(none))
+        let owned = if let StateKind::Slot(slot) = kind { found.owned_slot(slot) } else { None };
+        let shape = owned.map_or(&found.shape, |slot| &slot.shape);
+        Ok(whole.map(|values| shown(name.to_owned(), shape.clone(), values)).ok_or_else(none))
     }
 
     pub(super) fn save(&self, view: &View<'_>, name: &Name, file: &Path) -> Result<String> {

@@ -73,6 +73,19 @@ fn muon_has_every_command() {
     has_every_command(None, &settings, "muon (state exp_avg, exp_avg_sq, momentum_buffer)");
 }
 
+/// State of whole matrices belongs to the ranks that own them, and moves with the number of ranks.
+#[test]
+fn an_optimizer_with_state_of_matrices_has_every_command() {
+    let settings = ["--set", "optim.kind=shampoo", "--set", "optim.lr=3e-3"];
+    let state = "shampoo (state exp_avg, exp_avg_sq, left, left_root, right, right_root)";
+    has_every_command(Some(example("shampoo")), &settings, state);
+    let workspace = Workspace::new();
+    let arguments = ["train", "run.toml", "--out", "run", "--set", "train.steps=20"];
+    succeed(&workspace, &Some(example("shampoo")), &[&arguments[..], &settings].concat());
+    let losses: Vec<_> = workspace.steps("run").into_iter().map(|(_, loss, _)| loss).collect();
+    assert!(losses[19] < losses[0] - 0.5, "{losses:?}");
+}
+
 #[test]
 fn what_is_not_there_is_named() {
     let workspace = Workspace::new();

@@ -13,7 +13,9 @@ use kiln_model::meta::{MetaTape, MetaTensor};
 use kiln_model::{Key, Layers, MOE, ModelConfig, MoeConfig, PARALLEL_RESIDUAL};
 use kiln_shard::memory;
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{Accumulate, EngineBuilder, Muon, Optimizer, Recompute, ShardError, Strategy};
+use kiln_shard::{
+    Accumulate, EngineBuilder, Muon, Optimizer, Recompute, Rule, ShardError, ShardRun, Strategy, UpdateStep,
+};
 
 use super::{Device, ONE_AT_A_TIME, PoisonError};
 
@@ -106,6 +108,13 @@ impl Case {
     fn muon(mut self) -> Self {
         self.optimizer = Muon::default().into();
         self.name.push_str(", Muon");
+        self
+    }
+
+    /// A rule with more state of whole matrices than the matrices have elements.
+    fn owned_slots(mut self) -> Self {
+        self.optimizer = Optimizer::default().with_rule(Squares, |_, shape| shape.len() == 2);
+        self.name.push_str(", owned slots");
         self
     }
 
@@ -209,6 +218,33 @@ impl Layer for PlainAttention {
     }
 }
 
+#[derive(Debug)]
+struct Squares;
+
+impl Rule for Squares {
+    fn name(&self) -> &str {
+        "squares"
+    }
+
+    fn owned_slots(&self) -> &[&'static str] {
+        &["rows", "columns"]
+    }
+
+    fn owned_shape(&self, slot: &str, shape: &[usize]) -> Vec<usize> {
+        // The embedding has too many rows.
+        match shape[usize::from(slot == "columns")] {
+            side if side > 1_000 => vec![0],
+            side => vec![side, side],
+        }
+    }
+
+    fn update(&self, step: &UpdateStep, run: ShardRun<'_>) {
+        for (weight, update) in run.weights.iter_mut().zip(run.gradient) {
+            *weight -= step.learning_rate as f32 * update;
+        }
+    }
+}
+
 const STRATEGIES: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
 
 #[test]
@@ -243,7 +279,7 @@ fn micro_batches_that_are_reduced() {
 }
 
 #[test]
-fn hybrids_and_muon() {
+fn hybrids_and_rules_on_matrices() {
     for strategy in [Strategy::HybridShard, Strategy::HybridShardGradOp] {
         Case::new("odd", strategy, 4).check();
         Case::new("odd", strategy, 4).batch(1, 2).recompute().check();
@@ -252,6 +288,8 @@ fn hybrids_and_muon() {
     }
     for strategy in STRATEGIES {
         Case::new("odd", strategy, 2).muon().batch(1, 1).check();
+        Case::new("odd", strategy, 2).owned_slots().check();
+        Case::new("odd", strategy, 4).owned_slots().check();
     }
     let moe = MoeConfig { experts: 6, expert_d_ff: 112, ..MoeConfig::default() };
     let experts = |model: &mut ModelConfig| (model.feed_forward, model.moe) = (MOE.to_owned(), Some(moe));

@@ -7,6 +7,7 @@
 //! - `bits`, `hybrid`, `shapes`, `precision`, `dropout`, `frozen`: the guarantees of single settings;
 //! - `counts`, `order`: the collectives that a step issues, and when; `timeline`: where its time goes;
 //! - `muon`: an optimizer of several rules, one of which works on whole matrices;
+//! - `owned_slots`: rules with state of whole matrices;
 //! - `experts`: a mixture of experts;
 //! - `checkpoint`: any number of ranks and any strategy resumes where any other stopped;
 //! - `cube`: the engine on a GPU's tensors (feature `wgpu`);
@@ -32,6 +33,7 @@ mod frozen;
 mod hybrid;
 mod muon;
 mod order;
+mod owned_slots;
 mod pairwise;
 mod parity;
 mod precision;

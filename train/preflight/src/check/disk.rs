@@ -60,9 +60,15 @@ pub(super) fn examine(out: &Path, parts: &Trained, done: u64, findings: &mut Fin
 fn bytes_of(config: &Config, optimizer: &Optimizer, shapes: &Shapes) -> u64 {
     let is_frozen = config.frozen();
     let bytes = |(name, shape): &(String, Vec<usize>)| {
-        let slots = if is_frozen(name) { 0 } else { optimizer.rule_of(name, shape).slots().len() as u64 };
-        let elements = shape.iter().fold(1, |all: u64, size| all.saturating_mul(*size as u64));
-        elements.saturating_mul(F32 * (1 + slots))
+        let numel = |shape: &[usize]| shape.iter().fold(1, |all: u64, size| all.saturating_mul(*size as u64));
+        let weight = numel(shape).saturating_mul(F32);
+        if is_frozen(name) {
+            return weight;
+        }
+        let slots = optimizer.rule_of(name, shape).slots().len() as u64;
+        let owned = optimizer.owned_slots_of(name, shape);
+        let owned = owned.iter().map(|slot| numel(&slot.shape)).fold(0, u64::saturating_add);
+        weight.saturating_mul(1 + slots).saturating_add(owned.saturating_mul(F32))
     };
     shapes.iter().map(bytes).fold(0, u64::saturating_add)
 }

@@ -255,6 +255,7 @@ fn shard(error: &ShardError) -> Option<Page> {
         ShardError::UnsupportedDType { .. } => Page::Configuration,
         ShardError::DuplicateParameter { .. }
         | ShardError::HostRule { .. }
+        | ShardError::SlotName { .. }
         | ShardError::Update { .. }
         | ShardError::Pinned { .. }
         | ShardError::Captured { .. }
