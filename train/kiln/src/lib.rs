@@ -60,8 +60,8 @@ pub use kiln_preflight::bench;
 pub use kiln_shard as shard;
 pub use kiln_sys::words;
 pub use kiln_train::{
-    batches, command, eval, fault, flight, generate, launch, logged, losses, metrics, objective, passes, prepared,
-    process, registry, values, world,
+    batches, command, eval, fault, flight, generate, launch, logged, losses, metrics, objective, passes,
+    prepared, process, registry, values, world,
 };
 pub use serde;
 

@@ -51,7 +51,8 @@ pub use kiln_model::layers::{
 pub use kiln_model::{Decoder, Key, ModelConfig, decoder};
 pub use kiln_shard::ranks::run_ranks;
 pub use kiln_shard::{
-    AdamW, Choice, DirectionRun, Engine, EngineBuilder, Optimizer, OwnedRun, Policy, Rule, Settings, ShardRun, UpdateStep,
+    AdamW, Choice, DirectionRun, Engine, EngineBuilder, Optimizer, OwnedRun, Policy, Rule, Settings,
+    ShardRun, UpdateStep,
 };
 pub use kiln_train::batches::Batches;
 pub use kiln_train::command::CommandResult;

@@ -5,6 +5,8 @@ use burn::module::Module;
 use burn::tensor::{Bool, Tensor, activation::softmax};
 use kiln::bench::{default_config, step};
 use kiln::config::{Choice, Config, Precision};
+use kiln::losses::Loss;
+use kiln::passes::RunLoss;
 use kiln::planner::{Axis, Gathers, PlannedStep, RankShape, Speed};
 use kiln::sharded::ShardedDecoder;
 use kiln_model::decoder::Decoder;
@@ -140,7 +142,8 @@ impl Case {
             let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?
                 .optimizer(optimizer.clone());
             let model = ShardedDecoder::new(decoder(&self.model), builder)?;
-            let step = |number| step(config, &model, &Device::flex(), None, number).expect("a step");
+            let loss = RunLoss::from(Loss::CrossEntropy);
+            let step = |number| step(config, &model, &Device::flex(), &loss, number).expect("a step");
             step(1);
             step(2);
             memory::reset_peak(rank);
