@@ -15,7 +15,7 @@ pub type CommandResult = Result<(), Box<dyn Error + Send + Sync>>;
 type Run = dyn Fn(&[String], Arc<dyn Communicator>) -> CommandResult + Send + Sync;
 
 /// Names of the built-in commands. A test of the command line compares them with its commands.
-pub const BUILT_IN: [&str; 29] = [
+pub const BUILT_IN: [&str; 30] = [
     "attach",
     "bench",
     "bisect",
@@ -43,6 +43,7 @@ pub const BUILT_IN: [&str; 29] = [
     "sweep",
     "trace",
     "train",
+    "tune",
     "warmup",
     "watch",
 ];
