@@ -22,9 +22,9 @@ fn shampoo(init: OptimizerInit) -> Result<Optimizer, ConfigError> {
     Ok(Optimizer::from(init.section.adamw()).with_rule(shampoo, is_matrix))
 }
 
-/// Adds `square` `[matrices, n, n]` to the mean in the first slot, and returns the root in the second.
-fn precondition(step: u64, slots: &mut [Tensor<3>], square: Tensor<3>) -> Tensor<3> {
-    slots[0] = slots[0].clone() * KEPT + square * (1.0 - KEPT);
+/// Adds G Gᵀ of G `[matrices, n, m]` to the mean in the first slot. Returns the second: its root when last computed.
+fn precondition(step: u64, slots: &mut [Tensor<3>], g: Tensor<3>) -> Tensor<3> {
+    slots[0] = slots[0].clone() * KEPT + g.clone().matmul(g.transpose()) * (1.0 - KEPT);
     if step < EVERY || step.is_multiple_of(EVERY) {
         slots[1] = inverse_fourth_root(slots[0].clone() / (1.0 - KEPT.powf(step as f64)));
     }
@@ -70,10 +70,9 @@ impl Rule for Shampoo {
 
     fn transform_owned(&self, step: &UpdateStep, run: OwnedRun<'_>) -> Tensor<3> {
         let gradient = run.matrices * step.gradient_factor;
-        let transposed = gradient.clone().transpose();
         let (left, right) = run.slots.split_at_mut(2);
-        let left = precondition(step.step, left, gradient.clone().matmul(transposed.clone()));
-        let right = precondition(step.step, right, transposed.matmul(gradient.clone()));
+        let left = precondition(step.step, left, gradient.clone());
+        let right = precondition(step.step, right, gradient.clone().transpose());
         left.matmul(gradient).matmul(right)
     }
 
