@@ -37,6 +37,7 @@ pub use side_channel::{Record, RecordKind, Records};
 pub use squared_relu::SquaredRelu;
 pub use swiglu::SwiGlu;
 
+pub(crate) use registry::label;
 pub(crate) use side_channel::FirstRun;
 
 use burn::module::{Module, ModuleDisplay, Param, ParamId};
