@@ -106,6 +106,7 @@ impl Layer for Own {
             // The next position; the last one becomes the first.
             "next" if seq > 1 => Tensor::cat(vec![x.clone().narrow(1, 1, seq - 1), x.narrow(1, 0, 1)], 1),
             "cache" => x.cumsum(1),
+            "batch" => x.clone() + x.mean_dim(0),
             "length" => x.mul_scalar(seq as f64),
             "short" if seq < 4 => panic!("fewer than 4 tokens"),
             "cached" if context.cache().is_some() => panic!("no cache here"),
@@ -143,20 +144,16 @@ fn every_mistake_is_found_and_named() {
             "is not causal: the last of 16 tokens changes earlier results: position 14",
         ),
         ("cache", MistakeKind::Cache, "gives another result with a key-value cache than without: position 8"),
-        (
-            "cached",
-            MistakeKind::Cache,
-            "panics for 2 sequences of 8 tokens with a key-value cache: no cache here",
-        ),
+        ("cached", MistakeKind::Cache, "panics for [2, 8] tokens with a key-value cache: no cache here"),
         (
             "length",
             MistakeKind::Length,
             "gives another result for the first 1 of 16 tokens alone: position 0",
         ),
-        ("short", MistakeKind::Length, "panics for 2 sequences of 1 tokens: fewer than 4 tokens"),
+        ("short", MistakeKind::Length, "panics for [2, 1] tokens: fewer than 4 tokens"),
         ("random", MistakeKind::Random, "gives another result when a training pass is repeated: position 0"),
         ("hidden", MistakeKind::Hidden, "depends on random values that are not parameters: position 0"),
-        ("panics", MistakeKind::Panic, "panics for 2 sequences of 16 tokens: not done yet"),
+        ("panics", MistakeKind::Panic, "panics for [2, 16] tokens: not done yet"),
         ("shape", MistakeKind::Panic, "returned [2, 16, 32] where [2, 16, 16] is needed"),
     ] {
         let found = find(mistake);
@@ -182,5 +179,5 @@ fn a_start_finds_layers_that_cannot_run() {
     let place = "layers.0.ffn (\"mine\")";
     assert_eq!(start("next"), Ok(()));
     assert_eq!(start("shape"), Err(format!("{place} returned [1, 32, 32] where [1, 32, 16] is needed")));
-    assert_eq!(start("panics"), Err(format!("{place} panics for 1 sequence of 32 tokens: not done yet")));
+    assert_eq!(start("panics"), Err(format!("{place} panics for [1, 32] tokens: not done yet")));
 }

@@ -390,14 +390,14 @@ fn mistakes_of_custom_layers_are_found() {
     let whole = look("");
     assert_eq!(whole.code, Some(0), "{whole:?}");
     assert!(
-        whole.stdout.contains("ok    model  layers  causal, cache, lengths, keys, randomness ok"),
+        whole.stdout.contains("ok    model  layers  causal, cache, lengths, batches, keys, randomness ok"),
         "{whole:?}"
     );
     let (attention, ffn) = ("layers.0.attention (\"mine\")", "layers.0.ffn (\"mine\")");
     for (name, place, says) in [
         ("not_causal", attention, "is not causal: the last of 8 tokens changes earlier results: position 0"),
         ("no_cache", attention, "gives another result with a key-value cache than without: position 4"),
-        ("one_length", ffn, "panics for 2 sequences of 1 tokens: made for 8 tokens"),
+        ("one_length", ffn, "panics for [2, 1] tokens: made for 8 tokens"),
         ("hidden", ffn, "depends on random values that are not parameters"),
         ("random", ffn, "gives another result when a training pass is repeated"),
         ("mask", ffn, "gives another result when a training pass is repeated"),
@@ -424,7 +424,7 @@ fn a_layer_of_another_shape_is_named() {
     let ended = planted(&workspace, "shape", &[&CHECK[..], &LAYERS].concat());
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let says = "layers.0.ffn (\"mine\") returned [2, 8, 32] where [2, 8, 16] is needed";
-    assert!(ended.stdout.contains(&format!("fail  model  model           {says}")), "{ended:?}");
+    assert!(ended.stdout.contains(&format!("fail  model  model          {says}")), "{ended:?}");
     assert!(ended.stdout.contains("skipped: needs model: model"), "{ended:?}");
     let ended = planted(&workspace, "shape", &[&["train", "run.toml", "--out", "run"][..], &LAYERS].concat());
     assert_eq!(ended.code, Some(2), "{ended:?}");

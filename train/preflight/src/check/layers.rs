@@ -19,7 +19,7 @@ pub(super) fn examine(parts: &Trained, registry: &Registry, findings: &mut Findi
     let found = find_mistakes(registry.layers(), &reduced.model, parts.config.data.seq_len);
     let Some(mistakes) = findings.take(MODEL, "layers", found) else { return };
     if mistakes.is_empty() {
-        findings.ok(MODEL, "layers", "causal, cache, lengths, keys, randomness ok");
+        findings.ok(MODEL, "layers", "causal, cache, lengths, batches, keys, randomness ok");
     }
     for mistake in mistakes {
         let (text, fix) = (mistake.to_string(), mistake.kind.fix());
