@@ -3,8 +3,9 @@
 //! burn's [`Module`] has generic methods, so it cannot be a trait object. Visitors and mappers of parameters
 //! therefore pass each parameter as [`Any`], and restore its type on the other side.
 
-use std::any::Any;
+use std::any::{Any, type_name};
 use std::fmt;
+use std::sync::Arc;
 
 use burn::module::{
     Content, Devices, Flag, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
@@ -15,17 +16,41 @@ use super::{Context, Layer};
 use crate::meta::{MetaTape, MetaTensor};
 
 /// A layer of any type, behind one pointer. Names of parameters are those of the layer inside.
-pub struct AnyLayer(Box<dyn Object>);
+pub struct AnyLayer {
+    layer: Box<dyn Object>,
+    /// What messages call the layer.
+    label: Arc<str>,
+}
 
 impl AnyLayer {
     /// Wraps `layer`.
-    pub fn new(layer: impl Layer) -> Self {
-        AnyLayer(Box::new(layer))
+    pub fn new<L: Layer>(layer: L) -> Self {
+        AnyLayer { layer: Box::new(layer), label: type_name::<L>().into() }
     }
 
-    /// Like [`Layer::forward`], without showing input and output to the context's probe.
+    /// Makes messages call the layer `label`, such as `layers.3.ffn ("swiglu")`, instead of its type.
+    pub(super) fn labelled(self, label: String) -> Self {
+        AnyLayer { label: label.into(), ..self }
+    }
+
+    /// Returns `layer`, with the label of this layer.
+    fn with(&self, layer: Box<dyn Object>) -> Self {
+        AnyLayer { layer, label: self.label.clone() }
+    }
+
+    /// Replaces the layer inside, and keeps the label.
+    fn change(self, change: impl FnOnce(Box<dyn Object>) -> Box<dyn Object>) -> Self {
+        AnyLayer { layer: change(self.layer), label: self.label }
+    }
+
+    /// Like [`Layer::forward`], without showing input and output to the context's probe. Panics if the layer returns
+    /// another shape.
     pub(super) fn forward_unobserved(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
-        self.0.forward(x, context)
+        let needed = x.dims();
+        let y = self.layer.forward(x, context);
+        let returned = y.dims();
+        assert!(returned == needed, "{} returned {returned:?} where {needed:?} is needed", self.label);
+        y
     }
 }
 
@@ -35,15 +60,15 @@ trait Object: Send + Sync + fmt::Debug {
     fn active_parameters(&self) -> usize;
     fn flops_per_token(&self, seq_len: usize) -> f64;
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor;
-    fn cloned(&self) -> AnyLayer;
+    fn cloned(&self) -> Box<dyn Object>;
     fn collect_devices(&self, devices: Devices) -> Devices;
-    fn fork(self: Box<Self>, device: &Device) -> AnyLayer;
-    fn to_device(self: Box<Self>, device: &Device) -> AnyLayer;
-    fn train(self: Box<Self>) -> AnyLayer;
-    fn valid(&self) -> AnyLayer;
-    fn materialize(self: Box<Self>) -> AnyLayer;
+    fn fork(self: Box<Self>, device: &Device) -> Box<dyn Object>;
+    fn to_device(self: Box<Self>, device: &Device) -> Box<dyn Object>;
+    fn train(self: Box<Self>) -> Box<dyn Object>;
+    fn valid(&self) -> Box<dyn Object>;
+    fn materialize(self: Box<Self>) -> Box<dyn Object>;
     fn visit(&self, visitor: &mut dyn AnyVisitor);
-    fn map(self: Box<Self>, mapper: &mut dyn AnyMapper) -> AnyLayer;
+    fn map(self: Box<Self>, mapper: &mut dyn AnyMapper) -> Box<dyn Object>;
 }
 
 impl<L: Layer> Object for L {
@@ -63,105 +88,110 @@ impl<L: Layer> Object for L {
         Layer::meta_forward(self, x, tape)
     }
 
-    fn cloned(&self) -> AnyLayer {
-        AnyLayer::new(self.clone())
+    fn cloned(&self) -> Box<dyn Object> {
+        Box::new(self.clone())
     }
 
     fn collect_devices(&self, devices: Devices) -> Devices {
         Module::collect_devices(self, devices)
     }
 
-    fn fork(self: Box<Self>, device: &Device) -> AnyLayer {
-        AnyLayer::new(Module::fork(*self, device))
+    fn fork(self: Box<Self>, device: &Device) -> Box<dyn Object> {
+        Box::new(Module::fork(*self, device))
     }
 
-    fn to_device(self: Box<Self>, device: &Device) -> AnyLayer {
-        AnyLayer::new(Module::to_device(*self, device))
+    fn to_device(self: Box<Self>, device: &Device) -> Box<dyn Object> {
+        Box::new(Module::to_device(*self, device))
     }
 
-    fn train(self: Box<Self>) -> AnyLayer {
-        AnyLayer::new(Module::train(*self))
+    fn train(self: Box<Self>) -> Box<dyn Object> {
+        Box::new(Module::train(*self))
     }
 
-    fn valid(&self) -> AnyLayer {
-        AnyLayer::new(Module::valid(self))
+    fn valid(&self) -> Box<dyn Object> {
+        Box::new(Module::valid(self))
     }
 
-    fn materialize(self: Box<Self>) -> AnyLayer {
-        AnyLayer::new(Module::materialize(*self))
+    fn materialize(self: Box<Self>) -> Box<dyn Object> {
+        Box::new(Module::materialize(*self))
     }
 
     fn visit(&self, visitor: &mut dyn AnyVisitor) {
         Module::visit(self, &mut ToAny(visitor));
     }
 
-    fn map(self: Box<Self>, mapper: &mut dyn AnyMapper) -> AnyLayer {
-        AnyLayer::new(Module::map(*self, &mut ToAny(mapper)))
+    fn map(self: Box<Self>, mapper: &mut dyn AnyMapper) -> Box<dyn Object> {
+        Box::new(Module::map(*self, &mut ToAny(mapper)))
     }
 }
 
 impl Module for AnyLayer {
     fn collect_devices(&self, devices: Devices) -> Devices {
-        self.0.collect_devices(devices)
+        self.layer.collect_devices(devices)
     }
 
     fn fork(self, device: &Device) -> Self {
-        self.0.fork(device)
+        self.change(|layer| layer.fork(device))
     }
 
     fn to_device(self, device: &Device) -> Self {
-        self.0.to_device(device)
+        self.change(|layer| layer.to_device(device))
     }
 
     fn train(self) -> Self {
-        self.0.train()
+        self.change(|layer| layer.train())
     }
 
     fn valid(&self) -> Self {
-        self.0.valid()
+        self.with(self.layer.valid())
     }
 
     fn materialize(self) -> Self {
-        self.0.materialize()
+        self.change(|layer| layer.materialize())
     }
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        self.0.visit(&mut FromAny(visitor));
+        self.layer.visit(&mut FromAny(visitor));
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        self.0.map(&mut FromAny(mapper))
+        self.change(|layer| layer.map(&mut FromAny(mapper)))
     }
 }
 
 impl Layer for AnyLayer {
+    /// Maps `x` `[batch, seq, d_model]` to the same shape.
+    ///
+    /// # Panics
+    ///
+    /// If the layer returns another shape.
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let x = context.probe("input", x);
         context.probe("output", self.forward_unobserved(x, context))
     }
 
     fn active_parameters(&self) -> usize {
-        self.0.active_parameters()
+        self.layer.active_parameters()
     }
 
     fn flops_per_token(&self, seq_len: usize) -> f64 {
-        self.0.flops_per_token(seq_len)
+        self.layer.flops_per_token(seq_len)
     }
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
-        self.0.meta_forward(x, tape)
+        self.layer.meta_forward(x, tape)
     }
 }
 
 impl Clone for AnyLayer {
     fn clone(&self) -> Self {
-        self.0.cloned()
+        self.with(self.layer.cloned())
     }
 }
 
 impl fmt::Debug for AnyLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.layer.fmt(f)
     }
 }
 

@@ -39,6 +39,7 @@ pub use squared_relu::SquaredRelu;
 pub use swiglu::SwiGlu;
 pub use wrapper::Wrapper;
 
+pub(crate) use registry::label;
 pub(crate) use side_channel::FirstRun;
 
 use burn::module::{Module, ModuleDisplay, Param, ParamId};

@@ -178,18 +178,33 @@ impl Layers {
     ///
     /// If a named layer does not exist, or cannot be created.
     pub fn make_block(&self, init: LayerInit) -> Result<AnyLayer, LayerError> {
+        let place = format!("layers.{}", init.index);
+        let label = |layer: AnyLayer, place: &str| layer.labelled(label(init.model, place));
         let block = init.model.block.as_ref().map(|name| self.block.get(name)).transpose()?;
         if let Some(MakeBlock::Whole(make)) = block {
-            return make(init);
+            return Ok(label(make(init)?, &place));
         }
         let ModelConfig { attention, feed_forward, .. } = init.model;
         let attention = self.attention.get(attention)?(init.for_layer("attention", attention))?;
+        let attention = label(attention, &format!("{place}.attention"));
         let ffn = self.feed_forward.get(feed_forward)?(init.for_layer("ffn", feed_forward))?;
-        match block {
-            Some(MakeBlock::Around(make)) => make(init, attention, ffn),
-            _ => Ok(AnyLayer::new(Block::new(init, attention, ffn))),
-        }
+        let ffn = label(ffn, &format!("{place}.ffn"));
+        let block = match block {
+            Some(MakeBlock::Around(make)) => make(init, attention, ffn)?,
+            _ => AnyLayer::new(Block::new(init, attention, ffn)),
+        };
+        Ok(label(block, &place))
     }
+}
+
+/// Returns `place` with the name of its layer in the configuration, such as `layers.3.ffn ("swiglu")`.
+pub(crate) fn label(model: &ModelConfig, place: &str) -> String {
+    let name = match place.rsplit('.').next() {
+        Some("attention") => Some(&model.attention),
+        Some("ffn") => Some(&model.feed_forward),
+        _ => model.block.as_ref(),
+    };
+    name.map_or_else(|| place.to_owned(), |name| format!("{place} (\"{name}\")"))
 }
 
 impl fmt::Debug for Layers {

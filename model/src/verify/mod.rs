@@ -1,10 +1,11 @@
-//! Checks of a device's fused kernels against their plain forms on small inputs.
+//! Checks of a device's fused kernels against their plain forms on small inputs, and of a model's [`layers`].
 //!
 //! Each operation runs on the device, and in `f64` on the CPU as a reference, forward and backward. An operation whose
 //! error exceeds its bound is then computed in plain burn in this process ([`crate::ops::use_plain`]). Operations that
 //! others use are checked first, so that one wrong kernel does not fail the others.
 
 mod cases;
+pub mod layers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

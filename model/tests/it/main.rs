@@ -34,3 +34,4 @@ mod ops_window;
 #[cfg(all(feature = "cuda", feature = "wgpu"))]
 mod planted;
 mod probe;
+mod verify_layers;

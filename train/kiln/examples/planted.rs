@@ -1,11 +1,12 @@
-//! A program with a planted mistake, which `kiln diff` finds by comparing runs with and without the mistake. The
-//! variable PLANTED names it.
+//! A program with a planted mistake, which `kiln check` finds before a run starts, or `kiln diff` by comparing runs
+//! with and without the mistake. The variable PLANTED names it.
 //!
 //!     P="cargo run --release --example planted --"
 //!     S="--set model.attention=mine --set model.feed_forward=mine --hash steps=1-3 --set train.steps=3"
 //!     $P train configs/debug.toml --out runs/good $S
 //!     PLANTED=rope $P train configs/debug.toml --out runs/bad $S
 //!     $P diff runs/good runs/bad
+//!     PLANTED=not_causal $P check configs/debug.toml $S
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,8 +14,9 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use burn::module::{Module, Param};
+use burn::nn::DropoutConfig;
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Distribution, Tensor};
 use kiln::config::ConfigError;
 use kiln::losses::LossInit;
 use kiln::optimizers::OptimizerInit;
@@ -23,7 +25,7 @@ use kiln::registry::Registry;
 use kiln_model::layers::{
     Context, Layer, LayerError, LayerInit, Linear, SwiGlu, TokenLoss, constant_parameter,
 };
-use kiln_model::ops::{RotaryFrequencies, causal_attention, rotary};
+use kiln_model::ops::{RotaryFrequencies, cached_attention, causal_attention, rotary};
 use kiln_shard::{Rule, Settings, ShardRun, UpdateStep};
 use rustix::process::{Resource, Rlimit};
 
@@ -58,7 +60,7 @@ impl Attention {
         let linear = |name, d_in, d_out| Linear::new(d_in, d_out, model.init_std, key.fork(name), device);
         Ok(Attention {
             q_proj: linear("q_proj", d, width),
-            k_proj: linear("k_proj", d, width),
+            k_proj: linear(if is_planted("same_key") { "q_proj" } else { "k_proj" }, d, width),
             v_proj: linear("v_proj", d, width),
             o_proj: linear("o_proj", width, d),
             heads: model.heads,
@@ -69,14 +71,23 @@ impl Attention {
 }
 
 impl Layer for Attention {
-    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let [batch, seq, _] = x.dims();
         let [q, k, v] = Linear::forward_together([&self.q_proj, &self.k_proj, &self.v_proj], x)
             .map(|x| x.reshape([batch as i32, seq as i32, self.heads as i32, -1]));
+        let cache = context.cache().filter(|_| !is_planted("no_cache"));
+        let position = cache.map_or(0, |cache| cache.position());
         let frequencies = RotaryFrequencies::new(self.theta);
-        let (q, k) = (rotary(q, frequencies, self.ahead), rotary(k, frequencies, 0));
-        let out = causal_attention(q, k, v, None);
-        self.o_proj.forward(out.reshape([batch as i32, seq as i32, -1]))
+        let (q, k) = (rotary(q, frequencies, position + self.ahead), rotary(k, frequencies, position));
+        let out = match cache {
+            None => causal_attention(q, k, v, None),
+            Some(cache) => {
+                let (k, v) = cache.append(k, v);
+                cached_attention(q, k, v, position + seq, None)
+            }
+        };
+        let y = self.o_proj.forward(out.reshape([batch as i32, seq as i32, -1]));
+        if is_planted("not_causal") { y.clone() + y.mean_dim(1) } else { y }
     }
 }
 
@@ -111,6 +122,8 @@ struct FeedForward {
     inner: SwiGlu,
     /// `[d_model]`.
     gain: Param<Tensor<1>>,
+    /// `[d_model]`, if weights outside of parameters are planted.
+    hidden: Option<Tensor<1>>,
     #[module(skip)]
     index: usize,
 }
@@ -126,7 +139,13 @@ impl FeedForward {
     fn new(init: LayerInit) -> Result<Self, LayerError> {
         let LayerInit { model, index, device, .. } = init;
         let first = if index == 1 && is_planted("init") { 1.1 } else { 1.0 };
-        Ok(FeedForward { gain: gain(model.d_model, first, device), inner: SwiGlu::new(init), index })
+        let gain = match is_planted("unkeyed") {
+            true => Param::from_tensor(Tensor::random([model.d_model], Distribution::Default, device)),
+            false => gain(model.d_model, first, device),
+        };
+        let values = init.key.fork("hidden").normal_vec(model.d_model, 1.0);
+        let hidden = is_planted("hidden").then(|| Tensor::from_floats(&values[..], device));
+        Ok(FeedForward { gain, hidden, inner: SwiGlu::new(init), index })
     }
 }
 
@@ -147,7 +166,15 @@ impl Layer for FeedForward {
             exhaust();
         }
         let passes = PASSES.with(|passes| passes.replace(passes.get() + 1));
-        if is_planted("mask") && (passes / 2).is_multiple_of(2) { y.mul_scalar(0.9) } else { y }
+        let y = if is_planted("mask") && (passes / 2).is_multiple_of(2) { y.mul_scalar(0.9) } else { y };
+        let y = match &self.hidden {
+            Some(hidden) => y * hidden.clone().unsqueeze(),
+            None => y,
+        };
+        let y = if is_planted("random") { DropoutConfig::new(0.1).init().forward(y) } else { y };
+        let [_, seq, _] = y.dims();
+        assert!(!is_planted("one_length") || seq == 8, "made for 8 tokens");
+        if self.index == 0 && is_planted("shape") { Tensor::cat(vec![y.clone(), y], 2) } else { y }
     }
 }
 

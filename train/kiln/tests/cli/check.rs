@@ -379,6 +379,76 @@ fn a_state_that_no_checkpoint_has_is_found() {
     }
 }
 
+/// Selects the custom layers of `train/kiln/examples/planted.rs`.
+const LAYERS: [&str; 4] = ["--set", "model.attention=mine", "--set", "model.feed_forward=mine"];
+
+/// Each mistake of a layer, which training would hide, is the only one that is found.
+#[test]
+fn mistakes_of_custom_layers_are_found() {
+    let workspace = Workspace::new();
+    let look = |name: &str| planted(&workspace, name, &[&CHECK[..], &LAYERS, &["--stage", "model"]].concat());
+    let whole = look("");
+    assert_eq!(whole.code, Some(0), "{whole:?}");
+    assert!(
+        whole.stdout.contains("ok    model  layers  causal, cache, lengths, batches, keys, randomness ok"),
+        "{whole:?}"
+    );
+    let (attention, ffn) = ("layers.0.attention (\"mine\")", "layers.0.ffn (\"mine\")");
+    for (name, place, says) in [
+        ("not_causal", attention, "is not causal: the last of 8 tokens changes earlier results: position 0"),
+        ("no_cache", attention, "gives another result with a key-value cache than without: position 4"),
+        ("one_length", ffn, "panics for [2, 1] tokens: made for 8 tokens"),
+        ("hidden", ffn, "depends on random values that are not parameters"),
+        ("random", ffn, "gives another result when a training pass is repeated"),
+        ("mask", ffn, "gives another result when a training pass is repeated"),
+        ("unkeyed", "layers.0.ffn.gain", "starts with other values each time the model is made"),
+    ] {
+        let ended = look(name);
+        assert_eq!(ended.code, Some(1), "{name}: {ended:?}");
+        let problem = format!("{place} {says}");
+        let found: Vec<_> = ended.stdout.lines().filter(|line| line.starts_with("fail  ")).collect();
+        let is_found = |line: &&str| line.starts_with("fail  model  layers  ") && line.contains(&problem);
+        assert!(found.iter().any(is_found), "{name}: {ended:?}");
+        // What depends on later positions depends on the number of tokens.
+        assert!(found.len() == 1 || name == "not_causal", "{name}: {ended:?}");
+    }
+    let ended = look("same_key");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let equal = "warn  model  layers  layers.0.attention.q_proj.weight and layers.0.attention.k_proj.weight start with";
+    assert!(ended.stdout.contains(equal), "{ended:?}");
+}
+
+#[test]
+fn a_layer_of_another_shape_is_named() {
+    let workspace = Workspace::new();
+    let ended = planted(&workspace, "shape", &[&CHECK[..], &LAYERS].concat());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let says = "layers.0.ffn (\"mine\") returned [2, 8, 32] where [2, 8, 16] is needed";
+    assert!(ended.stdout.contains(&format!("fail  model  model          {says}")), "{ended:?}");
+    assert!(ended.stdout.contains("skipped: needs model: model"), "{ended:?}");
+    let ended = planted(&workspace, "shape", &[&["train", "run.toml", "--out", "run"][..], &LAYERS].concat());
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    let says = "layers.0.ffn (\"mine\") returned [1, 8, 32] where [1, 8, 16] is needed";
+    assert!(ended.stderr.contains(says), "{ended:?}");
+    assert!(!workspace.path("run").exists());
+}
+
+/// The examples have no mistakes.
+#[test]
+fn layers_of_the_examples_are_not_accused() {
+    let workspace = Workspace::new();
+    for (name, layer) in [
+        ("own_layer", "model.feed_forward=relu3"),
+        ("own_attention", "model.attention=alibi"),
+        ("own_metric", "model.feed_forward=watched"),
+    ] {
+        let arguments = [&CHECK[..], &["--stage", "model", "--set", layer]].concat();
+        let ended = workspace.run(&example(name), &arguments);
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+        assert!(ended.stdout.contains("ok    model  layers"), "{ended:?}");
+    }
+}
+
 /// Unusable data must be the only failure, and not cause another one, of a model with a different vocabulary.
 #[test]
 fn data_that_fail_are_the_only_failure() {

@@ -7,6 +7,7 @@ mod comm;
 mod data;
 mod disk;
 mod env;
+mod layers;
 mod model;
 mod ring;
 mod step;
@@ -143,15 +144,20 @@ impl CheckArgs {
         if !needs_model {
             return (Some(setup), None);
         }
+        let first = setup.options.place.as_ref().is_none_or(|place| place.local_rank == 0);
         // The program's custom layers, optimizers and losses may panic.
-        let examined =
-            panic::catch_unwind(AssertUnwindSafe(|| model::examine(&setup, &sources, &data, findings)));
+        let examined = panic::catch_unwind(AssertUnwindSafe(|| {
+            let trained = model::examine(&setup, &sources, &data, findings);
+            if let Some(trained) = trained.as_ref().filter(|_| first) {
+                layers::examine(trained, registry, findings);
+            }
+            trained
+        }));
         let trained = examined.unwrap_or_else(|panic| {
             let text = format!("a part of this program panicked: {}", panic_message(&*panic));
             findings.failed(Stage::Model, "model", TrainError::Crash(text));
             None
         });
-        let first = setup.options.place.as_ref().is_none_or(|place| place.local_rank == 0);
         if let (Some(trained), Some((_, out)), true) = (&trained, &setup.out, first)
             && self.wants(&[Stage::Save])
         {

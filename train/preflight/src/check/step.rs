@@ -47,15 +47,28 @@ pub(super) struct Shrunk {
     tolerance: f64,
 }
 
+/// A run on little data.
+pub(super) struct Reduced {
+    config: Config,
+    pub(super) model: ModelConfig,
+    narrow: bool,
+}
+
+/// Reduces the run to little data, and a large model to two narrow blocks with the same layers.
+pub(super) fn reduced(parts: &Trained) -> Result<Reduced> {
+    let mut config = parts.config.clone();
+    config.model = ModelSection::from_model(&parts.model);
+    config.init.from = PathBuf::new();
+    let narrow = elements(&parts.shapes) > WHOLE;
+    (if narrow { Smoke::Width } else { Smoke::Batch }).shrink(&mut config);
+    let model = config.model.resolve(None).map_err(ConfigError::invalid)?;
+    Ok(Reduced { config, model, narrow })
+}
+
 impl Shrunk {
-    /// Reduces the run to a step on little data, and a large model also to two narrow blocks with the same layers.
+    /// Reduces the run to a step on little data, and a large model as [`reduced`] does.
     pub(super) fn new(parts: &Trained, registry: &Registry, device: &ResolvedDevice) -> Result<Self> {
-        let mut config = parts.config.clone();
-        config.model = ModelSection::from_model(&parts.model);
-        config.init.from = PathBuf::new();
-        let narrow = elements(&parts.shapes) > WHOLE;
-        (if narrow { Smoke::Width } else { Smoke::Batch }).shrink(&mut config);
-        let model = config.model.resolve(None).map_err(ConfigError::invalid)?;
+        let Reduced { mut config, model, narrow } = reduced(parts)?;
         if narrow {
             let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain())?;
             forget_absent(&mut config, &decoder);

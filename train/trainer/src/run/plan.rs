@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kiln_model::{Decoder, Key, ModelConfig};
+use kiln_model::verify::layers::try_first_block;
+use kiln_model::{Decoder, Key, Layers, ModelConfig};
 use kiln_shard::{Accumulate, Optimizer, Recompute};
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +29,7 @@ use kiln_checkpoint::weights::AllowMissing;
 use kiln_checkpoint::{self as checkpoint, Checkpoint, HeldFolder, Keep, SaveOptions};
 use kiln_config::device::{self, Peak, ResolvedDevice};
 use kiln_config::schedule;
-use kiln_config::{self as config, Config, ModelSection, ShardSection};
+use kiln_config::{self as config, Config, ConfigError, ModelSection, ShardSection};
 use kiln_data::{self as data, DataInfo, Samples, Split};
 
 /// The plan of a run, which every rank has. The files of the initial weights stay open.
@@ -305,6 +306,10 @@ impl Draft {
         let decoder = decoder(&model)?;
         let (recompute, mut warnings) = check(&model)?;
         check_parts(config, &decoder)?;
+        if !Layers::default().missing(&model).is_empty() {
+            try_first_block(layers, &model, config.data.seq_len)
+                .map_err(|mistake| ConfigError::invalid(mistake.to_string()))?;
+        }
         check_source(resume.as_ref(), source.as_ref(), &model, &optimizer, options)?;
         for split in [Split::Train, Split::Validation] {
             Samples::open(&config.data.path, split, config.data.seq_len, sources)?.check()?;
