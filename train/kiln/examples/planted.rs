@@ -82,7 +82,7 @@ impl Layer for Attention {
         let out = match cache {
             None => causal_attention(q, k, v, None),
             Some(cache) => {
-                let (k, v) = cache.append(k, v);
+                let (k, v) = (cache.append("keys", k), cache.append("values", v));
                 cached_attention(q, k, v, position + seq, None)
             }
         };
