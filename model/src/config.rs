@@ -106,6 +106,10 @@ pub struct ModelConfig {
     /// [`PARALLEL_RESIDUAL`], or a block added by the program; see [`Layers::block`](crate::layers::Layers::block).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<String>,
+    /// Name of a layer of the head that only objectives run; see
+    /// [`Layers::head_layer`](crate::layers::Layers::head_layer).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_layer: Option<String>,
     /// Name of the attention layer.
     #[serde(default = "default_attention", skip_serializing_if = "is_default_attention")]
     pub attention: String,
@@ -301,6 +305,7 @@ impl ModelConfig {
             d_ff,
             tie_embeddings,
             block: None,
+            head_layer: None,
             attention: default_attention(),
             feed_forward: default_feed_forward(),
             moe: None,

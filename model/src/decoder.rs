@@ -33,7 +33,10 @@ impl Decoder {
         Ok(Decoder {
             embed: Embed::new(model, key, device),
             layers: (0..model.layers).map(block).collect::<Result<_, _>>()?,
-            head: Head::new(model, key, device),
+            head: Head {
+                head_layer: layers.make_head_layer(LayerInit::for_head_layer(model, key, device))?,
+                ..Head::new(model, key, device)
+            },
         })
     }
 
@@ -229,6 +232,19 @@ pub fn log_probabilities<P: Modules>(modules: &P, x: Tensor<3>, targets: Tensor<
 /// Returns the logits of every position, `[batch, seq, vocab_size]`.
 pub fn logits<P: Modules>(modules: &P, tokens: Tensor<2, Int>) -> Tensor<3> {
     head_logits(modules, hidden(modules, tokens, &Context::evaluation()))
+}
+
+/// Runs the layer of the head that `model.head_layer` names on `x` `[batch, seq, d_model]`, and returns the same shape.
+///
+/// # Panics
+///
+/// If the model has no such layer.
+pub fn head_layer<P: Modules>(modules: &P, x: Tensor<3>, context: &Context) -> Tensor<3> {
+    let context = context.fork("head_layer").for_one_run();
+    modules.head(x, |head, _, x| match &head.head_layer {
+        Some(layer) => layer.forward(x, &context),
+        None => panic!("the model has no layer of the head: set model.head_layer"),
+    })
 }
 
 /// Returns the logits of every position, `[batch, seq, vocab_size]`, given the residual stream `x` `[batch, seq,

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 
-use super::{Embed, Linear, RmsNorm};
+use super::{AnyLayer, Embed, Linear, RmsNorm};
 use crate::config::ModelConfig;
 use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::{self, HeadLayout, LogitLoss, LogitOptions};
@@ -55,6 +55,8 @@ pub struct Head {
     pub norm: RmsNorm,
     /// `[d_model, vocab_size]`; `None` if the head reuses the embedding.
     pub lm_head: Option<Linear>,
+    /// A layer that only objectives run, such as an extra head.
+    pub head_layer: Option<AnyLayer>,
     /// Bound on the logits; see [`LogitOptions::softcap`].
     #[module(skip)]
     pub logit_softcap: Option<f64>,
@@ -68,6 +70,7 @@ impl Head {
             norm: RmsNorm::new(d, config.norm_eps, device),
             lm_head: (!config.tie_embeddings)
                 .then(|| Linear::new(d, vocab, config.init_std, key.fork("lm_head"), device)),
+            head_layer: None,
             logit_softcap: config.logit_softcap,
         }
     }

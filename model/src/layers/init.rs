@@ -31,6 +31,19 @@ impl<'a> LayerInit<'a> {
         LayerInit { model, index, place: "", name: model.block.as_deref().unwrap_or_default(), key, device }
     }
 
+    /// Returns the inputs for the layer of the head, whose index is the number of blocks.
+    pub fn for_head_layer(model: &'a ModelConfig, key: Key, device: &'a Device) -> Self {
+        let name = model.head_layer.as_deref().unwrap_or_default();
+        LayerInit {
+            model,
+            index: model.layers,
+            place: "head_layer",
+            name,
+            key: key.fork("head_layer"),
+            device,
+        }
+    }
+
     /// Returns the inputs for the layer `name` at `place` in the block.
     pub(super) fn for_layer(self, place: &'static str, name: &'a str) -> Self {
         LayerInit { place, name, ..self.fork(place) }
@@ -54,8 +67,8 @@ impl<'a> LayerInit<'a> {
     /// [`LayerError::Extra`] if the keys do not match `T`, or a table belongs to no part of the model.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, LayerError> {
         let extra = &self.model.extra;
-        let ModelConfig { block, attention, feed_forward, .. } = self.model;
-        let parts: Vec<_> = block.iter().chain([attention, feed_forward]).collect();
+        let ModelConfig { block, head_layer, attention, feed_forward, .. } = self.model;
+        let parts: Vec<_> = block.iter().chain(head_layer).chain([attention, feed_forward]).collect();
         let is_table_of_part = |(key, value): (&String, &Value)| parts.contains(&key) && value.is_object();
         if !extra.iter().any(is_table_of_part) {
             return self.deserialize("model.extra", extra.clone());

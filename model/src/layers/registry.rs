@@ -66,6 +66,7 @@ pub struct Layers {
     attention: Makers<Make>,
     feed_forward: Makers<Make>,
     block: Makers<MakeBlock>,
+    head_layer: Makers<Make>,
 }
 
 /// Converts `make` to a constructor of [`AnyLayer`].
@@ -79,6 +80,7 @@ impl Default for Layers {
             attention: Makers::new("attention"),
             feed_forward: Makers::new("feed_forward"),
             block: Makers::new("block"),
+            head_layer: Makers::new("head_layer"),
         };
         none.attention(FULL_ATTENTION, |init| Ok(Attention::new(init)))
             .feed_forward(SWIGLU, |init| Ok(SwiGlu::new(init)))
@@ -157,18 +159,47 @@ impl Layers {
         self
     }
 
+    /// Adds a layer of the head, for `model.head_layer = name`: an extra head, say, which only an objective runs
+    /// ([`decoder::head_layer`](crate::decoder::head_layer)). Its parameters belong to the head's module.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or taken by a layer of this kind.
+    pub fn head_layer<L: Layer>(
+        mut self,
+        name: &str,
+        make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
+    ) -> Self {
+        self.head_layer.add(name, any(make));
+        self
+    }
+
     /// Returns the layers that `model` names but that are not registered here, as pairs of a key in `[model]` and the
     /// name. A block that is not registered counts as made from the layers that `model` names.
     pub fn missing<'a>(&self, model: &'a ModelConfig) -> Vec<(&'static str, &'a str)> {
+        let head_layer =
+            model.head_layer.as_ref().filter(|name| !self.head_layer.by_name.contains_key(*name));
+        let head_layer = head_layer.map(|name| (self.head_layer.key, name.as_str()));
         let block = model.block.as_ref().map(|name| (name, self.block.by_name.get(name)));
         if let Some((_, Some(MakeBlock::Whole(_)))) = block {
-            return Vec::new();
+            return head_layer.into_iter().collect();
         }
         let block = block.filter(|(_, make)| make.is_none());
-        let block = block.map(|(name, _)| (self.block.key, name.as_str()));
+        let block = block.map(|(name, _)| (self.block.key, name.as_str())).into_iter().chain(head_layer);
         let layers = [(&self.attention, &model.attention), (&self.feed_forward, &model.feed_forward)];
         let missing = layers.into_iter().filter(|(makers, name)| !makers.by_name.contains_key(*name));
-        block.into_iter().chain(missing.map(|(makers, name)| (makers.key, name.as_str()))).collect()
+        block.chain(missing.map(|(makers, name)| (makers.key, name.as_str()))).collect()
+    }
+
+    /// Creates the layer of the head that `model.head_layer` names, if any.
+    ///
+    /// # Errors
+    ///
+    /// If the layer does not exist, or cannot be created.
+    pub fn make_head_layer(&self, init: LayerInit) -> Result<Option<AnyLayer>, LayerError> {
+        let Some(name) = &init.model.head_layer else { return Ok(None) };
+        let layer = self.head_layer.get(name)?(init)?;
+        Ok(Some(layer.labelled(format!("head_layer (\"{name}\")"))))
     }
 
     /// Creates the block that `model.block` names, or [`Block`] if it is not set. Every block except for those of
@@ -213,6 +244,7 @@ impl fmt::Debug for Layers {
             .field("attention", &self.attention.by_name.keys())
             .field("feed_forward", &self.feed_forward.by_name.keys())
             .field("block", &self.block.by_name.keys())
+            .field("head_layer", &self.head_layer.by_name.keys())
             .finish()
     }
 }

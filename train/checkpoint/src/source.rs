@@ -91,6 +91,7 @@ impl ModelSource {
         for (key, name) in layers.missing(self.model()) {
             match key {
                 "block" => model.block = None,
+                "head_layer" => model.head_layer = None,
                 "attention" => model.attention = FULL_ATTENTION.to_owned(),
                 _ => model.feed_forward = SWIGLU.to_owned(),
             }

@@ -27,6 +27,8 @@ pub struct ModelSection {
     pub tie_embeddings: Option<bool>,
     /// Name of the block, if it is not Llama's: `parallel_residual`, or a block that a program adds.
     pub block: Option<String>,
+    /// Name of a layer of the head that a program adds, and that only its objective runs, such as an extra head.
+    pub head_layer: Option<String>,
     /// Name of the attention layer: `full`, or a layer that a program adds.
     pub attention: Option<String>,
     /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, `moe`, or a layer that a program
@@ -131,6 +133,7 @@ impl ModelSection {
             d_ff: Some(model.d_ff),
             tie_embeddings: Some(model.tie_embeddings),
             block: model.block.clone(),
+            head_layer: model.head_layer.clone(),
             attention: (model.attention != FULL_ATTENTION).then(|| model.attention.clone()),
             feed_forward: Some(model.feed_forward.clone()),
             window: model.window,

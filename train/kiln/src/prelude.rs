@@ -46,7 +46,8 @@ pub use kiln_config::optimizers::OptimizerInit;
 pub use kiln_config::{Config, ConfigError};
 pub use kiln_data::{DataInit, DataSource, Sample, SourceError, Split, read_tokenizer_of};
 pub use kiln_model::layers::{
-    AnyLayer, Block, Context, Layer, LayerError, LayerInit, Layers, Linear, RmsNorm, TokenLoss, Wrapper,
+    AnyLayer, Attention, Block, Context, Layer, LayerError, LayerInit, Layers, Linear, RmsNorm, SwiGlu,
+    TokenLoss, Wrapper,
 };
 pub use kiln_model::{Decoder, Key, ModelConfig, decoder};
 pub use kiln_shard::ranks::run_ranks;

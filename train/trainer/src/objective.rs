@@ -118,6 +118,12 @@ impl<'a> ObjectiveContext<'a> {
         self.samples
     }
 
+    /// Returns the micro-batch's share of the step's tokens. A sum times [`ObjectiveContext::scale`] divided by it is the
+    /// mean of the micro-batch, for [`ObjectiveContext::record`].
+    pub fn share(&self) -> f64 {
+        self.share
+    }
+
     /// Runs the blocks on `tokens` `[batch, seq]`, and returns the residual stream before the head, `[batch, seq,
     /// d_model]`. Losses that layers add are part of the training loss. Each run of a pass has dropout masks of its own.
     pub fn hidden(&self, pass: &Pass<'_>, tokens: Tensor<2, Int>) -> Tensor<3> {
@@ -126,6 +132,16 @@ impl<'a> ObjectiveContext<'a> {
         let mut sum = self.added.borrow_mut();
         *sum = sum.take().into_iter().chain(added).reduce(|a, b| a + b);
         x
+    }
+
+    /// Runs the layer of the head that `model.head_layer` names on `x` `[batch, seq, d_model]`, and returns the same
+    /// shape. Losses that it adds do not count.
+    ///
+    /// # Panics
+    ///
+    /// If the model has no such layer.
+    pub fn head_layer(&self, pass: &Pass<'_>, x: Tensor<3>) -> Tensor<3> {
+        decoder::head_layer(pass, x, self.context)
     }
 
     /// Runs the model on `tokens` `[batch, seq]`, and returns the logits, `[batch, seq, vocab_size]`.

@@ -87,6 +87,20 @@ impl Registry {
         Registry { layers: self.layers.block_around(name, make), ..self }
     }
 
+    /// Adds a layer of the head, for `model.head_layer = name`, which only an objective runs: an extra head, for
+    /// instance.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or already taken by a layer of this kind.
+    pub fn head_layer<L: Layer>(
+        self,
+        name: &str,
+        make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { layers: self.layers.head_layer(name, make), ..self }
+    }
+
     /// Adds a metric: rank 0's result for a logged step goes to `metrics.jsonl` under `name`; an error ends the run.
     /// All ranks call `value` at the same point of a step, in the order of addition, so `value` may be collective.
     ///

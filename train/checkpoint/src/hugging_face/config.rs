@@ -113,6 +113,7 @@ impl FolderConfig {
             d_ff: size("intermediate_size")?,
             tie_embeddings: keys.flag("tie_word_embeddings")?,
             block: None,
+            head_layer: None,
             attention: FULL_ATTENTION.to_owned(),
             feed_forward: if moe.is_some() { MOE.to_owned() } else { SWIGLU.to_owned() },
             moe,
@@ -386,6 +387,7 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family> {
     let feed_forward = &model.feed_forward;
     let features = [
         model.block.as_ref().map(|block| format!("block {block}")),
+        model.head_layer.as_ref().map(|layer| format!("head_layer {layer}")),
         (model.attention != FULL_ATTENTION).then(|| format!("attention {}", model.attention)),
         (feed_forward != SWIGLU && feed_forward != MOE).then(|| format!("feed_forward {feed_forward}")),
         model.logit_softcap.map(|cap| format!("logit_softcap {cap}")),

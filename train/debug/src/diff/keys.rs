@@ -49,6 +49,7 @@ const EFFECTS: &[(&str, Effect)] = &[
     ("model.attention_bias", Effect::Numbers(StepPhase::Start)),
     ("model.attention", Effect::Numbers(StepPhase::Forward)),
     ("model.block", Effect::Numbers(StepPhase::Forward)),
+    ("model.head_layer", Effect::Numbers(StepPhase::Loss)),
     ("model.extra", Effect::Numbers(StepPhase::Forward)),
     ("model.moe", Effect::Numbers(StepPhase::Forward)),
     // Limits the length of generated texts and is not used in training.

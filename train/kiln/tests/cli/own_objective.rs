@@ -101,3 +101,46 @@ fn an_objective_with_a_frozen_model_has_every_command() {
     let ended = workspace.run(&program, &missing);
     assert!(ended.stderr.contains("--set loss.frozen.reference=runs/base"), "{ended:?}");
 }
+
+#[test]
+fn an_extra_head_trains_with_the_objective_alone() {
+    let workspace = Workspace::new();
+    let program = example("multi_token");
+    let own = ["loss.kind=multi_token", "loss.extra.weight=0.5", "model.head_layer=second"];
+    let settings: Vec<_> = own.iter().flat_map(|setting| ["--set", *setting]).collect();
+    let full =
+        train(&workspace, &program, "full", &[&settings[..], &["--set", "checkpoint.every=2"]].concat());
+    check_equal_runs(&workspace, &program, &settings, &full);
+    // The extra head has its share of the loss, and the model without it evaluates and generates.
+    let metrics = workspace.metrics("full");
+    let second = metrics[0]["objective.second"].as_f64().expect("a value");
+    // One of eight positions has no second target.
+    assert!((full[0].1 - (8.0 / 7.0 + 0.5) * second).abs() < 0.2, "{full:?} {second}");
+    let manifest = workspace.text("full/checkpoints/fsdp_cpt4/manifest.json");
+    assert!(manifest.contains("head_layer.attention."), "{manifest}");
+    succeed(&workspace, &program, &["generate", "full", "--prompt", "a", "--max-tokens", "4"]);
+    succeed(&workspace, &program, &[&["check", "run.toml"][..], &settings].concat());
+    let stock = workspace.kiln(&["eval", "full"]);
+    assert!(stock.stderr.contains("head_layer") && stock.stderr.contains("second"), "{stock:?}");
+}
+
+#[test]
+fn a_student_learns_from_a_frozen_teacher() {
+    let workspace = Workspace::new();
+    let program = example("distillation");
+    workspace.succeed(&[
+        "train",
+        "run.toml",
+        "--out",
+        "teacher",
+        "--set",
+        "model.d_model=24",
+        "--set",
+        "train.steps=8",
+    ]);
+    let settings = ["--set", "loss.kind=distillation", "--set", "loss.frozen.teacher=teacher"];
+    let full =
+        train(&workspace, &program, "full", &[&settings[..], &["--set", "checkpoint.every=2"]].concat());
+    assert!(full[3].1 < full[0].1, "{full:?}");
+    check_equal_runs(&workspace, &program, &settings, &full);
+}
