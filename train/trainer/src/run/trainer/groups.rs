@@ -44,12 +44,17 @@ impl GroupTable {
             let padded = group.padded_numel() as u64;
             let share = padded / mesh.shard_size() as u64;
             let slots = engine.slots_of_group(position).len() as u64;
+            let owned = group.parameters.iter().flat_map(|parameter| {
+                let is_mine = matches!(engine.is_owner(&parameter.name), Ok(true));
+                parameter.owned_slots.iter().filter(move |_| is_mine)
+            });
+            let owned: u64 = owned.map(|slot| slot.numel() as u64).sum();
             let each = Numbers {
                 parameters: group.numel() as u64,
                 whole: padded * width,
                 weights: share * (F32 + if copies { width } else { 0 }),
                 gradients: if group.trainable { share * F32 } else { 0 },
-                optimizer: share * slots * F32,
+                optimizer: (share * slots + owned) * F32,
             };
             (group.name.as_str(), each)
         });
