@@ -83,6 +83,25 @@ impl Engine {
         buffers::write(buffer, held, |values| fill(range, values))
     }
 
+    /// Exchanges the weights with the values of `slot`, such as averaged weights, on this rank's shard; calling it again
+    /// restores them. Parameters without values in the slot keep their weights. Not collective.
+    pub fn swap_weights(&self, slot: &str) -> Result<(), ShardError> {
+        for (_, parameter) in self.layout.parameters() {
+            let (name, slot) = (&parameter.name, StateKind::Slot(slot));
+            let others = self.read_parameter(name, slot, |_, values| values.to_vec())?;
+            let Some(mut others) = others else { continue };
+            self.fill_parameter(name, StateKind::Weight, |_, weights| {
+                weights.swap_with_slice(&mut others);
+                Ok::<_, ShardError>(())
+            })?;
+            self.fill_parameter(name, slot, |_, values| {
+                values.copy_from_slice(&others);
+                Ok::<_, ShardError>(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// Returns whether `slot` is an owned slot of the group at `position` that has values: those of a group exist from the
     /// first update on. The same on all ranks.
     pub fn has_owned(&self, position: usize, slot: &str) -> bool {

@@ -20,6 +20,7 @@
 //! | a loss of a layer, or a value to log | [`Context::add_loss`](kiln_model::Context::add_loss), [`Context::record`](kiln_model::Context::record) | `own_metric.rs` |
 //! | the training loss of a token | [`Registry::loss`](registry::Registry::loss), `loss.kind` | `own_loss.rs` |
 //! | the objective: two models, pairs, several runs of the model | [`Registry::objective`](registry::Registry::objective), `loss.kind` | `dpo.rs`, `distillation.rs` |
+//! | extra heads, which an objective runs | [`Registry::head_layer`](registry::Registry::head_layer), `model.head_layer` | `multi_token.rs` |
 //! | the samples, and which targets count | [`Registry::data`](registry::Registry::data), `data.source` | `own_source.rs` |
 //! | the optimizer | [`Registry::optimizer`](registry::Registry::optimizer), `optim.kind` | `own_optimizer.rs` |
 //! | an optimizer with state of whole matrices | [`Rule::owned_slots`](kiln_shard::Rule::owned_slots) | `shampoo.rs` |

@@ -1,5 +1,5 @@
 //! Your own data source and your own objective, `train/kiln/examples/own_source.rs` and `dpo.rs`: weights of targets,
-//! frozen models, and every command on both.
+//! frozen models, and every command on both. `multi_token.rs`, `distillation.rs` and `ema.rs` likewise.
 
 use std::path::Path;
 
@@ -143,4 +143,22 @@ fn a_student_learns_from_a_frozen_teacher() {
         train(&workspace, &program, "full", &[&settings[..], &["--set", "checkpoint.every=2"]].concat());
     assert!(full[3].1 < full[0].1, "{full:?}");
     check_equal_runs(&workspace, &program, &settings, &full);
+}
+
+#[test]
+fn averaged_weights_are_state_of_the_optimizer() {
+    let workspace = Workspace::new();
+    let program = example("ema");
+    let settings = ["--set", "optim.kind=ema", "--set", "eval.every=2"];
+    let full =
+        train(&workspace, &program, "full", &[&settings[..], &["--set", "checkpoint.every=2"]].concat());
+    // The average does not change the training, and the loop restores the weights.
+    workspace.succeed(&["train", "run.toml", "--out", "stock"]);
+    assert_eq!(workspace.steps("stock"), full);
+    assert_eq!(workspace.val_loss("full"), workspace.val_loss("stock"));
+    check_equal_runs(&workspace, &program, &settings, &full);
+    let told =
+        succeed(&workspace, &program, &[&["train", "run.toml", "--out", "told"][..], &settings].concat());
+    let lines: Vec<_> = told.lines().filter(|line| line.contains("of the average")).collect();
+    assert_eq!(lines.len(), 2, "{told}");
 }
