@@ -18,7 +18,7 @@ use crate::meta::{MetaTape, MetaTensor};
 /// A layer of any type, behind one pointer. Names of parameters are those of the layer inside.
 pub struct AnyLayer {
     layer: Box<dyn Object>,
-    /// What messages call the layer.
+    /// The name of the layer in messages.
     label: Arc<str>,
 }
 

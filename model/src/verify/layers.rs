@@ -309,7 +309,7 @@ impl Shown {
     }
 }
 
-/// What a pass has shown: the results of its layers, and the layers that it is in.
+/// The results of layers in a pass, in order, and the places of the layers that have not returned yet.
 #[derive(Clone, Default)]
 struct Trail(Arc<Mutex<(Vec<Shown>, Vec<String>)>>);
 
