@@ -1,15 +1,13 @@
 //! A data source of your own: samples made on the fly, whose prompt is masked. The model learns to copy digits.
 //!
-//!     cargo run --release --example own_source -- train configs/debug.toml --out runs/copy \
-//!         --set data.text=[] --set data.source=copy --set data.path=runs/data/copy --set data.extra.digits=8 \
-//!         --set data.seq_len=17 --set train.steps=600
+//!     cargo run --release --example own_source -- train configs/debug.toml --set data.text=[] --set data.source=copy \
+//!         --set data.path=runs/data/copy --set data.extra.digits=8 --set data.seq_len=17
 
 use kiln::prelude::*;
 use kiln::serde::Deserialize;
 
 kiln::allocator!();
 
-/// The section `[data.extra]`.
 #[derive(Deserialize)]
 #[serde(crate = "kiln::serde", deny_unknown_fields)]
 struct Copying {
@@ -18,7 +16,6 @@ struct Copying {
 
 const EQUALS: u32 = 10;
 const END: u32 = 11;
-
 impl DataSource for Copying {
     fn vocab_size(&self) -> usize {
         12
@@ -28,7 +25,7 @@ impl DataSource for Copying {
         END
     }
 
-    /// `d₁ … dₙ = d₁ … dₙ end`, in which only what follows the equals sign is a target.
+    /// `d₁ … dₙ = d₁ … dₙ end`, in which only what follows the equals sign counts.
     fn sample(&self, split: Split, index: u64) -> Result<Sample, SourceError> {
         let key = Key::new(index).fork(split.name());
         let digits: Vec<u32> = key.ids(0, self.digits, 10).into_iter().map(i32::cast_unsigned).collect();

@@ -1,7 +1,9 @@
 //! Your own program, `train/kiln/examples/own_trainer.rs`: a training loop on the stock trainer. Where the loop does
 //! the same as the stock loop, it leaves the same files; and the values of `[experiment]` stay with the checkpoint.
 
+use kiln::objective::{ObjectiveContext, TokenBatch};
 use kiln::run::{RunOptions, Trainer, train_with};
+use kiln::sharded::Pass;
 use kiln_shard::StateKind;
 use rustix::process::Signal;
 use serde_json::Value as Json;
@@ -138,4 +140,36 @@ fn only_the_first_evaluation_of_a_step_is_logged() {
     let steps: Vec<_> = evaluations.iter().filter_map(|line| line["step"].as_u64()).collect();
     assert_eq!(steps, [1, 2, 3]);
     assert_eq!(evaluations[2]["val_loss"].as_f64(), val_loss);
+}
+
+/// The cross-entropy, written as an objective, has the bits of the stock loss.
+#[test]
+fn a_step_may_have_another_objective() {
+    let workspace = Workspace::new();
+    let data = format!("'{}'", workspace.path("data").display());
+    let config = || workspace.config("own.toml", &[("data.path", data.as_str())]);
+    let options = |out| RunOptions { out: workspace.path(out).into(), alone: true, ..RunOptions::default() };
+    train_with(config(), &options("stock"), |trainer: Trainer<'_>| Ok(trainer.run()?)).expect("a run");
+    let own = train_with(config(), &options("own"), |mut trainer: Trainer<'_>| {
+        let cross_entropy = |pass: &Pass<'_>, batch: &TokenBatch, cx: &ObjectiveContext<'_>| {
+            let hidden = cx.hidden(pass, batch.inputs.clone());
+            cx.cross_entropy(pass, hidden, batch.targets.clone(), batch.weights.clone())
+        };
+        while trainer.train_step_with(cross_entropy)? {}
+        Ok(trainer.finish()?)
+    });
+    own.expect("a run");
+    assert_eq!(workspace.steps("own"), workspace.steps("stock"));
+
+    // A second run of the model is a broken promise.
+    let twice = train_with(config(), &options("twice"), |mut trainer: Trainer<'_>| {
+        let twice = |pass: &Pass<'_>, batch: &TokenBatch, cx: &ObjectiveContext<'_>| {
+            let [hidden, again] = [0, 1].map(|_| cx.hidden(pass, batch.inputs.clone()));
+            cx.cross_entropy(pass, hidden + again, batch.targets.clone(), None)
+        };
+        trainer.train_step_with(twice)?;
+        Ok(trainer.finish()?)
+    });
+    let message = twice.expect_err("refused").to_string();
+    assert!(message.contains("has run the model 2 times"), "{message}");
 }
