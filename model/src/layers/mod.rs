@@ -259,7 +259,7 @@ impl Context {
         }
     }
 
-    /// Returns this context for run `index` of several runs of the model in one pass: dropout has masks of its own.
+    /// Returns this context for run `index` of several runs of the model in one pass, with separate dropout masks.
     pub fn for_run(&self, index: u64) -> Self {
         let fork = |dropout: DropoutContext| match index {
             0 => dropout,

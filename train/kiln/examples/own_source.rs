@@ -1,4 +1,4 @@
-//! A data source of your own: samples made on the fly, whose prompt is masked. The model learns to copy digits.
+//! A custom data source: samples made on the fly, whose prompt is masked. The model learns to copy digits.
 //!
 //!     cargo run --release --example own_source -- train configs/debug.toml --set data.text=[] --set data.source=copy \
 //!         --set data.path=runs/data/copy --set data.extra.digits=8 --set data.seq_len=17

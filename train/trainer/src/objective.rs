@@ -71,7 +71,7 @@ pub struct FrozenModel {
     pub path: PathBuf,
 }
 
-/// What an objective knows about the step, and the operations that it composes its loss of.
+/// The step's normalisation, and operations for the loss of an objective.
 pub struct ObjectiveContext<'a> {
     scale: f64,
     samples: f64,
@@ -125,7 +125,7 @@ impl<'a> ObjectiveContext<'a> {
     }
 
     /// Runs the blocks on `tokens` `[batch, seq]`, and returns the residual stream before the head, `[batch, seq,
-    /// d_model]`. Losses that layers add are part of the training loss. Each run of a pass has dropout masks of its own.
+    /// d_model]`. Losses that layers add are part of the training loss. Each run of a pass has separate dropout masks.
     pub fn hidden(&self, pass: &Pass<'_>, tokens: Tensor<2, Int>) -> Tensor<3> {
         let context = self.context.for_run(self.runs.replace(self.runs.get() + 1));
         let (x, added) = decoder::hidden_with_loss(pass, tokens, self.share, &context);

@@ -96,8 +96,8 @@ pub(crate) fn evaluate_while(
     Ok(Some((total[0] / total[1], total[1] as u64)))
 }
 
-/// Returns the objective of `loss` on the first `samples` sequences (all if 0), normalised over all of them as over a
-/// step of training. Otherwise like [`evaluate_while`]. Collective.
+/// Returns the objective of `loss` on the first `samples` sequences (all if 0), normalised as if they were the samples of
+/// one step. Otherwise like [`evaluate_while`]. Collective.
 pub(crate) fn objective_while(
     model: &ShardedDecoder,
     loss: &RunLoss,

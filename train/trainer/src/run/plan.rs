@@ -82,7 +82,7 @@ pub struct PlanMessage {
     pub peak: Option<Peak>,
     /// Compute threads of each rank.
     pub threads: usize,
-    /// How often the loss runs the model in a pass.
+    /// Number of times that the loss runs the model in a pass.
     runs: usize,
 }
 
