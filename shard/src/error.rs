@@ -101,6 +101,20 @@ pub enum ShardError {
         /// The name.
         name: String,
     },
+    /// No rule of the optimizer has this slot.
+    #[error("no rule of the optimizer has a slot `{slot}`; the slots are {}", known.join(", "))]
+    UnknownSlot {
+        /// The name.
+        slot: String,
+        /// Names of the slots.
+        known: Vec<&'static str>,
+    },
+    /// A rule has owned slots, but does not work on whole matrices.
+    #[error("the rule `{rule}` has owned slots, so `Rule::is_whole` must return true")]
+    NotWhole {
+        /// Name of the rule.
+        rule: String,
+    },
     /// Values for a parameter have the wrong length.
     #[error("`{name}` has {expected} elements (shape {shape:?}), but {found} were given")]
     WrongLength {

@@ -114,7 +114,7 @@ impl Head {
         let targets = targets.reshape([rows]);
         let losses = match weights {
             // The loss may not know that a negative target is ignored, with a weight of 0.
-            Some(weights) => loss.of(logits, targets.clamp_min(0)) * weights.reshape([rows]),
+            Some(weights) => loss.of(logits, targets.clamp_min(0)) * weights.detach().reshape([rows]),
             None => loss.of(logits, targets),
         };
         losses.sum_dim(0).mul_scalar(scale)

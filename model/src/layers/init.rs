@@ -7,6 +7,9 @@ use serde_json::{Map, Value};
 use crate::config::ModelConfig;
 use crate::random::Key;
 
+/// The place of the layer of the head.
+const HEAD_LAYER: &str = "head_layer";
+
 /// The inputs of a layer's constructor.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerInit<'a> {
@@ -34,14 +37,7 @@ impl<'a> LayerInit<'a> {
     /// Returns the inputs for the layer of the head, whose index is the number of blocks.
     pub fn for_head_layer(model: &'a ModelConfig, key: Key, device: &'a Device) -> Self {
         let name = model.head_layer.as_deref().unwrap_or_default();
-        LayerInit {
-            model,
-            index: model.layers,
-            place: "head_layer",
-            name,
-            key: key.fork("head_layer"),
-            device,
-        }
+        LayerInit { model, index: model.layers, place: HEAD_LAYER, name, key: key.fork("head_layer"), device }
     }
 
     /// Returns the inputs for the layer `name` at `place` in the block.
@@ -100,8 +96,12 @@ impl<'a> LayerInit<'a> {
     }
 
     fn invalid(&self, key: String, reason: String) -> LayerError {
-        let dot = if self.place.is_empty() { "" } else { "." };
-        LayerError::Extra { key, reason, layer: format!("layers.{}{dot}{}", self.index, self.place) }
+        let layer = match self.place {
+            "" => format!("layers.{}", self.index),
+            HEAD_LAYER => HEAD_LAYER.to_owned(),
+            place => format!("layers.{}.{place}", self.index),
+        };
+        LayerError::Extra { key, reason, layer }
     }
 }
 

@@ -160,7 +160,7 @@ impl Context {
         self.token_loss.as_ref()
     }
 
-    /// Multiplies the loss of each position by its weight in `weights` `[batch, seq]`, in f32.
+    /// Multiplies the loss of each position by its weight in `weights` `[batch, seq]`, a constant in f32.
     pub fn with_target_weights(self, weights: Option<Tensor<2>>) -> Self {
         Context { target_weights: weights, ..self }
     }

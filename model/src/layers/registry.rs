@@ -233,6 +233,7 @@ pub(crate) fn label(model: &ModelConfig, place: &str) -> String {
     let name = match place.rsplit('.').next() {
         Some("attention") => Some(&model.attention),
         Some("ffn") => Some(&model.feed_forward),
+        Some("head_layer") => model.head_layer.as_ref(),
         _ => model.block.as_ref(),
     };
     name.map_or_else(|| place.to_owned(), |name| format!("{place} (\"{name}\")"))

@@ -66,7 +66,7 @@ pub fn linear_cross_entropy(
 
 /// Computes [`linear_cross_entropy`] with capped logits and a z-loss: `scale · Σ_rows (−log softmax(l)[target] + z ·
 /// ln²(Σ exp(l)))`, where `l = c · tanh(hidden · W / c)`. Both losses ignore rows without a target, and multiply each
-/// row by its weight in `row_weights` `[rows]`, in f32, if given. Neither adds matrix products.
+/// row by its weight in `row_weights` `[rows]`, in f32, if given; the weights are constants. Neither adds matrix products.
 ///
 /// # Panics
 ///
@@ -80,6 +80,7 @@ pub fn linear_cross_entropy_with(
     scale: f64,
     options: LogitOptions,
 ) -> LogitLoss {
+    let row_weights = row_weights.map(Tensor::detach);
     if is_plain(FusedOp::CrossEntropy) {
         return linear_cross_entropy_with_reference(
             hidden,
@@ -148,7 +149,7 @@ pub fn linear_cross_entropy_with_reference(
     let ignored = targets.clone().lower_elem(0);
     let targets = targets.clamp_min(0).unsqueeze_dim(1);
     let picked = log_probabilities.clone().gather(1, targets.clone()).squeeze_dim::<1>(1);
-    let row_weights = row_weights.map(|weights| weights.cast(dtype));
+    let row_weights = row_weights.map(|weights| weights.detach().cast(dtype));
     let weighted = |losses: Tensor<1>| match &row_weights {
         Some(weights) => losses * weights.clone(),
         None => losses,

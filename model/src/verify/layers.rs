@@ -376,7 +376,13 @@ impl Passes<'_> {
         let context = context.probed(Some(trail.probe()));
         let tokens = tokens.clone().to_device(&decoder.devices()[0]);
         let what = format!("{:?} tokens{with}", tokens.dims());
-        let run = catch_unwind(AssertUnwindSafe(|| decoder::hidden(decoder, tokens, &context)));
+        let run = catch_unwind(AssertUnwindSafe(|| {
+            let x = decoder::hidden(decoder, tokens, &context);
+            // Generation does not run the layer of the head.
+            if decoder.head.head_layer.is_some() && context.cache().is_none() {
+                decoder::head_layer(decoder, x, &context);
+            }
+        }));
         run.map_err(|panic| trail.panic(kind, self.model, &what, &message(&*panic)))?;
         Ok(trail.results())
     }

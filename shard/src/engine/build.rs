@@ -203,11 +203,18 @@ impl Engine {
         if ranks.is_empty() { Ok(()) } else { Err(ShardError::PlanMismatch { ranks }) }
     }
 
-    /// Fails if a rule does not support the device of its parameters, or a name stands for two kinds of slots.
+    /// Fails if a rule does not support the device of its parameters or contradicts itself, or a name stands for two kinds
+    /// of slots.
     fn check_rules(&self) -> Result<(), ShardError> {
         let slots = self.optimizer.slots();
         if let Some(slot) = self.optimizer.owned_slots().into_iter().find(|slot| slots.contains(slot)) {
             return Err(ShardError::SlotName { slot });
+        }
+        for rule in &self.rules {
+            let rule = self.optimizer.rule(rule.rule);
+            if !rule.owned_slots().is_empty() && !rule.is_whole() {
+                return Err(ShardError::NotWhole { rule: rule.name().to_owned() });
+            }
         }
         #[cfg(feature = "cube")]
         for (rule, group) in self.rules.iter().zip(&self.groups) {

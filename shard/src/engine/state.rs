@@ -85,7 +85,15 @@ impl Engine {
 
     /// Exchanges the weights with the values of `slot`, such as averaged weights, on this rank's shard; calling it again
     /// restores them. Parameters without values in the slot keep their weights. Not collective.
+    ///
+    /// # Errors
+    ///
+    /// If no rule has the slot.
     pub fn swap_weights(&self, slot: &str) -> Result<(), ShardError> {
+        let known = self.optimizer.slots();
+        if !known.contains(&slot) {
+            return Err(ShardError::UnknownSlot { slot: slot.to_owned(), known });
+        }
         for (_, parameter) in self.layout.parameters() {
             let (name, slot) = (&parameter.name, StateKind::Slot(slot));
             let others = self.read_parameter(name, slot, |_, values| values.to_vec())?;

@@ -77,7 +77,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// # Errors
 ///
-/// If the checkpoint is damaged or belongs to another model or optimizer, or the ranks lose contact.
+/// If the checkpoint is damaged, has parameters of other names or shapes or another optimizer, or the ranks lose
+/// contact.
 pub fn resume(engine: &Engine, out: &Path) -> Result<Option<CheckpointState>> {
     if !Checkpoint::is_in(out) {
         return Ok(None);

@@ -23,7 +23,7 @@ impl Frozen {
 const SUGGESTIONS: usize = 3;
 
 impl TrainSection {
-    /// Returns whether any parameter is frozen.
+    /// Returns whether a key chooses parameters.
     pub fn freezes(&self) -> bool {
         !self.patterns().1.is_empty()
     }

@@ -134,6 +134,14 @@ pub enum DataError {
         path.display(), differences.join("\n  "), path.display(), path.display()
     )]
     PreparedFromOther { path: PathBuf, differences: Vec<String> },
+    /// The folder describes other samples than the program's source makes now.
+    #[error(
+        "{} describes other samples:\n  {}\n\
+         To keep it, name a new folder: --set data.path={}-2\n\
+         To replace it, remove {} first",
+        path.display(), differences.join("\n  "), path.display(), path.display()
+    )]
+    OtherSource { path: PathBuf, differences: Vec<String> },
     /// The output path cannot be used for a new folder.
     #[error("cannot prepare data in {}: {problem}; choose another folder", path.display())]
     Output { path: PathBuf, problem: String },
@@ -241,6 +249,7 @@ impl DataError {
                 | Self::NoStartOfText
                 | Self::AlreadyPrepared { .. }
                 | Self::PreparedFromOther { .. }
+                | Self::OtherSource { .. }
                 | Self::Output { .. }
                 | Self::TooFewTokens { .. }
                 | Self::Source { .. }

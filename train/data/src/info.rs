@@ -79,16 +79,19 @@ pub struct DataInfo {
 }
 
 /// The description of a source in `data.json`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SourceInfo {
     /// The name under which the program registers the source.
     pub name: String,
     /// Settings of the source: `[data.extra]`.
     #[serde(default)]
     pub extra: serde_json::Map<String, serde_json::Value>,
-    /// Seed of the source: `train.seed` of the run that wrote the folder.
+    /// Numbers of training and validation samples; `None` if they are endless.
     #[serde(default)]
-    pub seed: u64,
+    pub samples: [Option<u64>; 2],
+    /// SHA-256 of `tokenizer.json`, in hexadecimal.
+    #[serde(default)]
+    pub tokenizer: String,
 }
 
 /// One split of the data.

@@ -1,5 +1,6 @@
 //! Samples that a program makes itself, instead of reading them from token files.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
@@ -85,7 +86,7 @@ pub trait DataSource: Send + Sync {
 /// The input of a function that makes a source.
 #[derive(Clone, Copy, Debug)]
 pub struct DataInit<'a> {
-    /// Name, settings and seed.
+    /// Name and settings.
     pub info: &'a SourceInfo,
     /// Number of input tokens of a sample: `data.seq_len`.
     pub seq_len: usize,
@@ -147,7 +148,7 @@ impl Sources {
         make(DataInit { info, seq_len }).map_err(|error| failed(error.to_string()))
     }
 
-    /// Returns the description of the data of a source, and its tokenizer.
+    /// Returns the description of the data of a source, complete, and its tokenizer.
     ///
     /// # Errors
     ///
@@ -156,8 +157,11 @@ impl Sources {
         let source = self.make(info, seq_len)?;
         let (vocab_size, end_of_text) = (source.vocab_size(), source.end_of_text());
         let tokenizer = source.tokenizer().unwrap_or_else(|| numbers(vocab_size));
-        let split = |split| SplitInfo {
-            tokens: source.num_samples(split).unwrap_or(0).saturating_mul(seq_len as u64),
+        let samples = [Split::Train, Split::Validation].map(|split| source.num_samples(split));
+        let info =
+            SourceInfo { samples, tokenizer: format!("{:x}", Sha256::digest(&tokenizer)), ..info.clone() };
+        let split = |samples: Option<u64>| SplitInfo {
+            tokens: samples.unwrap_or(0).saturating_mul(seq_len as u64),
             text_bytes: None,
             sha256: None,
             block_bytes: None,
@@ -169,8 +173,8 @@ impl Sources {
             dtype: TokenWidth::for_vocabulary(vocab_size),
             vocab_size,
             end_of_text,
-            train: SplitInfo { sha256, ..split(Split::Train) },
-            validation: split(Split::Validation),
+            train: SplitInfo { sha256, ..split(samples[0]) },
+            validation: split(samples[1]),
             documents: 0,
             skipped_files: 0,
             unknown: 0,
@@ -179,7 +183,7 @@ impl Sources {
         };
         match described.check() {
             Ok(()) => Ok((described, tokenizer)),
-            Err(reason) => Err(DataError::Source { name: info.name.clone(), reason }),
+            Err(reason) => Err(DataError::Source { name: info.name, reason }),
         }
     }
 
@@ -195,7 +199,7 @@ impl Sources {
             let differences = differences(&there, &described);
             return match differences.is_empty() {
                 true => Ok(there),
-                false => Err(DataError::PreparedFromOther { path: folder.to_owned(), differences }),
+                false => Err(DataError::OtherSource { path: folder.to_owned(), differences }),
             };
         }
         std::fs::create_dir_all(folder).map_err(DataError::io("create", folder))?;
@@ -207,17 +211,29 @@ impl Sources {
 }
 
 fn differences(there: &DataInfo, here: &DataInfo) -> Vec<String> {
-    let of = |info: &DataInfo| match &info.source {
-        None => ["text".to_owned(), String::new(), String::new(), info.vocab_size.to_string()],
-        Some(source) => [
+    let Some(source) = &there.source else { return vec!["they were prepared from text".to_owned()] };
+    let of = |info: &DataInfo, source: &SourceInfo| {
+        let samples =
+            source.samples.map(|count| count.map_or("endless".to_owned(), |count| count.to_string()));
+        [
             source.name.clone(),
             serde_json::Value::Object(source.extra.clone()).to_string(),
-            source.seed.to_string(),
             info.vocab_size.to_string(),
-        ],
+            info.end_of_text.to_string(),
+            samples.join(" and "),
+            source.tokenizer.chars().take(12).collect(),
+        ]
     };
-    let names = ["data.source", "data.extra", "train.seed", "the vocabulary"];
-    let pairs = of(there).into_iter().zip(of(here)).zip(names);
+    let names = [
+        "data.source",
+        "data.extra",
+        "the vocabulary",
+        "the end of a text",
+        "the number of samples",
+        "the tokenizer's SHA-256",
+    ];
+    let here = here.source.as_ref().map(|source| of(here, source)).unwrap_or_default();
+    let pairs = of(there, source).into_iter().zip(here).zip(names);
     let differing = pairs.filter(|((then, now), _)| then != now);
     differing.map(|((then, now), name)| format!("{name} was {then} and is {now} now")).collect()
 }
@@ -271,7 +287,7 @@ impl OwnSamples {
         };
         // The source is the user's code.
         let made = panic::catch_unwind(AssertUnwindSafe(|| self.source.sample(self.split, index)));
-        let made = made.map_err(|_| failed("the source panics".to_owned()))?;
+        let made = made.map_err(|panic| failed(format!("the source panics: {}", message(&*panic))))?;
         let mut sample = made.map_err(|error| failed(error.to_string()))?;
         let (needed, vocab_size) = (self.seq_len + 1, self.source.vocab_size());
         if sample.tokens.len() != needed {
@@ -304,6 +320,12 @@ impl fmt::Debug for OwnSamples {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OwnSamples").field("name", &self.name).field("split", &self.split).finish()
     }
+}
+
+/// Returns the message of a panic.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
 /// Returns a tokenizer in which the text of an id is its number, and spaces separate ids.
@@ -378,7 +400,7 @@ mod tests {
 
     fn info(extra: serde_json::Value) -> SourceInfo {
         let serde_json::Value::Object(extra) = extra else { panic!("a table") };
-        SourceInfo { name: "counting".to_owned(), extra, seed: 0 }
+        SourceInfo { name: "counting".to_owned(), extra, ..SourceInfo::default() }
     }
 
     fn batches(extra: serde_json::Value) -> (tempfile::TempDir, BatchSource) {
@@ -421,7 +443,7 @@ mod tests {
             ("weights", "has 1 weights instead of data.seq_len = 4"),
             ("nan", "has the weight NaN"),
             ("error", "no luck"),
-            ("panic", "the source panics"),
+            ("panic", "the source panics: no idea"),
         ] {
             let (_folder, batches) = batches(json!({ "mistake": mistake }));
             batches.fetch(0, 3).unwrap();

@@ -21,18 +21,17 @@ impl Objective for MultiToken {
         let hidden = cx.hidden(pass, batch.inputs.clone());
         let next = cx.cross_entropy(pass, hidden.clone(), batch.targets.clone(), batch.weights.clone());
         let hidden = cx.head_layer(pass, hidden);
-        let (targets, weights) = (one_later(batch.targets.clone()), batch.weights.clone());
-        let second = cx.cross_entropy(pass, hidden, targets, weights);
+        let [batch_size, seq] = batch.targets.dims();
+        // The last position has no second target: -1 is ignored.
+        let end = Tensor::full([batch_size, 1], -1, &batch.targets.device());
+        let targets = Tensor::cat(vec![batch.targets.clone().narrow(1, 1, seq - 1), end], 1);
+        let later = |weights: Tensor<2>| {
+            Tensor::cat(vec![weights.clone().narrow(1, 1, seq - 1), weights.narrow(1, 0, 1)], 1)
+        };
+        let second = cx.cross_entropy(pass, hidden, targets, batch.weights.clone().map(later));
         cx.record("second", second.clone().div_scalar(cx.share()));
         next + second * self.weight
     }
-}
-
-/// Returns the target after each one of `[batch, seq]`, and -1, which is ignored, at the end.
-fn one_later(targets: Tensor<2, Int>) -> Tensor<2, Int> {
-    let [batch, seq] = targets.dims();
-    let end = Tensor::full([batch, 1], -1, &targets.device());
-    Tensor::cat(vec![targets.narrow(1, 1, seq - 1), end], 1)
 }
 
 fn second(init: LayerInit) -> Result<Block, LayerError> {

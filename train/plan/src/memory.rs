@@ -2,16 +2,18 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use kiln_model::meta::{ACTIVATIONS, Ledger, MemoryPeak, MetaBatch, MetaTape, MetaTensor, Products};
-use kiln_model::{Decoder, Layer, ModelConfig};
+use kiln_model::{Decoder, Layer, Layers, ModelConfig};
 use kiln_shard::{Mesh, MeshError, Optimizer, PlannedGroup, Policy, Recompute, ShardOptions};
 
 use super::clock::{Axis, PlannedCall, Speed};
 use super::engine::{COMMUNICATION, Gathers, Groups};
 use super::pages::Pages;
 use kiln_checkpoint::sharded::{ModuleOutline, modules_of};
+use kiln_checkpoint::source::ModelSource;
 use kiln_config::{CROSS_ENTROPY, Config, Frozen};
 
 /// Everything that determines the memory of a rank.
@@ -39,6 +41,8 @@ pub struct RankShape<'a> {
     pub seq_len: usize,
     /// True if the loss needs all logits at once.
     pub token_loss: bool,
+    /// Bytes of this rank's shards of the models that an objective reads: those of `loss.frozen` that can be opened.
+    pub frozen_models: u64,
     /// True if the host computes.
     pub on_host: bool,
 }
@@ -104,18 +108,20 @@ impl<'a> RankShape<'a> {
     ) -> Result<Self, MeshError> {
         let ranks = config.train.ranks.max(1);
         let micro_batch = config.micro_batch().max(1);
+        let mesh = Mesh::new(config.shard.strategy, ranks, config.shard.shard_size)?;
         Ok(RankShape {
             decoder,
             model,
             optimizer,
             policy: config.policy(),
-            mesh: Mesh::new(config.shard.strategy, ranks, config.shard.shard_size)?,
+            mesh,
             gathers,
             frozen: config.train.frozen(),
             micro_batch,
             micro_batches: (config.train.global_batch / ranks / micro_batch).max(1),
             seq_len: config.data.seq_len,
             token_loss: config.loss.kind != CROSS_ENTROPY,
+            frozen_models: frozen_models(config, &mesh),
             on_host,
         })
     }
@@ -145,6 +151,7 @@ impl<'a> RankShape<'a> {
         // Buffers of the sockets between processes, with data that they have received.
         let sockets = if self.on_host && self.gathers == Gathers::Pooled { SOCKETS } else { 0 };
         let _sockets = ledger.hold(COMMUNICATION, sockets);
+        let _frozen = ledger.hold(FROZEN_MODELS, self.frozen_models);
         let trained: Vec<bool> =
             modules.iter().map(|(groups, _)| groups.iter().any(|group| group.layout.trainable)).collect();
         let groups = Rc::new(RefCell::new(groups));
@@ -195,6 +202,20 @@ impl<'a> RankShape<'a> {
             undescribed: pass.undescribed.into_inner(),
         }
     }
+}
+
+/// The owner of the shards of frozen models.
+const FROZEN_MODELS: &str = "frozen models";
+
+/// Returns the bytes of a rank's f32 shards of the models of `loss.frozen`.
+fn frozen_models(config: &Config, mesh: &Mesh) -> u64 {
+    let shards = mesh.shard_size() as u64;
+    let bytes = |path: &PathBuf| {
+        let source = ModelSource::open(path).ok()?;
+        let parameters = Decoder::count_parameters(&Layers::default(), source.model()).ok()?;
+        Some(4 * (parameters as u64).div_ceil(shards))
+    };
+    config.loss.frozen.values().filter_map(bytes).sum()
 }
 
 /// Bytes that a rank holds for its sockets to other processes.

@@ -39,6 +39,9 @@ impl Batches {
     ///
     /// If the data are missing or unusable.
     pub fn open(data: &Path, seq_len: usize, global_batch: u64, seed: u64) -> Result<Self> {
+        if global_batch == 0 {
+            return Err(TrainError::usage("a batch of 0 sequences: use at least 1"));
+        }
         let file = TokenFile::open(data, Split::Train, seq_len)?;
         let info = file.info().clone();
         Ok(Batches { source: BatchSource::new(file, true, seed)?, info, global_batch })

@@ -49,7 +49,10 @@ impl LossInit<'_> {
             )));
         };
         let model = FrozenModel { name: name.to_owned(), path: path.clone() };
-        self.frozen.borrow_mut().push(model.clone());
+        let mut frozen = self.frozen.borrow_mut();
+        if !frozen.contains(&model) {
+            frozen.push(model.clone());
+        }
         Ok(model)
     }
 }

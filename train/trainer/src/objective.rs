@@ -18,7 +18,8 @@ pub trait Objective: Send + Sync {
     /// sum over tokens by [`ObjectiveContext::scale`], or a sum over samples by the reciprocal of
     /// [`ObjectiveContext::samples`].
     ///
-    /// Every rank must run the model equally often, regardless of its tokens.
+    /// Every rank must make the same calls on `pass`, and on frozen models, regardless of its tokens: each gathers weights
+    /// from all ranks.
     fn loss(&self, pass: &Pass<'_>, batch: &TokenBatch, cx: &ObjectiveContext<'_>) -> Tensor<1>;
 
     /// Returns how often [`Objective::loss`] runs the trained model. A step in which it runs more or less often fails,
@@ -28,7 +29,8 @@ pub trait Objective: Send + Sync {
     }
 
     /// Returns whether evaluations compute the objective on the validation data, for `val_objective` in
-    /// `metrics.jsonl`.
+    /// `metrics.jsonl`. The last batch may have samples that do not count: their weights are 0 and their targets
+    /// negative, so a mean over samples must leave them out.
     fn is_evaluated(&self) -> bool {
         true
     }
@@ -48,9 +50,10 @@ where
 pub struct TokenBatch {
     /// Input tokens, `[batch, seq]`.
     pub inputs: Tensor<2, Int>,
-    /// Target tokens, `[batch, seq]`: for each input, the token that follows it.
+    /// Target tokens, `[batch, seq]`: for each input, the token that follows it. Negative targets do not count.
     pub targets: Tensor<2, Int>,
-    /// A weight for each target, `[batch, seq]`, if the data have weights.
+    /// A weight for each target, `[batch, seq]`, if the data have weights. A sample whose weights are all 0 does not
+    /// count.
     pub weights: Option<Tensor<2>>,
 }
 
@@ -80,6 +83,7 @@ pub struct ObjectiveContext<'a> {
     frozen: &'a [(String, ShardedDecoder)],
     device: Device,
     runs: Cell<u64>,
+    head_runs: Cell<u64>,
     added: RefCell<Option<Tensor<1>>>,
 }
 
@@ -103,8 +107,8 @@ impl<'a> ObjectiveContext<'a> {
     ) -> Self {
         let Weighting { scale, samples, share } = weighting;
         let device = device.clone().inner();
-        let (runs, added) = (Cell::new(0), RefCell::new(None));
-        ObjectiveContext { scale, samples, share, context, frozen, device, runs, added }
+        let (runs, head_runs, added) = (Cell::new(0), Cell::new(0), RefCell::new(None));
+        ObjectiveContext { scale, samples, share, context, frozen, device, runs, head_runs, added }
     }
 
     /// Returns the factor of a sum over tokens: one divided by the sum of the weights of all targets of the step, over
@@ -124,7 +128,7 @@ impl<'a> ObjectiveContext<'a> {
         self.share
     }
 
-    /// Runs the blocks on `tokens` `[batch, seq]`, and returns the residual stream before the head, `[batch, seq,
+    /// Runs the blocks on `tokens` `[batch, seq]`, with as many rows as the micro-batch, and returns the residual stream before the head, `[batch, seq,
     /// d_model]`. Losses that layers add are part of the training loss. Each run of a pass has separate dropout masks.
     pub fn hidden(&self, pass: &Pass<'_>, tokens: Tensor<2, Int>) -> Tensor<3> {
         let context = self.context.for_run(self.runs.replace(self.runs.get() + 1));
@@ -141,10 +145,11 @@ impl<'a> ObjectiveContext<'a> {
     ///
     /// If the model has no such layer.
     pub fn head_layer(&self, pass: &Pass<'_>, x: Tensor<3>) -> Tensor<3> {
-        decoder::head_layer(pass, x, self.context)
+        let context = self.context.for_run(self.head_runs.replace(self.head_runs.get() + 1));
+        decoder::head_layer(pass, x, &context)
     }
 
-    /// Runs the model on `tokens` `[batch, seq]`, and returns the logits, `[batch, seq, vocab_size]`.
+    /// Runs the model on `tokens` `[batch, seq]`, and returns the logits, `[batch, seq, vocab_size]`, in the compute dtype.
     pub fn logits(&self, pass: &Pass<'_>, tokens: Tensor<2, Int>) -> Tensor<3> {
         decoder::head_logits(pass, self.hidden(pass, tokens))
     }
@@ -161,8 +166,8 @@ impl<'a> ObjectiveContext<'a> {
     }
 
     /// Returns the fused cross-entropy of `targets` `[batch, seq]` given the residual stream `hidden` `[batch, seq,
-    /// d_model]`: the sum over all targets that are not negative, times their `weights` `[batch, seq]` and
-    /// [`ObjectiveContext::scale`], as `[1]`. Holds the logits of a few positions at a time.
+    /// d_model]`: the sum over all targets that are not negative, times their `weights` `[batch, seq]`, which
+    /// are constants, and [`ObjectiveContext::scale`], as `[1]`. Holds the logits of a few positions at a time.
     pub fn cross_entropy(
         &self,
         pass: &Pass<'_>,
@@ -178,12 +183,14 @@ impl<'a> ObjectiveContext<'a> {
     ///
     /// # Panics
     ///
-    /// If `model` is not from [`LossInit::frozen_model`](crate::losses::LossInit::frozen_model).
+    /// If `model` is not from [`LossInit::frozen_model`](crate::losses::LossInit::frozen_model), or in
+    /// [`Trainer::train_step_with`](crate::run::Trainer::train_step_with), which has no frozen models.
     pub fn frozen(&self, model: &FrozenModel) -> Frozen<'_> {
         let found = self.frozen.iter().find(|(name, _)| *name == model.name);
         let Some((_, decoder)) = found else {
             panic!(
-                "the objective has no frozen model \"{}\": request it with LossInit::frozen_model",
+                "the objective has no frozen model \"{}\": request it with LossInit::frozen_model, in an \
+                 objective of the registry",
                 model.name
             )
         };

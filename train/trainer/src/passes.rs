@@ -10,13 +10,14 @@ use kiln_shard::EngineBuilder;
 use crate::error::{Result, TrainError};
 use crate::losses::Loss;
 use crate::objective::{ObjectiveContext, TokenBatch, Weighting, check_frozen};
+use crate::world::shard_size;
 use kiln_checkpoint::sharded::{Pass, ShardedDecoder};
 use kiln_checkpoint::source::ModelSource;
 use kiln_config::Config;
 use kiln_config::device;
 
 /// Marks a target that the loss ignores.
-const IGNORED: i32 = -1;
+pub(crate) const IGNORED: i32 = -1;
 
 /// The tokens of one forward and backward pass: `train.micro_batch` sequences of `data.seq_len` tokens.
 #[derive(Clone, Debug)]
@@ -53,7 +54,8 @@ impl RunLoss {
     ) -> Result<Self> {
         let Loss::Objective(_, models) = &loss else { return Ok(RunLoss { loss, frozen: Vec::new() }) };
         let load = |path| -> Result<ShardedDecoder> {
-            let builder = EngineBuilder::new(world.clone(), config.policy(), config.shard.shard_size)?;
+            let shard_size = shard_size(config.shard.strategy, config.shard.shard_size, &**world)?;
+            let builder = EngineBuilder::new(world.clone(), config.policy(), shard_size)?;
             Ok(ModelSource::open(path)?.decoder(layers, builder.freeze(|_| true), device)?)
         };
         let frozen = models.iter().map(|model| Ok((model.name.clone(), load(&model.path)?)));

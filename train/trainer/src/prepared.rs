@@ -24,7 +24,8 @@ pub fn open(
     stop: &AtomicBool,
 ) -> Result<DataInfo, DataError> {
     if let Some(name) = &section.source {
-        let source = SourceInfo { name: name.clone(), extra: section.extra.clone(), seed };
+        let (name, extra) = (name.clone(), section.extra.clone());
+        let source = SourceInfo { name, extra, ..SourceInfo::default() };
         return sources.prepare(&section.path, &source, section.seq_len);
     }
     if section.text.is_empty() {

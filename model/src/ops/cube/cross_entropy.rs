@@ -70,7 +70,7 @@ impl CrossEntropyKernels for CubeBackend {
                     launch! {
                         weigh_rows_kernel, cubes(&weights.client, count, UNITS), [weights], vector;
                         weights / 1, block_losses / 1, dlogits / vector;
-                        width, z_loss.is_some(), [elem(&dlogits)]
+                        width, z_loss.is_some(), elem(&dlogits)
                     }
                 }
             }
@@ -243,7 +243,7 @@ fn weigh_rows_kernel<D: Float, N: Size>(
     dlogits: &mut [Vector<D, N>],
     width: usize,
     #[comptime] has_z: bool,
-    #[define(D)] _dtypes: [ElemType; 1],
+    #[define(D)] _dtype: ElemType,
 ) {
     let row = CUBE_POS;
     if row >= weights.len() {

@@ -207,9 +207,11 @@ impl Observer for Hasher {
                 self.add_state(engine, StepPhase::Start)?;
             }
         }
-        for (module, tensor, tokens) in
-            [("embed", "tokens", &batch.inputs), ("head", "targets", &batch.targets)]
-        {
+        let bits = |weights: &Vec<f32>| weights.iter().map(|weight| weight.to_bits().cast_signed()).collect();
+        let weights: Option<Vec<i32>> = batch.weights.as_ref().map(bits);
+        let tokens = [("embed", "tokens", &batch.inputs), ("head", "targets", &batch.targets)];
+        let weights = weights.as_ref().map(|weights| ("head", "weights", weights));
+        for (module, tensor, tokens) in tokens.into_iter().chain(weights) {
             let samples = (at.first_sample..).zip(tokens.chunks((tokens.len() / self.rows).max(1)));
             let of_sample = |(sample, ids): (u64, &[i32])| TensorSums::from_ids(sample, ids);
             let sums = samples.map(of_sample).fold(TensorSums::default(), TensorSums::plus);

@@ -1,7 +1,9 @@
 //! Your own program, `train/kiln/examples/own_trainer.rs`: a training loop on the stock trainer. Where the loop does
 //! the same as the stock loop, it leaves the same files; and the values of `[experiment]` stay with the checkpoint.
 
-use kiln::objective::{ObjectiveContext, TokenBatch};
+use kiln::burn::Tensor;
+use kiln::objective::{Objective, ObjectiveContext, TokenBatch};
+use kiln::registry::Registry;
 use kiln::run::{RunOptions, Trainer, train_with};
 use kiln::sharded::Pass;
 use kiln_shard::StateKind;
@@ -172,4 +174,59 @@ fn a_step_may_have_another_objective() {
     });
     let message = twice.expect_err("refused").to_string();
     assert!(message.contains("has run the model 2 times"), "{message}");
+}
+
+/// Runs the model on the batch and, with other dropout masks, on its targets.
+struct Twice;
+
+impl Objective for Twice {
+    fn loss(&self, pass: &Pass<'_>, batch: &TokenBatch, cx: &ObjectiveContext<'_>) -> Tensor<1> {
+        let first = cx.hidden(pass, batch.inputs.clone());
+        let again = cx.hidden(pass, batch.inputs.clone());
+        let difference = (first.clone() - again).powi_scalar(2).mean_dim(2).squeeze_dim::<2>(2);
+        let difference = (difference * batch.weights()).sum().mul_scalar(cx.scale());
+        cx.cross_entropy(pass, first, batch.targets.clone(), batch.weights.clone()) + difference
+    }
+
+    fn runs(&self) -> usize {
+        2
+    }
+}
+
+/// R-Drop (Liang et al., 2021) is such an objective: two runs that differ by dropout.
+#[test]
+fn an_objective_may_run_the_model_twice() {
+    let workspace = Workspace::new();
+    let data = format!("'{}'", workspace.path("data").display());
+    let train = |out: &str, changes: &[(&str, &str)]| {
+        let common = [("data.path", data.as_str()), ("model.dropout", "0.1"), ("loss.kind", "'twice'")];
+        let config = workspace.config("own.toml", &[&common[..], changes].concat());
+        let registry = Registry::default().objective("twice", |_| Ok(Twice));
+        let options =
+            RunOptions { out: workspace.path(out).into(), alone: true, registry, ..RunOptions::default() };
+        train_with(config, &options, |trainer: Trainer<'_>| Ok(trainer.run()?)).expect("a run");
+        let values = workspace.metrics(out);
+        let objective =
+            values.iter().find_map(|value| value["val_objective"].as_f64()).expect("an evaluation");
+        (workspace.steps(out), objective)
+    };
+    // Ten samples leave the last pass of two ranks with two rows each incomplete.
+    let partial = ("eval.samples", "10");
+    let (full, objective) = train("full", &[partial]);
+    let none = [("shard.strategy", "'NO_SHARD'"), ("shard.accumulate", "'sharded'"), partial];
+    assert_eq!(train("none", &none), (full.clone(), objective));
+    assert_eq!(
+        train("grad_op", &[("shard.strategy", "'SHARD_GRAD_OP'"), partial]),
+        (full.clone(), objective)
+    );
+    // Without dropout, as in evaluations, both runs are equal: the objective is the cross-entropy of all ten samples.
+    let val_loss = workspace.val_loss("full");
+    assert!((objective - val_loss).abs() < 1e-6 * val_loss, "{objective} {val_loss}");
+    for (out, changes) in
+        [("block", &[("shard.recompute", "'block'"), partial][..]), ("one", &[("train.ranks", "1")])]
+    {
+        for ((_, loss, _), (_, expected, _)) in train(out, changes).0.iter().zip(&full) {
+            assert!((loss - expected).abs() <= 2e-5 * expected, "{out}: {loss} {expected}");
+        }
+    }
 }

@@ -61,6 +61,11 @@ pub enum EvalError {
         .data.display(), .seq_len.saturating_add(1)
     )]
     TooFewTokens { data: PathBuf, tokens: u64, seq_len: usize },
+    /// All targets of the validation data are masked.
+    #[error(
+        "the first {samples} validation samples have no target with a weight: raise eval.samples, or weigh targets"
+    )]
+    NoTargets { samples: u64 },
     /// A prompt and its answer are longer than the model's context.
     #[error(
         "{place}: the prompt has {prompt} tokens and the answer {answer}, and the model reads at most \

@@ -5,19 +5,18 @@ use kiln_model::Context;
 use kiln_model::decoder;
 use kiln_shard::Engine;
 
-use crate::error::Result;
+use crate::error::{EvalError, Result};
 use crate::objective::Weighting;
-use crate::passes::{MicroBatch, RunLoss};
+use crate::passes::{IGNORED, MicroBatch, RunLoss};
 use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_config::device;
 use kiln_data::{Batch, BatchSource};
 
-const IGNORED: i32 = -1;
-
 /// Number of sequences to evaluate if the validation data are endless and `eval.samples` is 0.
 const OF_ENDLESS: u64 = 256;
 
-/// Returns the mean loss in nats over the first `samples` sequences (all if 0), and the number of tokens. Collective.
+/// Returns the mean loss in nats over the first `samples` sequences (all if 0, or 256 of endless data), and the number of
+/// targets that count. Collective.
 /// All ranks make the same number of passes. Calls `progress` after each pass with the passes done and in total.
 pub fn evaluate(
     model: &ShardedDecoder,
@@ -65,7 +64,7 @@ pub(crate) fn evaluate_while(
     let (rank, ranks) = (engine.world().rank() as u64, engine.world().world_size() as u64);
     let passes = passes_of(engine, source, samples, rows);
     let (samples, rows) = bounded(source, samples, rows);
-    let (mut loss_sum, mut counted_sum) = (0.0, 0.0);
+    let (mut loss_sum, mut weight_sum, mut targets) = (0.0, 0.0, 0);
     for pass in 0..passes {
         let first = (pass * ranks + rank) * rows as u64;
         let mut batch = source.fetch(first.min(samples - 1), rows)?;
@@ -73,7 +72,8 @@ pub(crate) fn evaluate_while(
         batch.targets[counted * batch.seq_len..].fill(IGNORED);
         let weights = batch.weights.as_mut().map(|weights| {
             weights[counted * batch.seq_len..].fill(0.0);
-            counted_sum += weights.iter().map(|weight| f64::from(*weight)).sum::<f64>();
+            weight_sum += weights.iter().map(|weight| f64::from(*weight)).sum::<f64>();
+            targets += weights.iter().filter(|weight| **weight > 0.0).count();
             Tensor::from_data(TensorData::new(std::mem::take(weights), [rows, batch.seq_len]), device)
         });
         let inputs = device::tokens(batch.inputs, rows, batch.seq_len, device);
@@ -89,11 +89,15 @@ pub(crate) fn evaluate_while(
     }
     engine.finish_evaluation()?;
     let tokens = samples * source.seq_len() as u64;
-    let total = match source.is_weighted() {
-        false => vec![engine.sum_over_ranks("evaluate", &[loss_sum])?[0], tokens as f64],
-        true => engine.sum_over_ranks("evaluate", &[loss_sum, counted_sum])?,
-    };
-    Ok(Some((total[0] / total[1], total[1] as u64)))
+    if !source.is_weighted() {
+        let total = engine.sum_over_ranks("evaluate", &[loss_sum])?;
+        return Ok(Some((total[0] / tokens as f64, tokens)));
+    }
+    let total = engine.sum_over_ranks("evaluate", &[loss_sum, weight_sum, targets as f64])?;
+    if total[1] == 0.0 {
+        return Err(EvalError::NoTargets { samples }.into());
+    }
+    Ok(Some((total[0] / total[1], total[2] as u64)))
 }
 
 /// Returns the objective of `loss` on the first `samples` sequences (all if 0), normalised as if they were the samples of
@@ -118,6 +122,7 @@ pub(crate) fn objective_while(
         let counted = samples.saturating_sub(first).min(rows as u64) as usize;
         let mut weights = batch.weights.take().unwrap_or_else(|| vec![1.0; rows * batch.seq_len]);
         weights[counted * batch.seq_len..].fill(0.0);
+        batch.targets[counted * batch.seq_len..].fill(IGNORED);
         Ok((batch, weights))
     };
     let tokens = (samples * source.seq_len() as u64) as f64;

@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::folder::{self, Claim, Found, Lock};
 use super::inherited::Inherited;
 use super::observe::AttachedTools;
-use super::requirements::{check_parts, check_position, check_source, open_source, resolve_model};
+use super::requirements::{
+    check_frozen, check_parts, check_position, check_source, open_source, resolve_model,
+};
 use super::startup::StartTimes;
 use super::{RunOptions, memory, prompts};
 use crate::error::{Result, TrainError};
@@ -109,6 +111,10 @@ pub(super) fn make(
     mut start: StartTimes,
 ) -> Result<Plan> {
     let mut config = asked.clone();
+    // A run folder means one checkpoint, for all ranks and for a resumed run.
+    for path in config.loss.frozen.values_mut() {
+        *path = ModelSource::open(path)?.folder().to_owned();
+    }
     let mut settled = config.settle(device.defaults());
     let shortened = config.shorten_warm_up();
     // The folder may change until this run claims it. The configuration as requested identifies the run.
@@ -220,6 +226,12 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     if was != is {
         differences.push(format!("train.micro_batch was {was} and is {is} from here on"));
     }
+    for (name, is) in &config.loss.frozen {
+        if let Some(was) = before.loss.frozen.get(name).filter(|was| *was != is) {
+            let (was, is) = (was.display(), is.display());
+            differences.push(format!("loss.frozen.{name} was {was} and is {is} from here on"));
+        }
+    }
     differences.extend(schedule::jump(checkpoint.state().step, &before, config));
     differences
 }
@@ -303,6 +315,7 @@ impl Draft {
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, source.as_ref(), &tokenizer, layers)?;
         let loss = options.registry.losses().make(&config.loss, model.vocab_size)?;
+        check_frozen(&config.loss, &tokenizer, config.data.seq_len)?;
         let decoder = decoder(&model)?;
         let (recompute, mut warnings) = check(&model)?;
         check_parts(config, &decoder)?;
@@ -402,7 +415,8 @@ impl PlanMessage {
             let (here, there) = (loss.runs(), self.runs);
             let kind = &config.loss.kind;
             return Err(unreadable(format!(
-                "loss.kind = \"{kind}\" runs the model {here} times here and {there} times on rank 0"
+                "loss.kind = \"{kind}\" runs the model {here} times here and {there} times on rank 0: start the same \
+                 program on all ranks"
             )));
         }
         let (message, claim, device) = (self, None, device.clone());

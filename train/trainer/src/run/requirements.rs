@@ -9,8 +9,9 @@ use kiln_checkpoint::sharded::{parameter_names, parameter_shapes};
 use kiln_checkpoint::source::ModelSource;
 use kiln_checkpoint::{Architecture, Checkpoint, CheckpointError, SavedOptimizer};
 use kiln_config::optimizers::check_groups;
-use kiln_config::{Config, ConfigError};
+use kiln_config::{Config, ConfigError, LossSection};
 use kiln_data::{self as data, DataInfo, Tokenizer};
+use kiln_sys::files;
 
 /// Fails unless all parameters named in `config` exist in `decoder`.
 pub fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
@@ -43,6 +44,26 @@ pub fn check_source(
     if let Some(source) = source {
         allow_parts(source.require_architecture(&Architecture::from_model(model)), options)?;
         source.check_model(model, &options.allow_missing)?;
+    }
+    Ok(())
+}
+
+/// Fails if a model of `loss.frozen` reads text differently from `tokenizer`, or shorter texts than `seq_len` tokens.
+pub(super) fn check_frozen(loss: &LossSection, tokenizer: &[u8], seq_len: usize) -> Result<()> {
+    for (name, path) in &loss.frozen {
+        let source = ModelSource::open(path)?;
+        let problem = match files::read(&source.tokenizer(), files::MAX_WHOLE) {
+            Ok(own) if data::tokenizers_differ(&own, tokenizer) => {
+                "has another tokenizer than the data: name a model with the same tokenizer".to_owned()
+            }
+            _ if source.context_length() < seq_len => {
+                let context = source.context_length();
+                format!("reads at most {context} tokens, and data.seq_len is {seq_len}: lower data.seq_len")
+            }
+            _ => continue,
+        };
+        let problem = format!("loss.frozen.{name}: the model in {} {problem}", path.display());
+        return Err(ConfigError::invalid(problem).into());
     }
     Ok(())
 }

@@ -225,7 +225,7 @@ fn data(error: &DataError) -> Option<Page> {
         | DataError::Encode { .. }
         | DataError::Decode { .. } => Page::TokenizerUnusable,
         DataError::AlreadyPrepared { .. } | DataError::Output { .. } => Page::OutputExists,
-        DataError::PreparedFromOther { .. } => Page::DataChanged,
+        DataError::PreparedFromOther { .. } | DataError::OtherSource { .. } => Page::DataChanged,
         DataError::Info { .. }
         | DataError::Version { .. }
         | DataError::FileSize { .. }
@@ -264,7 +264,9 @@ fn shard(error: &ShardError) -> Option<Page> {
         | ShardError::WrongLength { .. }
         | ShardError::InitialValues { .. }
         | ShardError::Unreadable { .. }
-        | ShardError::Gradient { .. } => Page::OwnCode,
+        | ShardError::Gradient { .. }
+        | ShardError::UnknownSlot { .. }
+        | ShardError::NotWhole { .. } => Page::OwnCode,
     })
 }
 
@@ -342,6 +344,7 @@ fn eval(error: &EvalError) -> Option<Page> {
         | EvalError::DataNotFound { .. }
         | EvalError::DataMissing { .. } => Page::DataMissing,
         EvalError::OtherData { .. } => Page::DataChanged,
+        EvalError::NoTargets { .. } => Page::TooLittleText,
         EvalError::OtherVocabulary { .. } | EvalError::OtherTokenizer { .. } => Page::TokenizerMismatch,
         EvalError::TooLong { .. }
         | EvalError::TooFewTokens { .. }

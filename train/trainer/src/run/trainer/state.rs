@@ -63,7 +63,9 @@ pub struct Trainer<'a> {
     pub(super) rank: usize,
     pub(super) ranks: usize,
     pub(super) model: ShardedDecoder,
-    pub(super) loss: RunLoss,
+    pub(super) loss: Arc<RunLoss>,
+    /// The loss of the last step, which a loop may choose itself.
+    pub(super) last_loss: Arc<RunLoss>,
     pub(super) device: Device,
     pub(super) data: Splits,
     pub(super) state: CheckpointState,
@@ -184,7 +186,7 @@ impl<'a> Trainer<'a> {
             table.lines().iter().for_each(|line| tracing::info!("{line}"));
         }
         let layers = plan.registry.layers();
-        let loss = RunLoss::load(plan.loss.clone(), layers, config, &world, &device)?;
+        let loss = Arc::new(RunLoss::load(plan.loss.clone(), layers, config, &world, &device)?);
         let mut state = CheckpointState {
             seed: config.train.seed,
             data_sha256: plan.message.data.train.sha256.clone(),
@@ -235,6 +237,7 @@ impl<'a> Trainer<'a> {
             rank,
             ranks,
             model,
+            last_loss: loss.clone(),
             loss,
             device,
             data: Splits { train, validation },

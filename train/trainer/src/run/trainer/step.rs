@@ -83,7 +83,7 @@ impl Trainer<'_> {
     ///
     /// If data cannot be read, a non-finite loss ends the run, a background save has failed, or the ranks lose contact.
     pub fn train_step(&mut self) -> Result<bool> {
-        self.take_step(None)
+        self.take_step(self.loss.clone())
     }
 
     /// Takes one optimizer step like [`Trainer::train_step`], with `loss` instead of the loss of the configuration: a
@@ -93,10 +93,10 @@ impl Trainer<'_> {
     ///
     /// As for [`Trainer::train_step`].
     pub fn train_step_with(&mut self, loss: impl Objective + 'static) -> Result<bool> {
-        self.take_step(Some(&RunLoss::from(Loss::Objective(Arc::new(loss), Vec::new()))))
+        self.take_step(Arc::new(RunLoss::from(Loss::Objective(Arc::new(loss), Vec::new()))))
     }
 
-    fn take_step(&mut self, own: Option<&RunLoss>) -> Result<bool> {
+    fn take_step(&mut self, loss: Arc<RunLoss>) -> Result<bool> {
         if self.progress.is_stopping || self.is_complete() {
             return Ok(false);
         }
@@ -116,8 +116,7 @@ impl Trainer<'_> {
             let batch =
                 self.fetch(step, self.state.next_sample, index, weighted.as_ref(), &observers, records)?;
             let last = index + 1 == micro_batches;
-            let loss = own.unwrap_or(&self.loss);
-            forward_backward(&self.model, loss, config, &self.device, batch, counted, last)?;
+            forward_backward(&self.model, &loss, config, &self.device, batch, counted, last)?;
             if self.stops_after_pass(last)? {
                 // The state remains that after the previous step.
                 self.drop_step()?;
@@ -159,6 +158,7 @@ impl Trainer<'_> {
         self.state.tokens += (config.train.global_batch * config.data.seq_len) as u64;
         self.progress.has_trained = true;
         let (peak_bytes, tokens) = (sync.peak_bytes, self.state.tokens);
+        self.last_loss = loss;
         let issued = IssuedStep { step, update, lr, start, end, peak_bytes, tokens, log };
         self.after_step(issued, sync)?;
         Ok(true)
@@ -408,7 +408,7 @@ impl Trainer<'_> {
         for index in 0..micro_batches {
             let batch = self.fetch(step, first_sample, index, weighted.as_ref(), &observers, None)?;
             let last = index + 1 == micro_batches;
-            forward_backward(&self.model, &self.loss, config, &self.device, batch, counted, last)?;
+            forward_backward(&self.model, &self.last_loss, config, &self.device, batch, counted, last)?;
         }
         let text = finder.finish(&engine)?;
         self.drop_step()?;
