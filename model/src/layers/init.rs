@@ -110,7 +110,7 @@ impl<'a> LayerInit<'a> {
 pub enum LayerError {
     /// The configuration, or a checkpoint, names a layer that this program does not have.
     #[error(
-        "model.{key} = \"{name}\": this program has no layer with this name, only {}. Run a custom \
+        "model.{key} = \"{name}\": this program has no layer with this name{}. Run a custom \
          layer with the program that registers it",
         quoted(known)
     )]
@@ -138,5 +138,6 @@ pub enum LayerError {
 }
 
 fn quoted(names: &[String]) -> String {
-    names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
+    let names: Vec<_> = names.iter().map(|name| format!("\"{name}\"")).collect();
+    if names.is_empty() { String::new() } else { format!(", only {}", names.join(", ")) }
 }

@@ -21,7 +21,7 @@ pub struct Batch {
 #[derive(Debug)]
 pub struct BatchSource {
     samples: Samples,
-    /// `None` for endless samples, which come in the order of their indices.
+    /// The order of the groups of samples; `None` for endless samples, which come in the order of their indices.
     order: Option<SampleOrder>,
 }
 
@@ -33,7 +33,8 @@ impl BatchSource {
     /// If there are no samples.
     pub fn new(samples: impl Into<Samples>, shuffle: bool, seed: u64) -> Result<Self> {
         let samples = samples.into();
-        let order = samples.num_samples().map(|count| SampleOrder::new(count, shuffle, seed)).transpose()?;
+        let groups = samples.num_samples().map(|count| count / samples.group_size() as u64);
+        let order = groups.map(|count| SampleOrder::new(count, shuffle, seed)).transpose()?;
         Ok(Self { samples, order })
     }
 
@@ -49,7 +50,7 @@ impl BatchSource {
 
     /// Returns the number of samples in an epoch, or `None` if the samples are endless.
     pub fn num_samples(&self) -> Option<u64> {
-        self.order.as_ref().map(SampleOrder::num_samples)
+        self.samples.num_samples()
     }
 
     /// Returns whether the batches have weights.
@@ -59,7 +60,10 @@ impl BatchSource {
 
     /// Returns the index of the sample at a position of the run.
     pub fn sample_at(&self, global_index: u64) -> u64 {
-        self.order.as_ref().map_or(global_index, |order| order.sample_at(global_index))
+        let group = self.samples.group_size() as u64;
+        let place =
+            |order: &SampleOrder| order.sample_at(global_index / group) * group + global_index % group;
+        self.order.as_ref().map_or(global_index, place)
     }
 
     /// Returns `count` samples, starting at position `first_global_index`. A batch may cross into the next epoch.

@@ -86,6 +86,9 @@ pub struct SourceInfo {
     /// Settings of the source: `[data.extra]`.
     #[serde(default)]
     pub extra: serde_json::Map<String, serde_json::Value>,
+    /// Tokens per sample when the folder was written.
+    #[serde(default)]
+    pub seq_len: usize,
     /// Numbers of training and validation samples; `None` if they are endless.
     #[serde(default)]
     pub samples: [Option<u64>; 2],

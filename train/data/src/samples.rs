@@ -45,6 +45,15 @@ impl Samples {
         }
     }
 
+    /// Returns the number of consecutive samples that belong together; see
+    /// [`DataSource::group_size`](super::DataSource::group_size).
+    pub fn group_size(&self) -> usize {
+        match self {
+            Samples::File(_) => 1,
+            Samples::Own(own) => own.group_size(),
+        }
+    }
+
     /// Returns whether samples have weights.
     pub fn is_weighted(&self) -> bool {
         match self {

@@ -13,7 +13,9 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::info::{FORMAT_VERSION, TOKENIZER_FILE};
+use super::info::{FORMAT_VERSION, INFO_FILE, TOKENIZER_FILE};
+use super::output::OutputFolder;
+use super::sums::Sums;
 use super::{DataError, DataInfo, Result, SourceInfo, Split, SplitInfo, TokenWidth};
 
 /// An error in a program's own code.
@@ -63,6 +65,12 @@ pub trait DataSource: Send + Sync {
     /// By default `None`: the position in the run is the index, without end.
     fn num_samples(&self, _split: Split) -> Option<u64> {
         None
+    }
+
+    /// Returns the number of consecutive samples that belong together, such as 2 for pairs. Shuffling keeps them
+    /// together, and micro-batches and evaluations consist of whole groups.
+    fn group_size(&self) -> usize {
+        1
     }
 
     /// Returns whether samples may have weights. If so, the ranks sum the weights of each step, and the loss is
@@ -139,11 +147,11 @@ impl Sources {
         let failed = |reason: String| DataError::Source { name: name.clone(), reason };
         let Some(make) = self.0.get(name) else {
             let known: Vec<_> = self.0.keys().map(|name| format!("\"{name}\"")).collect();
-            let known =
-                if known.is_empty() { "none".to_owned() } else { format!("only {}", known.join(", ")) };
-            return Err(failed(format!(
-                "this program has no such source, {known}. Run it with the program that registers the source"
-            )));
+            let known = match known.is_empty() {
+                true => "has no sources of samples".to_owned(),
+                false => format!("has only the sources {}", known.join(", ")),
+            };
+            return Err(failed(format!("this program {known}. Run the program that registers this source")));
         };
         make(DataInit { info, seq_len }).map_err(|error| failed(error.to_string()))
     }
@@ -158,8 +166,12 @@ impl Sources {
         let (vocab_size, end_of_text) = (source.vocab_size(), source.end_of_text());
         let tokenizer = source.tokenizer().unwrap_or_else(|| numbers(vocab_size));
         let samples = [Split::Train, Split::Validation].map(|split| source.num_samples(split));
-        let info =
-            SourceInfo { samples, tokenizer: format!("{:x}", Sha256::digest(&tokenizer)), ..info.clone() };
+        let info = SourceInfo {
+            seq_len,
+            samples,
+            tokenizer: format!("{:x}", Sha256::digest(&tokenizer)),
+            ..info.clone()
+        };
         let split = |samples: Option<u64>| SplitInfo {
             tokens: samples.unwrap_or(0).saturating_mul(seq_len as u64),
             text_bytes: None,
@@ -191,7 +203,8 @@ impl Sources {
     ///
     /// # Errors
     ///
-    /// As for [`Sources::describe`], and if `folder` was made from another source or cannot be written.
+    /// As for [`Sources::describe`], and if the first sample is invalid, or `folder` was made from another source, holds
+    /// other files or cannot be written.
     pub fn prepare(&self, folder: &Path, info: &SourceInfo, seq_len: usize) -> Result<DataInfo> {
         let (described, tokenizer) = self.describe(info, seq_len)?;
         if super::is_prepared(folder) {
@@ -202,11 +215,19 @@ impl Sources {
                 false => Err(DataError::OtherSource { path: folder.to_owned(), differences }),
             };
         }
-        std::fs::create_dir_all(folder).map_err(DataError::io("create", folder))?;
-        let path = folder.join(TOKENIZER_FILE);
+        for split in [Split::Train, Split::Validation] {
+            OwnSamples::open(self, info, split, seq_len)?.read(0)?;
+        }
+        let output = OutputFolder::create(folder)?;
+        let path = output.path().join(TOKENIZER_FILE);
         durable::write(&path, &tokenizer).map_err(DataError::io("write", &path))?;
-        described.save(folder)?;
-        Ok(described)
+        described.save(output.path())?;
+        Sums::compute(output.path(), &[INFO_FILE, TOKENIZER_FILE], &[])?.save(output.path())?;
+        match output.commit() {
+            // Another run has just written the same folder.
+            Err(DataError::AlreadyPrepared { .. }) => self.prepare(folder, info, seq_len),
+            written => written.map(|()| described),
+        }
     }
 }
 
@@ -260,10 +281,18 @@ impl OwnSamples {
             return Err(DataError::ZeroSequenceLength);
         }
         let source = sources.make(info, seq_len)?;
-        if source.num_samples(split) == Some(0) {
-            let reason = format!("{} has no samples", split.name());
-            return Err(DataError::Source { name: info.name.clone(), reason });
-        }
+        let (name, group) = (info.name.clone(), source.group_size().max(1) as u64);
+        match source.num_samples(split) {
+            Some(0) => {
+                let reason = format!("{} has no samples", split.name());
+                Err(DataError::Source { name, reason })
+            }
+            Some(count) if !count.is_multiple_of(group) => {
+                let reason = format!("{} has {count} samples, not a multiple of {group}", split.name());
+                Err(DataError::Source { name, reason })
+            }
+            _ => Ok(()),
+        }?;
         Ok(OwnSamples { source, name: info.name.clone(), split, seq_len })
     }
 
@@ -273,6 +302,10 @@ impl OwnSamples {
 
     pub(super) fn seq_len(&self) -> usize {
         self.seq_len
+    }
+
+    pub(super) fn group_size(&self) -> usize {
+        self.source.group_size().max(1)
     }
 
     pub(super) fn is_weighted(&self) -> bool {
@@ -338,7 +371,7 @@ fn numbers(vocab_size: usize) -> Vec<u8> {
         "pre_tokenizer": { "type": "WhitespaceSplit" },
         "post_processor": null,
         "decoder": null,
-        "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "0" },
+        "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "<unknown>" },
     });
     tokenizer.to_string().into_bytes()
 }
@@ -353,6 +386,7 @@ mod tests {
     struct Counting {
         seq_len: usize,
         samples: Option<u64>,
+        group: usize,
         mistake: String,
     }
 
@@ -381,6 +415,10 @@ mod tests {
         fn num_samples(&self, _split: Split) -> Option<u64> {
             self.samples
         }
+
+        fn group_size(&self) -> usize {
+            self.group
+        }
     }
 
     #[derive(Deserialize)]
@@ -388,13 +426,14 @@ mod tests {
     #[derive(Default)]
     struct Extra {
         samples: Option<u64>,
+        group: usize,
         mistake: String,
     }
 
     fn sources() -> Sources {
         Sources::default().with("counting", |init| {
-            let Extra { samples, mistake } = init.extra()?;
-            Ok(Counting { seq_len: init.seq_len, samples, mistake })
+            let Extra { samples, group, mistake } = init.extra()?;
+            Ok(Counting { seq_len: init.seq_len, samples, group, mistake })
         })
     }
 
@@ -424,6 +463,7 @@ mod tests {
         let tokenizer = Tokenizer::from_file(std::fs::read(&path).unwrap(), &path).unwrap();
         assert_eq!(tokenizer.encode("7 49 0").unwrap(), [7, 49, 0]);
         assert_eq!(tokenizer.decode(&[7, 49]).unwrap(), "7 49");
+        assert!(tokenizer.encode("7 x").is_err(), "unknown text");
     }
 
     #[test]
@@ -433,6 +473,31 @@ mod tests {
         let mut firsts: Vec<_> = (0..5).map(|i| batches.fetch(i, 1).unwrap().inputs[0]).collect();
         firsts.sort_unstable();
         assert_eq!(firsts, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn groups_stay_together() {
+        let (_folder, batches) = batches(json!({ "samples": 12, "group": 3 }));
+        let mut firsts: Vec<_> = (0..12).map(|i| batches.fetch(i, 1).unwrap().inputs[0]).collect();
+        assert!(firsts.chunks(3).all(|group| group[0] % 3 == 0 && group[2] == group[0] + 2), "{firsts:?}");
+        assert_ne!(firsts, (0..12).collect::<Vec<_>>(), "shuffled");
+        firsts.sort_unstable();
+        assert_eq!(firsts, (0..12).collect::<Vec<_>>());
+        let uneven = sources().prepare(
+            tempfile::tempdir().unwrap().path(),
+            &info(json!({ "samples": 5, "group": 2 })),
+            4,
+        );
+        assert!(uneven.unwrap_err().to_string().contains("has 5 samples, not a multiple of 2"));
+    }
+
+    #[test]
+    fn other_files_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), "mine").unwrap();
+        let message = sources().prepare(folder.path(), &info(json!({})), 4).unwrap_err().to_string();
+        assert!(message.contains("the folder holds other files, such as tokenizer.json"), "{message}");
+        assert_eq!(std::fs::read_to_string(folder.path().join("tokenizer.json")).unwrap(), "mine");
     }
 
     #[test]
@@ -464,9 +529,6 @@ mod tests {
         assert!(message.contains("data.extra: unknown field `sample`"), "{message}");
         let unknown = SourceInfo { name: "other".to_owned(), ..info(json!({})) };
         let message = prepare(&unknown).unwrap_err().to_string();
-        assert!(
-            message.contains("\"other\": this program has no such source, only \"counting\""),
-            "{message}"
-        );
+        assert!(message.contains("\"other\": this program has only the sources \"counting\""), "{message}");
     }
 }

@@ -1,9 +1,7 @@
 //! Direct preference optimization (Rafailov et al., 2023) as an objective. Sample 2i of the data is the preferred
-//! answer to a prompt, sample 2i + 1 the other one; prompts have weight 0. The reference is a frozen model.
+//! answer to a prompt, sample 2i + 1 the other one; prompts have weight 0. The reference is a frozen model:
 //!
-//!     cargo run --release --example dpo -- train run.toml --set init.from=runs/base --set loss.kind=dpo \
-//!         --set loss.frozen.reference=runs/base --set data.source=pairs --set data.path=runs/data/pairs \
-//!         --set data.shuffle=false
+//!     dpo train run.toml --set data.source=pairs --set loss.kind=dpo --set loss.frozen.reference=runs/base
 
 use kiln::burn::tensor::activation::log_sigmoid;
 use kiln::prelude::*;
@@ -24,6 +22,10 @@ struct Pairs;
 impl DataSource for Pairs {
     fn vocab_size(&self) -> usize {
         32
+    }
+
+    fn group_size(&self) -> usize {
+        2
     }
 
     fn sample(&self, split: Split, index: u64) -> Result<Sample, SourceError> {

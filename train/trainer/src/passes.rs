@@ -170,6 +170,12 @@ pub fn forward_backward(
     engine.set_activity("forward");
     let loss = loss.of(&model.pass(&training), batch, shape, weighting, &training)?;
     engine.check()?;
+    if !loss.is_tracked() {
+        return Err(TrainError::usage(
+            "the loss depends on no trained parameter: train other parameters (train.freeze, train.train_only), or \
+             compute the loss from the model",
+        ));
+    }
     engine.set_activity("backward");
     Ok(engine.backward(loss, last)?)
 }

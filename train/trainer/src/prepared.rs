@@ -51,6 +51,11 @@ pub fn open(
         }
     }
     let info = DataInfo::load(&section.path)?;
+    if let Some(source) = &info.source {
+        let differences =
+            vec![format!("data.source was {} and is not set now, but data.text is", source.name)];
+        return Err(DataError::OtherSource { path: section.path.clone(), differences });
+    }
     let path = section.path.display();
     match data::differences(&options)? {
         None => tracing::warn!(

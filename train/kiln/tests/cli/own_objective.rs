@@ -50,7 +50,7 @@ fn a_source_of_your_own_has_every_command() {
     // The prompt is masked, so a model that has learned nothing is as uncertain as ln 12.
     assert!((full[0].1 - 12f64.ln()).abs() < 0.2, "{full:?}");
     check_equal_runs(&workspace, &program, &settings, &full);
-    let shown = succeed(&workspace, &program, &["data", "show", "made", "--seq-len", "9", "--samples", "1"]);
+    let shown = succeed(&workspace, &program, &["data", "show", "made", "--samples", "1"]);
     let targets = shown.lines().find(|line| line.starts_with("targets: ")).expect("the targets");
     assert!(targets.starts_with("targets: |_|_|_|_|") && targets.ends_with("|11|"), "{shown}");
     let evaluated =
@@ -67,7 +67,10 @@ fn a_source_of_your_own_has_every_command() {
     assert!(text.contains("1 2 3 4 10"), "{text}");
     // `kiln` says what it lacks, and another length is a mistake of the source.
     let stock = workspace.kiln(&["data", "show", "made"]);
-    assert!(stock.stderr.contains("data.source = \"copy\": this program has no such source"), "{stock:?}");
+    assert!(
+        stock.stderr.contains("data.source = \"copy\": this program has no sources of samples"),
+        "{stock:?}"
+    );
     let longer =
         [&["train", "run.toml", "--out", "longer"][..], &settings, &["--set", "data.seq_len=10"]].concat();
     let ended = workspace.run(&program, &longer);
@@ -97,6 +100,13 @@ fn an_objective_with_a_frozen_model_has_every_command() {
     let evaluated = values.iter().find_map(|value| value["val_objective"].as_f64()).expect("an evaluation");
     assert!(evaluated > 0.0 && evaluated < 2f64.ln(), "{evaluated}");
     succeed(&workspace, &program, &[&["check", "run.toml"][..], &settings].concat());
+    let odd =
+        [&["train", "run.toml", "--out", "odd"][..], &settings, &["--set", "train.micro_batch=1"]].concat();
+    let ended = workspace.run(&program, &odd);
+    assert!(
+        ended.stderr.contains("train.micro_batch = 1: 2 samples of this data source belong together"),
+        "{ended:?}"
+    );
     let missing = [&["train", "run.toml", "--out", "missing"][..], &pairs, &own[..6]].concat();
     let ended = workspace.run(&program, &missing);
     assert!(ended.stderr.contains("--set loss.frozen.reference=runs/base"), "{ended:?}");

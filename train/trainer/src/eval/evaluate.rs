@@ -43,6 +43,8 @@ fn bounded(source: &BatchSource, samples: u64, rows: usize) -> (u64, usize) {
         (0, Some(available)) => available,
         (samples, available) => samples.min(available.unwrap_or(samples)),
     };
+    let group = source.samples().group_size() as u64;
+    let samples = samples.max(group) / group * group;
     (samples, rows.min(usize::try_from(samples).unwrap_or(rows)).max(1))
 }
 

@@ -112,8 +112,9 @@ pub(super) fn make(
 ) -> Result<Plan> {
     let mut config = asked.clone();
     // A run folder means one checkpoint, for all ranks and for a resumed run.
-    for path in config.loss.frozen.values_mut() {
-        *path = ModelSource::open(path)?.folder().to_owned();
+    for (name, path) in &mut config.loss.frozen {
+        let named = |error| ConfigError::invalid(format!("loss.frozen.{name}: {error}"));
+        *path = ModelSource::open(path).map_err(named)?.folder().to_owned();
     }
     let mut settled = config.settle(device.defaults());
     let shortened = config.shorten_warm_up();
@@ -226,6 +227,10 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     if was != is {
         differences.push(format!("train.micro_batch was {was} and is {is} from here on"));
     }
+    let (was, is) = (&before.loss.kind, &config.loss.kind);
+    if was != is {
+        differences.push(format!("loss.kind was \"{was}\" and is \"{is}\" from here on"));
+    }
     for (name, is) in &config.loss.frozen {
         if let Some(was) = before.loss.frozen.get(name).filter(|was| *was != is) {
             let (was, is) = (was.display(), is.display());
@@ -249,6 +254,17 @@ fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accu
         before.map_or(Accumulate::Unsharded, |before| accumulate_of(&before))
     });
     shard.accumulate.or(before).unwrap_or_else(|| shard.accumulate())
+}
+
+/// Fails unless a micro-batch consists of whole groups of samples.
+fn check_groups_of_samples(config: &Config, size: usize) -> Result<(), ConfigError> {
+    let rows = config.micro_batch();
+    match rows.is_multiple_of(size) {
+        true => Ok(()),
+        false => Err(ConfigError::invalid(format!(
+            "train.micro_batch = {rows}: {size} samples of this data source belong together, so use a multiple of {size}"
+        ))),
+    }
 }
 
 struct Draft {
@@ -325,7 +341,9 @@ impl Draft {
         }
         check_source(resume.as_ref(), source.as_ref(), &model, &optimizer, options)?;
         for split in [Split::Train, Split::Validation] {
-            Samples::open(&config.data.path, split, config.data.seq_len, sources)?.check()?;
+            let samples = Samples::open(&config.data.path, split, config.data.seq_len, sources)?;
+            samples.check()?;
+            check_groups_of_samples(config, samples.group_size())?;
         }
         let changed = match &resume {
             Some(checkpoint) => check_position(checkpoint, config, &data, &tokenizer, options)?,

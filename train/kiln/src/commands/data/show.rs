@@ -14,6 +14,9 @@ use kiln_sys::words::number_of;
 /// Maximum number of tokens of the training split that are read to measure the lengths of documents.
 const LOOKED_AT: u64 = 1 << 22;
 
+/// Tokens of a sequence that is shown.
+const SEQ_LEN: usize = 64;
+
 const BORDER: char = '|';
 
 /// Arguments of `kiln data show`.
@@ -24,9 +27,9 @@ pub(crate) struct ShowArgs {
     /// Number of training sequences to show as text, with borders between tokens.
     #[arg(long, default_value_t = 3)]
     samples: usize,
-    /// Tokens per sequence, as in data.seq_len.
-    #[arg(long, default_value_t = 64)]
-    seq_len: usize,
+    /// Tokens per sequence, as in data.seq_len; by default 64, or as many as the program's own samples have.
+    #[arg(long)]
+    seq_len: Option<usize>,
     /// Show the first sequences of a run with this train.seed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -37,12 +40,14 @@ impl ShowArgs {
         let info = DataInfo::load(&self.folder)?;
         let path = tokenizer_of(&self.folder)?;
         let tokenizer = Tokenizer::from_file(read_tokenizer_of(&self.folder)?, &path)?;
-        let open = |split| Samples::open(&self.folder, split, self.seq_len, sources);
+        let own = info.source.as_ref().map(|source| source.seq_len);
+        let seq_len = self.seq_len.or(own).unwrap_or(SEQ_LEN);
+        let open = |split| Samples::open(&self.folder, split, seq_len, sources);
         let (train, validation) = (open(Split::Train)?, open(Split::Validation)?);
         let mut text = summary(&self.folder, &info, &tokenizer)?;
         match (&train, &validation) {
             (Samples::File(train), Samples::File(validation)) => {
-                let sequences = format!("sequences of {}", self.seq_len);
+                let sequences = format!("sequences of {seq_len}");
                 text += &row("split", ["tokens", "text", "bytes per token", &sequences]);
                 text += &split_row("training", train, Split::Train);
                 text += &split_row("validation", validation, Split::Validation);
