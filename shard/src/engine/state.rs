@@ -145,7 +145,10 @@ impl Engine {
             return Ok(None);
         };
         let mut values = Buffer::zeros(DType::F32, owned.numel());
-        let copy = |mine: &[f32]| Ok::<_, BufferError>(values.as_mut_slice()?.copy_from_slice(mine));
+        let copy = |mine: &[f32]| -> Result<(), BufferError> {
+            values.as_mut_slice()?.copy_from_slice(mine);
+            Ok(())
+        };
         self.read_owned(&parameter.name, slot, copy)?.transpose()?;
         let mut ranks = 0..context.world.world_size();
         let root = ranks.find(|rank| ParamGroupLayout::own_chunk(&context.mesh, *rank) == owner);

@@ -9,7 +9,7 @@ use super::{DataInfo, Result, Sources, Split, TokenFile};
 #[derive(Debug)]
 pub enum Samples {
     /// Samples of a token file.
-    File(TokenFile),
+    File(Box<TokenFile>),
     /// Samples of a [`DataSource`](super::DataSource).
     Own(OwnSamples),
 }
@@ -25,7 +25,7 @@ impl Samples {
         let folder = folder.as_ref();
         match DataInfo::load(folder)?.source {
             Some(source) => OwnSamples::open(sources, &source, split, seq_len).map(Samples::Own),
-            None => TokenFile::open(folder, split, seq_len).map(Samples::File),
+            None => TokenFile::open(folder, split, seq_len).map(Samples::from),
         }
     }
 
@@ -97,6 +97,6 @@ impl Samples {
 
 impl From<TokenFile> for Samples {
     fn from(file: TokenFile) -> Self {
-        Samples::File(file)
+        Samples::File(Box::new(file))
     }
 }
