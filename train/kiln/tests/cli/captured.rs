@@ -12,6 +12,7 @@ use kiln::sharded::ShardedDecoder;
 use kiln_collectives::DType as BufferDType;
 use kiln_model::config::{AttentionBias, MOE, MoeConfig, PARALLEL_RESIDUAL};
 use kiln_model::decoder::{self, Decoder};
+use kiln_model::ops::{HeadLayout, LogitOptions};
 use kiln_model::{Context, Key, Layers, ModelConfig, ops};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, ShardError};
@@ -196,6 +197,15 @@ fn operations_of_ours() {
     let device = Device::cuda(0);
     let zeros = |shape: [usize; 2]| Tensor::<2>::zeros(shape, (&device, DType::BF16));
     ops::linear(zeros([8, 16]), zeros([16, 8]), Some(Tensor::zeros([8], (&device, DType::F32))));
+    // Weights of rows are those of data with masked targets.
+    for dtype in [DType::F32, DType::BF16] {
+        let hidden = Tensor::<2>::zeros([8, 16], (&device.clone().autodiff(), dtype)).require_grad();
+        let (weight, targets) =
+            (Tensor::zeros([32, 16], (&hidden.device(), dtype)), Tensor::zeros([8], &device));
+        let (weights, options) = (Tensor::ones([8], &hidden.device()), LogitOptions::default());
+        let layout = HeadLayout::VocabRows;
+        ops::linear_cross_entropy_with(hidden, weight, layout, targets, Some(weights), 1.0, options);
+    }
     device.sync().expect("a device that works");
 
     let (ours, launched) = (kernels(), launched());
