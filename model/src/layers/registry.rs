@@ -199,7 +199,7 @@ impl Layers {
     pub fn make_head_layer(&self, init: LayerInit) -> Result<Option<AnyLayer>, LayerError> {
         let Some(name) = &init.model.head_layer else { return Ok(None) };
         let layer = self.head_layer.get(name)?(init)?;
-        Ok(Some(layer.labelled(format!("head_layer (\"{name}\")"))))
+        Ok(Some(layer.labelled(label(init.model, "head_layer"))))
     }
 
     /// Creates the block that `model.block` names, or [`Block`] if it is not set. Every block except for those of

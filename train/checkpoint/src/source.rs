@@ -95,7 +95,7 @@ impl ModelSource {
                 "attention" => model.attention = FULL_ATTENTION.to_owned(),
                 _ => model.feed_forward = SWIGLU.to_owned(),
             }
-            // Settings outside of a table of their own may belong to this layer.
+            // Settings in no layer's table may belong to this layer.
             if model.extra.remove(name).is_none_or(|settings| !settings.is_object()) {
                 model.extra.clear();
             }

@@ -14,40 +14,6 @@ pub type CommandResult = Result<(), Box<dyn Error + Send + Sync>>;
 
 type Run = dyn Fn(&[String], Arc<dyn Communicator>) -> CommandResult + Send + Sync;
 
-/// Names of the built-in commands. A test of the command line compares them with its commands.
-pub const BUILT_IN: [&str; 30] = [
-    "attach",
-    "bench",
-    "bisect",
-    "check",
-    "completions",
-    "config",
-    "convert",
-    "data",
-    "diff",
-    "doctor",
-    "eval",
-    "explain",
-    "export",
-    "generate",
-    "help",
-    "import",
-    "inspect",
-    "launch",
-    "man",
-    "metrics",
-    "plan",
-    "replay",
-    "report",
-    "status",
-    "sweep",
-    "trace",
-    "train",
-    "tune",
-    "warmup",
-    "watch",
-];
-
 /// A command that a program adds.
 #[derive(Clone)]
 pub struct Command {
@@ -84,8 +50,7 @@ impl Commands {
         run: impl Fn(&[String], Arc<dyn Communicator>) -> CommandResult + Send + Sync + 'static,
     ) -> Self {
         assert!(!name.is_empty(), "a command needs a name");
-        let is_taken = BUILT_IN.contains(&name) || self.find(name.as_ref()).is_some();
-        assert!(!is_taken, "`{name}` is a command already: choose another name");
+        assert!(self.find(name.as_ref()).is_none(), "`{name}` is a command already: choose another name");
         self.0.push(Command { name, run: Arc::new(run) });
         self
     }
@@ -110,12 +75,6 @@ impl fmt::Debug for Commands {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    #[should_panic(expected = "`train` is a command already: choose another name")]
-    fn command_cannot_have_the_name_of_a_built_in_one() {
-        let _ = Commands::default().with("mine", |_, _| Ok(())).with("train", |_, _| Ok(()));
-    }
 
     #[test]
     #[should_panic(expected = "`mine` is a command already: choose another name")]

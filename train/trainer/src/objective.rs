@@ -128,8 +128,9 @@ impl<'a> ObjectiveContext<'a> {
         self.share
     }
 
-    /// Runs the blocks on `tokens` `[batch, seq]`, with as many rows as the micro-batch, and returns the residual stream before the head, `[batch, seq,
-    /// d_model]`. Losses that layers add are part of the training loss. Each run of a pass has separate dropout masks.
+    /// Runs the blocks on `tokens` `[batch, seq]`, with as many rows as the micro-batch, and returns the residual stream
+    /// before the head, `[batch, seq, d_model]`. Losses that layers add are part of the training loss. Each run of a pass
+    /// has separate dropout masks.
     pub fn hidden(&self, pass: &Pass<'_>, tokens: Tensor<2, Int>) -> Tensor<3> {
         let context = self.context.for_run(self.runs.replace(self.runs.get() + 1));
         let (x, added) = decoder::hidden_with_loss(pass, tokens, self.share, &context);

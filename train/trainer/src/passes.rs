@@ -84,22 +84,15 @@ impl RunLoss {
         let objective = match &self.loss {
             Loss::Objective(objective, _) => objective,
             loss => {
-                let context = context.with_token_loss(loss.token().cloned());
-                let Some(weights) = weights else {
-                    return Ok(decoder::loss(
-                        pass,
-                        tokens(inputs),
-                        tokens(targets),
-                        weighting.scale,
-                        &context,
-                    ));
-                };
-                let masked = targets.iter().zip(&weights);
-                let targets = masked.map(|(id, weight)| if *weight == 0.0 { IGNORED } else { *id }).collect();
-                // The fused cross-entropy skips masked targets by itself.
-                let is_mask = weights.iter().all(|weight| [0.0, 1.0].contains(weight));
-                let needed = (!is_mask || loss.token().is_some()).then(|| on_device(weights));
-                let context = context.with_share(weighting.share).with_target_weights(needed);
+                let (mut context, mut targets) = (context.with_token_loss(loss.token().cloned()), targets);
+                if let Some(weights) = weights {
+                    let masked = targets.iter_mut().zip(&weights).filter(|(_, weight)| **weight == 0.0);
+                    masked.for_each(|(target, _)| *target = IGNORED);
+                    // The fused cross-entropy skips masked targets by itself.
+                    let is_mask = weights.iter().all(|weight| [0.0, 1.0].contains(weight));
+                    let needed = (!is_mask || loss.token().is_some()).then(|| on_device(weights));
+                    context = context.with_share(weighting.share).with_target_weights(needed);
+                }
                 return Ok(decoder::loss(pass, tokens(inputs), tokens(targets), weighting.scale, &context));
             }
         };

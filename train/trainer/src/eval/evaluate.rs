@@ -32,7 +32,10 @@ pub fn evaluate(
         progress(done, passes);
         Ok(true)
     })?;
-    Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
+    let Some(Evaluated { loss, targets, .. }) = whole else {
+        unreachable!("invariant: it is not told to end early")
+    };
+    Ok((loss, targets))
 }
 
 /// Returns the number of samples of an evaluation, and the rows per pass, of which there are at most as many.
@@ -49,8 +52,74 @@ fn bounded(source: &BatchSource, samples: u64, rows: usize) -> (u64, usize) {
 }
 
 pub(crate) fn passes_of(engine: &Engine, source: &BatchSource, samples: u64, rows: usize) -> u64 {
-    let (samples, rows) = bounded(source, samples, rows);
-    samples.div_ceil(engine.world().world_size() as u64 * rows as u64)
+    Part::new(engine, source, samples, rows).passes
+}
+
+/// A rank's part of the validation data.
+struct Part<'a> {
+    source: &'a BatchSource,
+    rank: u64,
+    ranks: u64,
+    /// Samples of all ranks.
+    samples: u64,
+    /// Samples per pass of one rank.
+    rows: usize,
+    passes: u64,
+}
+
+impl<'a> Part<'a> {
+    fn new(engine: &Engine, source: &'a BatchSource, samples: u64, rows: usize) -> Self {
+        let (rank, ranks) = (engine.world().rank() as u64, engine.world().world_size() as u64);
+        let (samples, rows) = bounded(source, samples, rows);
+        Part { source, rank, ranks, samples, rows, passes: samples.div_ceil(ranks * rows as u64) }
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        [self.rows, self.source.seq_len()]
+    }
+
+    /// Returns the number of target tokens of all ranks.
+    fn tokens(&self) -> u64 {
+        self.samples * self.source.seq_len() as u64
+    }
+
+    /// Returns the sum of what `run` returns for each pass on this rank; `None` if `go_on`, the same on all ranks, returns
+    /// false before the last pass. Samples that fill the last pass have negative targets and weights of 0. Collective.
+    fn sum(
+        &self,
+        engine: &Engine,
+        mut go_on: impl FnMut() -> Result<bool>,
+        mut run: impl FnMut(Batch) -> Result<Tensor<1>>,
+    ) -> Result<Option<f64>> {
+        let mut sum = 0.0;
+        for pass in 0..self.passes {
+            let first = (pass * self.ranks + self.rank) * self.rows as u64;
+            let mut batch = self.source.fetch(first.min(self.samples - 1), self.rows)?;
+            let counted = self.samples.saturating_sub(first).min(self.rows as u64) as usize * batch.seq_len;
+            batch.targets[counted..].fill(IGNORED);
+            batch.weights.iter_mut().for_each(|weights| weights[counted..].fill(0.0));
+            let part = run(batch)?;
+            engine.check()?;
+            sum += f64::from(part.into_scalar::<f32>());
+            if !go_on()? && pass + 1 < self.passes {
+                engine.finish_evaluation()?;
+                return Ok(None);
+            }
+        }
+        engine.finish_evaluation()?;
+        Ok(Some(sum))
+    }
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Evaluated {
+    /// Mean loss in nats.
+    pub(crate) loss: f64,
+    /// Number of targets that count.
+    pub(crate) targets: u64,
+    /// Sum of the weights of all targets.
+    weight: f64,
 }
 
 /// Like [`evaluate`], but returns `None` if `go_on`, the same on all ranks, returns false before the last pass.
@@ -60,98 +129,63 @@ pub(crate) fn evaluate_while(
     source: &BatchSource,
     samples: u64,
     rows: usize,
-    mut go_on: impl FnMut() -> Result<bool>,
-) -> Result<Option<(f64, u64)>> {
+    go_on: impl FnMut() -> Result<bool>,
+) -> Result<Option<Evaluated>> {
     let engine = model.engine();
-    let (rank, ranks) = (engine.world().rank() as u64, engine.world().world_size() as u64);
-    let passes = passes_of(engine, source, samples, rows);
-    let (samples, rows) = bounded(source, samples, rows);
-    let (mut loss_sum, mut weight_sum, mut targets) = (0.0, 0.0, 0);
-    for pass in 0..passes {
-        let first = (pass * ranks + rank) * rows as u64;
-        let mut batch = source.fetch(first.min(samples - 1), rows)?;
-        let counted = samples.saturating_sub(first).min(rows as u64) as usize;
-        batch.targets[counted * batch.seq_len..].fill(IGNORED);
-        let weights = batch.weights.as_mut().map(|weights| {
-            weights[counted * batch.seq_len..].fill(0.0);
-            weight_sum += weights.iter().map(|weight| f64::from(*weight)).sum::<f64>();
+    let part = Part::new(engine, source, samples, rows);
+    let shape @ [rows, seq_len] = part.shape();
+    let (mut weight, mut targets) = (0.0, 0);
+    let loss = part.sum(engine, go_on, |batch| {
+        let weights = batch.weights.map(|weights| {
+            weight += weights.iter().map(|weight| f64::from(*weight)).sum::<f64>();
             targets += weights.iter().filter(|weight| **weight > 0.0).count();
-            Tensor::from_data(TensorData::new(std::mem::take(weights), [rows, batch.seq_len]), device)
+            Tensor::from_data(TensorData::new(weights, shape), device)
         });
-        let inputs = device::tokens(batch.inputs, rows, batch.seq_len, device);
-        let targets = device::tokens(batch.targets, rows, batch.seq_len, device);
+        let tokens = |ids| device::tokens(ids, rows, seq_len, device);
         let context = Context::evaluation().with_target_weights(weights);
-        let loss = decoder::loss(&model.pass(device), inputs, targets, 1.0, &context);
-        engine.check()?;
-        loss_sum += f64::from(loss.into_scalar::<f32>());
-        if !go_on()? && pass + 1 < passes {
-            engine.finish_evaluation()?;
-            return Ok(None);
-        }
-    }
-    engine.finish_evaluation()?;
-    let tokens = samples * source.seq_len() as u64;
+        Ok(decoder::loss(&model.pass(device), tokens(batch.inputs), tokens(batch.targets), 1.0, &context))
+    })?;
+    let Some(loss) = loss else { return Ok(None) };
     if !source.is_weighted() {
-        let total = engine.sum_over_ranks("evaluate", &[loss_sum])?;
-        return Ok(Some((total[0] / tokens as f64, tokens)));
+        let (total, tokens) = (engine.sum_over_ranks("evaluate", &[loss])?, part.tokens());
+        return Ok(Some(Evaluated {
+            loss: total[0] / tokens as f64,
+            targets: tokens,
+            weight: tokens as f64,
+        }));
     }
-    let total = engine.sum_over_ranks("evaluate", &[loss_sum, weight_sum, targets as f64])?;
-    if total[1] == 0.0 {
-        return Err(EvalError::NoTargets { samples }.into());
+    let total = engine.sum_over_ranks("evaluate", &[loss, weight, targets as f64])?;
+    let (loss, weight, targets) = (total[0], total[1], total[2] as u64);
+    match weight > 0.0 {
+        true => Ok(Some(Evaluated { loss: loss / weight, targets, weight })),
+        false => Err(EvalError::NoTargets { samples: part.samples }.into()),
     }
-    Ok(Some((total[0] / total[1], total[2] as u64)))
 }
 
-/// Returns the objective of `loss` on the first `samples` sequences (all if 0), normalised as if they were the samples of
-/// one step. Otherwise like [`evaluate_while`]. Collective.
+/// Returns the objective of `loss` on the samples that `evaluated` has evaluated, normalised as if they were the samples
+/// of one step. Otherwise like [`evaluate_while`]. Collective.
 pub(crate) fn objective_while(
     model: &ShardedDecoder,
     loss: &RunLoss,
     device: &Device,
-    source: &BatchSource,
+    (source, evaluated): (&BatchSource, Evaluated),
     samples: u64,
     rows: usize,
-    mut go_on: impl FnMut() -> Result<bool>,
+    go_on: impl FnMut() -> Result<bool>,
 ) -> Result<Option<f64>> {
     let engine = model.engine();
-    let (rank, ranks) = (engine.world().rank() as u64, engine.world().world_size() as u64);
-    let passes = passes_of(engine, source, samples, rows);
-    let (samples, rows) = bounded(source, samples, rows);
-    // The batch of a pass, with a weight of 0 for the targets that do not count.
-    let fetch = |pass: u64| -> Result<(Batch, Vec<f32>)> {
-        let first = (pass * ranks + rank) * rows as u64;
-        let mut batch = source.fetch(first.min(samples - 1), rows)?;
-        let counted = samples.saturating_sub(first).min(rows as u64) as usize;
-        let mut weights = batch.weights.take().unwrap_or_else(|| vec![1.0; rows * batch.seq_len]);
-        weights[counted * batch.seq_len..].fill(0.0);
-        batch.targets[counted * batch.seq_len..].fill(IGNORED);
-        Ok((batch, weights))
+    let part = Part::new(engine, source, samples, rows);
+    let shape @ [rows, seq_len] = part.shape();
+    let weighting = Weighting {
+        scale: evaluated.weight.recip(),
+        samples: part.samples as f64,
+        share: (rows * seq_len) as f64 / part.tokens() as f64,
     };
-    let tokens = (samples * source.seq_len() as u64) as f64;
-    let total = if source.is_weighted() {
-        let mut own = 0.0;
-        for pass in 0..passes {
-            own += fetch(pass)?.1.iter().map(|weight| f64::from(*weight)).sum::<f64>();
-        }
-        engine.sum_over_ranks("evaluate", &[own])?[0]
-    } else {
-        tokens
-    };
-    let shape = [rows, source.seq_len()];
-    let share = shape.iter().product::<usize>() as f64 / tokens;
-    let weighting = Weighting { scale: total.recip(), samples: samples as f64, share };
-    let mut sum = 0.0;
-    for pass in 0..passes {
-        let (Batch { inputs, targets, .. }, weights) = fetch(pass)?;
-        let batch = MicroBatch { inputs, targets, weights: Some(weights), context: Context::evaluation() };
-        let part = loss.of(&model.pass(device), batch, shape, weighting, device)?;
-        engine.check()?;
-        sum += f64::from(part.into_scalar::<f32>());
-        if !go_on()? && pass + 1 < passes {
-            engine.finish_evaluation()?;
-            return Ok(None);
-        }
-    }
-    engine.finish_evaluation()?;
-    Ok(Some(engine.sum_over_ranks("evaluate", &[sum])?[0]))
+    let sum = part.sum(engine, go_on, |Batch { inputs, targets, weights, .. }| {
+        let counts = || targets.iter().map(|target| f32::from(*target != IGNORED)).collect();
+        let weights = Some(weights.unwrap_or_else(counts));
+        let batch = MicroBatch { inputs, targets, weights, context: Context::evaluation() };
+        loss.of(&model.pass(device), batch, shape, weighting, device)
+    })?;
+    sum.map(|sum| Ok(engine.sum_over_ranks("evaluate", &[sum])?[0])).transpose()
 }

@@ -9,6 +9,6 @@ pub use crate::error::EvalError;
 pub use answers::answer_losses_while;
 pub use answers::{AnswerLoss, Pair, TokenPair, answer_losses, mean_answer_loss, read_pairs};
 pub use evaluate::evaluate;
-pub(crate) use evaluate::{evaluate_while, objective_while, passes_of};
+pub(crate) use evaluate::{Evaluated, evaluate_while, objective_while, passes_of};
 pub use logits::{Logits, check_tokens, logits};
 pub use loss::{Validation, ValidationLoss, ValidationOptions};

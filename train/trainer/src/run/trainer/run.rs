@@ -13,8 +13,8 @@ use super::issued::ClockReading;
 use super::state::Text;
 use super::state::Trainer;
 use crate::error::{Result, TrainError};
+use crate::eval::{Evaluated, evaluate_while, objective_while, passes_of};
 use crate::eval::{answer_losses_while, mean_answer_loss};
-use crate::eval::{evaluate_while, objective_while, passes_of};
 use crate::metrics::{EvalMetrics, Reporter, print_line};
 use crate::process;
 use crate::run::events::EventKind;
@@ -172,8 +172,9 @@ impl Trainer<'_> {
         };
         let evaluated = evaluate_while(model, device, validation, samples, rows, &mut go_on)?;
         let objective = match evaluated {
-            Some(_) if loss.is_evaluated() => {
-                objective_while(model, loss, device, validation, samples, rows, &mut go_on)?.map(Some)
+            Some(evaluated) if loss.is_evaluated() => {
+                let done = (validation, evaluated);
+                objective_while(model, loss, device, done, samples, rows, &mut go_on)?.map(Some)
             }
             _ => Some(None),
         };
@@ -185,7 +186,9 @@ impl Trainer<'_> {
                 losses.map(|losses| Some(mean_answer_loss(&losses)))
             }
         };
-        let (Some((val_loss, val_tokens)), Some(answer_loss)) = (evaluated, answers) else {
+        let (Some(Evaluated { loss: val_loss, targets: val_tokens, .. }), Some(answer_loss)) =
+            (evaluated, answers)
+        else {
             self.progress.is_stopping = true;
             return Ok(None);
         };
