@@ -66,20 +66,29 @@ mod tests {
 
     use super::*;
 
+    /// Waits until the process was seen in `state` once: the kernel may read its program from the disk ("D") at any
+    /// moment, again and again.
+    fn wait_for(pid: i32, state: ProcessState) {
+        let start = Instant::now();
+        loop {
+            let seen = state_of(pid);
+            if seen == state {
+                return;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "wanted {state:?}, but it is still {seen:?}");
+            sleep(Duration::from_millis(5));
+        }
+    }
+
     #[test]
     fn process_states_are_recognised() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id().cast_signed();
-        // A new process may still wait for its program to come from the disk.
-        let start = Instant::now();
-        while state_of(pid) == ProcessState::Stuck && start.elapsed() < Duration::from_secs(60) {
-            sleep(Duration::from_millis(5));
-        }
-        assert_eq!(state_of(pid), ProcessState::Running);
+        wait_for(pid, ProcessState::Running);
         let id = Pid::from_raw(pid).unwrap();
         kill_process(id, Signal::STOP).unwrap();
         waitid(WaitId::Pid(id), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).unwrap();
-        assert_eq!(state_of(pid), ProcessState::Stopped);
+        wait_for(pid, ProcessState::Stopped);
         let [thread] = &threads_of(pid)[..] else { panic!("one thread") };
         assert_eq!((thread.name.as_str(), thread.calls[0].as_str()), ("sleep", "state T"));
         child.kill().unwrap();
