@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the peers' packages into target/peers: PyTorch, which includes gloo and torchrun, numpy, and
-# transformers.
+# transformers and PEFT.
 #
 #     benches/peers/setup.sh
 #
@@ -17,7 +17,7 @@ esac
 cd "$(dirname "$0")/../.."
 "${PYTHON:-python3}" -m venv target/peers
 target/peers/bin/pip install --quiet --disable-pip-version-check \
-    torch==2.15.0 numpy==2.4.6 transformers==5.23.0
+    torch==2.15.0 numpy==2.4.6 transformers==5.23.0 peft==0.21.2
 target/peers/bin/python -c 'import torch, transformers
 print("torch", torch.__version__)
 print("transformers", transformers.__version__)'

@@ -1,7 +1,9 @@
 //! The shape of a decoder and its presets.
 
+mod lora;
 mod moe;
 
+pub use lora::LoraConfig;
 pub use moe::{BalanceOver, MoeConfig};
 
 use schemars::JsonSchema;
@@ -137,6 +139,9 @@ pub struct ModelConfig {
     /// If true, the projections of the feed-forward layer have a bias.
     #[serde(default)]
     pub feed_forward_bias: bool,
+    /// Low-rank adapters of the blocks' linear maps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
     /// If true, queries and keys are normalised per head before they are rotated, as in Qwen3.
     #[serde(default)]
     pub qk_norm: bool,
@@ -262,6 +267,9 @@ pub enum ModelConfigError {
         /// Permitted values.
         range: &'static str,
     },
+    /// There are adapters of no map.
+    #[error("lora.targets is empty: name the maps that get an adapter, such as \"*_proj\", or remove [lora]")]
+    NoTargets,
     /// The model has experts, but their number and sizes are not set.
     #[error("model.feed_forward = \"moe\" needs the section [model.moe] with the sizes of the experts")]
     NoExperts,
@@ -310,6 +318,7 @@ impl ModelConfig {
             feed_forward: default_feed_forward(),
             moe: None,
             extra: serde_json::Map::new(),
+            lora: None,
             window: None,
             window_pattern: None,
             attention_bias: AttentionBias::default(),
@@ -392,6 +401,7 @@ impl ModelConfig {
             }
             (None, false) => {}
         }
+        self.lora.as_ref().map_or(Ok(()), LoraConfig::validate)?;
         let ModelConfig { dropout, rope_theta, norm_eps, init_std, .. } = *self;
         if let Some(cap) = self.logit_softcap {
             in_range("logit_softcap", cap, cap > 0.0, "positive and finite")?;

@@ -21,8 +21,8 @@ mod sampling;
 pub mod verify;
 
 pub use config::{
-    AttentionBias, BalanceOver, FULL_ATTENTION, MAX_LAYERS, MAX_SIZE, MOE, ModelConfig, ModelConfigError,
-    MoeConfig, PARALLEL_RESIDUAL, PRESETS, RopeScaling, SWIGLU,
+    AttentionBias, BalanceOver, FULL_ATTENTION, LoraConfig, MAX_LAYERS, MAX_SIZE, MOE, ModelConfig,
+    ModelConfigError, MoeConfig, PARALLEL_RESIDUAL, PRESETS, RopeScaling, SWIGLU,
 };
 pub use decoder::{Decoder, Modules};
 pub use layers::{Context, KeyValueCache, Layer, LayerInit, Layers};

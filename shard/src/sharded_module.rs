@@ -65,9 +65,9 @@ pub(crate) struct ParameterPlace {
 /// Determines where on burn's tape weights are read. Backward runs by depth, so a weight that was read with this
 /// token has its gradient when backward reaches the token. The token's values are never read.
 pub struct OrderToken {
-    trainable: Tensor<1>,
-    /// The token for frozen weights: a constant, so that their gradient is not computed.
-    frozen: Tensor<1>,
+    tracked: Tensor<1>,
+    /// The token for weights that backward needs no gradient of and does not gather again: a constant.
+    constant: Tensor<1>,
     direction: Direction,
     /// The position of the module that backward leaves at this token's parent, the module's input, if it leaves
     /// there; see [`ShardedModule::enter`].
@@ -77,10 +77,10 @@ pub struct OrderToken {
 impl OrderToken {
     /// Creates a token for a module without differentiable input, such as an embedding.
     pub(crate) fn root(device: &Device) -> Self {
-        let frozen = Tensor::empty([1], device);
-        let trainable =
-            if device.is_autodiff() { Tensor::empty([1], device).require_grad() } else { frozen.clone() };
-        OrderToken { trainable, frozen, direction: Direction::Forward, entered: None }
+        let constant = Tensor::empty([1], device);
+        let tracked =
+            if device.is_autodiff() { Tensor::empty([1], device).require_grad() } else { constant.clone() };
+        OrderToken { tracked, constant, direction: Direction::Forward, entered: None }
     }
 
     /// Creates a token for a module that reads `x`.
@@ -90,8 +90,8 @@ impl OrderToken {
             return OrderToken::root(&device);
         }
         OrderToken {
-            trainable: order_token(x, ParamGroups::new()),
-            frozen: Tensor::empty([1], &device),
+            tracked: order_token(x, ParamGroups::new()),
+            constant: Tensor::empty([1], &device),
             direction: Direction::Forward,
             entered: None,
         }
@@ -100,8 +100,8 @@ impl OrderToken {
     /// Creates a child of this token, at which backward leaves `groups`.
     fn leaving(&self, groups: &[Arc<ParamGroup>]) -> Self {
         OrderToken {
-            trainable: order_token(&self.trainable, groups.to_vec()),
-            frozen: self.frozen.clone(),
+            tracked: order_token(&self.tracked, groups.to_vec()),
+            constant: self.constant.clone(),
             direction: self.direction,
             entered: None,
         }
@@ -112,7 +112,7 @@ impl OrderToken {
     }
 
     fn is_tracked(&self) -> bool {
-        self.trainable.is_tracked()
+        self.tracked.is_tracked()
     }
 }
 
@@ -232,7 +232,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
             false => run(&self.unshard(&token), x),
             true => self.run_twice(x, &token, run),
         };
-        let y = at_output(y, &token.trainable, self.inner.groups.clone(), goes_on);
+        let y = at_output(y, &token.tracked, self.inner.groups.clone(), goes_on);
         // The other tensors of the pass have the strategy of its device.
         (with_strategy(y, strategy), loss.map(|loss| with_strategy(loss, strategy)))
     }
@@ -265,7 +265,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
                 Run::Again => run(&sharded.materialize(&token.in_backward(), After::Backward), x),
             }
         });
-        recompute(x, token.trainable.clone(), body)
+        recompute(x, token.tracked.clone(), body)
     }
 
     /// Returns the position of the module's first group in the order of the forward pass.
@@ -318,7 +318,7 @@ impl ModuleMapper for Weights<'_> {
             unreachable!("invariant: a template has the parameters it was made from");
         };
         let group = self.groups[at].clone();
-        let token = if group.layout.trainable { &self.token.trainable } else { &self.token.frozen };
+        let token = if group.is_on_tape() { &self.token.tracked } else { &self.token.constant };
         let (direction, from) = (self.token.direction, self.uses[at].clone());
         Param::initialized(param.id, gather(token, WeightRef { group, index, direction, from }))
     }

@@ -41,7 +41,7 @@ pub struct Attention {
 impl Attention {
     /// Creates an attention layer of the given shape.
     pub fn new(init: LayerInit) -> Self {
-        let LayerInit { model: config, index, key, device, .. } = init;
+        let LayerInit { model: config, index, device, .. } = init;
         let (d, head_dim) = (config.d_model, config.head_dim());
         let (q, kv) = (config.heads * head_dim, config.kv_heads * head_dim);
         let (std, residual_std) = (config.init_std, config.residual_std());
@@ -50,9 +50,8 @@ impl Attention {
             AttentionBias::Qkv => (true, false),
             AttentionBias::All => (true, true),
         };
-        let linear = |name, d_in, d_out, std, bias| {
-            Linear::new(d_in, d_out, std, key.fork(name), device).with_bias_if(bias, device)
-        };
+        let linear =
+            |name, d_in, d_out, std, bias| init.linear(name, d_in, d_out, std).with_bias_if(bias, device);
         let norm = || config.qk_norm.then(|| RmsNorm::new(head_dim, config.norm_eps, device));
         Attention {
             q_proj: linear("q_proj", d, q, std, qkv_bias),
@@ -67,6 +66,11 @@ impl Attention {
             window: config.window_of(index),
             frequencies: RotaryFrequencies { theta: config.rope_theta, scaling: config.rope_scaling },
         }
+    }
+
+    /// Returns the maps that read the layer's input.
+    fn projections(&self) -> [&Linear; 3] {
+        [&self.q_proj, &self.k_proj, &self.v_proj]
     }
 
     /// Splits a projection `[batch, seq, heads * D]` into heads, and applies `norm` if there is one: `[batch, seq,
@@ -84,7 +88,7 @@ impl Attention {
 impl Layer for Attention {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let [batch, seq, _] = x.dims();
-        let [q, k, v] = Linear::forward_together([&self.q_proj, &self.k_proj, &self.v_proj], x);
+        let [q, k, v] = Linear::forward_together_in(self.projections(), x, context);
         let q_bthd = self.split(q, self.heads, self.q_norm.as_ref());
         let k_btkd = self.split(k, self.kv_heads, self.k_norm.as_ref());
         let v_btkd = self.split(v, self.kv_heads, None);
@@ -101,7 +105,7 @@ impl Layer for Attention {
                 ops::cached_attention(q_bthd, keys_bckd, values_bckd, filled, self.window)
             }
         };
-        self.o_proj.forward(ops::reshape(out_bthd, [batch, seq, self.heads * self.head_dim]))
+        self.o_proj.forward_in(ops::reshape(out_bthd, [batch, seq, self.heads * self.head_dim]), context)
     }
 
     /// Adds 12 per element of the queries and per position that a query attends to (Chowdhery et al., 2022), without
@@ -113,14 +117,12 @@ impl Layer for Attention {
     }
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
-        let d_model = x.width();
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let [q, k, v] = tape.linears(x, [q, kv, kv]);
+        let [q, k, v] = Linear::meta_forward_together(self.projections(), x, tape);
         let (q, k) = match self.q_norm {
             Some(_) => (tape.rms_norm(&q), tape.rms_norm(&k)),
             None => (q, k),
         };
         let out = tape.attention([tape.rotary(q), tape.rotary(k), v], self.heads);
-        tape.linear(out, d_model)
+        self.o_proj.meta_forward(out, tape)
     }
 }

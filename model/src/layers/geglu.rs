@@ -27,14 +27,13 @@ impl GeGlu {
 }
 
 impl Layer for GeGlu {
-    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
-        let [gate, up] = Linear::forward_together([&self.gate_proj, &self.up_proj], x);
-        self.down_proj.forward(ops::geglu(gate, up))
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        let [gate, up] = Linear::forward_together_in([&self.gate_proj, &self.up_proj], x, context);
+        self.down_proj.forward_in(ops::geglu(gate, up), context)
     }
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
-        let [d_ff, d_model] = self.down_proj.weight.lazy_shape().dims();
-        let [gate, up] = tape.linears(x, [d_ff, d_ff]);
-        tape.linear(tape.gated(gate, up), d_model)
+        let [gate, up] = Linear::meta_forward_together([&self.gate_proj, &self.up_proj], x, tape);
+        self.down_proj.meta_forward(tape.gated(gate, up), tape)
     }
 }

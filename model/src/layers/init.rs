@@ -4,6 +4,7 @@ use burn::tensor::Device;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::{Linear, Lora};
 use crate::config::ModelConfig;
 use crate::random::Key;
 
@@ -48,6 +49,16 @@ impl<'a> LayerInit<'a> {
     /// Returns the inputs for a nested layer, with the key forked by `place`.
     pub fn fork(self, place: &str) -> Self {
         LayerInit { key: self.key.fork(place), ..self }
+    }
+
+    /// Creates a map without bias, called `name` in this layer, with normally distributed weights of standard deviation
+    /// `std`. It has an adapter if the model's [`LoraConfig`](crate::LoraConfig) selects it.
+    pub fn linear(&self, name: &str, d_in: usize, d_out: usize, std: f64) -> Linear {
+        let (key, device) = (self.key.fork(name), self.device);
+        let full_name = || format!("layers.{}.{}.{name}", self.index, self.place);
+        let lora = self.model.lora.as_ref().filter(|lora| lora.adapts(&full_name()));
+        let lora = lora.map(|lora| Lora::new(lora, name, [d_in, d_out], key, device));
+        Linear { lora, ..Linear::new(d_in, d_out, std, key, device) }
     }
 
     /// Deserializes the settings of this layer or block.

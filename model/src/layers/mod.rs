@@ -29,7 +29,7 @@ pub use embed::Embed;
 pub use geglu::GeGlu;
 pub use head::{Head, TokenLoss};
 pub use init::{LayerError, LayerInit};
-pub use linear::Linear;
+pub use linear::{Linear, Lora, is_adapter};
 pub use moe::{Experts, Moe};
 pub use parallel_block::ParallelBlock;
 pub use registry::Layers;
@@ -115,6 +115,14 @@ struct DropoutContext {
     probability: f64,
 }
 
+impl DropoutContext {
+    /// Drops elements of `x` `[batch, ..]`.
+    fn apply<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let per_sample: usize = x.dims()[1..].iter().product();
+        crate::ops::dropout(x, self.probability, self.key.bits(), self.first_sample * per_sample as u64)
+    }
+}
+
 impl Context {
     /// Creates a pass without dropout over whole sequences.
     pub fn evaluation() -> Self {
@@ -135,7 +143,7 @@ impl Context {
     /// Creates a training pass over samples `first_sample ..` of the step identified by `key`.
     pub fn training(key: Key, first_sample: u64, dropout: f64) -> Self {
         Context {
-            dropout: (dropout > 0.0).then_some(DropoutContext { key, first_sample, probability: dropout }),
+            dropout: Some(DropoutContext { key, first_sample, probability: dropout }),
             side: Some(SideChannel::default()),
             ..Context::default()
         }
@@ -330,10 +338,26 @@ impl Context {
 
     /// Drops elements of `x` `[batch, seq, d_model]` when training with dropout.
     pub fn dropout(&self, x: Tensor<3>) -> Tensor<3> {
-        let Some(dropout) = self.dropout else { return x };
-        let [_, seq, width] = x.dims();
-        let offset = dropout.first_sample * (seq * width) as u64;
-        crate::ops::dropout(x, dropout.probability, dropout.key.bits(), offset)
+        match self.dropout {
+            Some(dropout) => dropout.apply(x),
+            None => x,
+        }
+    }
+
+    /// Drops elements of `x` `[batch, ..]`, the input of the adapter of the map `name` of this layer, in training.
+    pub(crate) fn drop_for_adapter<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        probability: f64,
+        name: &str,
+    ) -> Tensor<D> {
+        match self.dropout {
+            Some(dropout) if probability > 0.0 => {
+                let key = dropout.key.fork("lora").fork(name);
+                DropoutContext { key, probability, ..dropout }.apply(x)
+            }
+            _ => x,
+        }
     }
 }
 

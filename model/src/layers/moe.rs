@@ -88,7 +88,7 @@ impl Moe {
     pub fn new(init: LayerInit, moe: &MoeConfig) -> Self {
         let LayerInit { model, key, device, .. } = init;
         let shared_expert = moe.shared_expert_d_ff.map(|d_ff| {
-            let model = ModelConfig { d_ff, ..model.clone() };
+            let model = ModelConfig { d_ff, lora: None, ..model.clone() };
             SwiGlu::new(LayerInit { model: &model, ..init.fork("shared_expert") })
         });
         let layers = moe.layers_with_experts(model.layers).max(1);
@@ -192,7 +192,7 @@ impl Layer for Moe {
         }
         let y = ops::experts(x, routing, self.experts.projections());
         let y = match &self.shared_expert {
-            Some(shared) => Residual::new(y).add_result(shared.apply(for_shared)),
+            Some(shared) => Residual::new(y).add_result(shared.apply(for_shared, context)),
             None => y,
         };
         ops::reshape(y, [batch, seq, d_model])

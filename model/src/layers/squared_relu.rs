@@ -19,11 +19,10 @@ pub struct SquaredRelu {
 impl SquaredRelu {
     /// Creates a feed-forward layer of the given shape.
     pub fn new(init: LayerInit) -> Self {
-        let LayerInit { model, key, device, .. } = init;
+        let model = init.model;
         let (d, ff, bias) = (model.d_model, model.d_ff, model.feed_forward_bias);
-        let linear = |name, d_in, d_out, std| {
-            Linear::new(d_in, d_out, std, key.fork(name), device).with_bias_if(bias, device)
-        };
+        let linear =
+            |name, d_in, d_out, std| init.linear(name, d_in, d_out, std).with_bias_if(bias, init.device);
         SquaredRelu {
             up_proj: linear("up_proj", d, ff, model.init_std),
             down_proj: linear("down_proj", ff, d, model.residual_std()),
@@ -32,12 +31,13 @@ impl SquaredRelu {
 }
 
 impl Layer for SquaredRelu {
-    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
-        self.down_proj.forward(ops::squared_relu(self.up_proj.forward(x)))
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        let up = self.up_proj.forward_in(x, context);
+        self.down_proj.forward_in(ops::squared_relu(up), context)
     }
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
-        let [d_ff, d_model] = self.down_proj.weight.lazy_shape().dims();
-        tape.linear(tape.elementwise(tape.linear(x, d_ff)), d_model)
+        let up = self.up_proj.meta_forward(x, tape);
+        self.down_proj.meta_forward(tape.elementwise(up), tape)
     }
 }

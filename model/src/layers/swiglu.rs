@@ -21,12 +21,11 @@ pub struct SwiGlu {
 impl SwiGlu {
     /// Creates a feed-forward layer of the given shape.
     pub fn new(init: LayerInit) -> Self {
-        let LayerInit { model, key, device, .. } = init;
+        let model = init.model;
         let (d, ff, std) = (model.d_model, model.d_ff, model.init_std);
         let bias = model.feed_forward_bias;
-        let linear = |name, d_in, d_out, std| {
-            Linear::new(d_in, d_out, std, key.fork(name), device).with_bias_if(bias, device)
-        };
+        let linear =
+            |name, d_in, d_out, std| init.linear(name, d_in, d_out, std).with_bias_if(bias, init.device);
         SwiGlu {
             gate_proj: linear("gate_proj", d, ff, std),
             up_proj: linear("up_proj", d, ff, std),
@@ -37,20 +36,19 @@ impl SwiGlu {
 
 impl SwiGlu {
     /// Maps `x` `[.., d_model]` to the same shape.
-    pub(super) fn apply<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let [gate, up] = Linear::forward_together([&self.gate_proj, &self.up_proj], x);
-        self.down_proj.forward(ops::swiglu(gate, up))
+    pub(super) fn apply<const D: usize>(&self, x: Tensor<D>, context: &Context) -> Tensor<D> {
+        let [gate, up] = Linear::forward_together_in([&self.gate_proj, &self.up_proj], x, context);
+        self.down_proj.forward_in(ops::swiglu(gate, up), context)
     }
 }
 
 impl Layer for SwiGlu {
-    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
-        self.apply(x)
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        self.apply(x, context)
     }
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
-        let [d_ff, d_model] = self.down_proj.weight.lazy_shape().dims();
-        let [gate, up] = tape.linears(x, [d_ff, d_ff]);
-        tape.linear(tape.gated(gate, up), d_model)
+        let [gate, up] = Linear::meta_forward_together([&self.gate_proj, &self.up_proj], x, tape);
+        self.down_proj.meta_forward(tape.gated(gate, up), tape)
     }
 }

@@ -64,6 +64,27 @@ impl MetaTape<'_> {
         })
     }
 
+    /// Mirrors the adapter of a map, of this `rank`: adds its result for `x` to `y`. Adapters are trained, even if the
+    /// module's other weights are not.
+    pub(crate) fn low_rank(&self, y: MetaTensor, x: MetaTensor, rank: usize, drops: bool) -> MetaTensor {
+        let trained = self.replace_trained(true);
+        let width = y.width();
+        let x = if drops { self.dropped(x) } else { x };
+        let narrow = self.linear(x, rank);
+        let node = narrow.node;
+        let scaled = self.record(self.in_place(narrow), node.is_some(), move |tape, dy| {
+            tape.register(node, dy);
+        });
+        let added = self.linear(scaled, width);
+        let nodes = [y.node, added.node];
+        let sum = self.record(self.in_place(y), true, move |tape, dy| {
+            nodes.into_iter().for_each(|node| tape.register(node, dy.clone()));
+        });
+        drop(added);
+        self.replace_trained(trained);
+        sum
+    }
+
     /// Requests the gradient of the input of a map `[d_in, d_out]`, in the memory of another map's if it `adds`.
     fn input_gradient(&self, x: Option<usize>, [d_in, d_out]: [u64; 2], adds: bool) {
         let operands = match self.batch.products {
@@ -129,7 +150,7 @@ impl MetaTape<'_> {
             tape.register_weight(width);
             drop((x, dy, sums));
         });
-        if self.trains() { self.again(y, [x], Repeat::New) } else { y }
+        self.again(y, [x], Repeat::New)
     }
 
     /// Mirrors [`ops::Residual::add_result`](crate::ops::Residual::add_result), on the CPU in the memory of `y`.
@@ -189,9 +210,10 @@ impl MetaTape<'_> {
 
     /// Mirrors [`ops::dropout`](crate::ops::dropout()); does nothing if the pass has no dropout.
     pub fn dropout(&self, x: MetaTensor) -> MetaTensor {
-        if !self.batch.dropout {
-            return x;
-        }
+        if self.batch.dropout { self.dropped(x) } else { x }
+    }
+
+    fn dropped(&self, x: MetaTensor) -> MetaTensor {
         let (node, width) = (x.node, x.width);
         let y = self.tensor(width);
         drop(x);

@@ -188,6 +188,11 @@ impl<'a> MetaTape<'a> {
         self.trains.set(trains);
     }
 
+    /// Sets whether the following weights are trained, and returns the previous setting.
+    pub(super) fn replace_trained(&self, trains: bool) -> bool {
+        self.trains.replace(trains)
+    }
+
     /// Sets whether the following layers save operands of operations that are cheap to repeat instead of their results.
     pub fn set_selective(&self, is_selective: bool) {
         self.is_selective.set(is_selective);

@@ -9,7 +9,7 @@ use burn::tensor::{Int, Tensor, activation::silu};
 use burn_backend::TensorMetadata;
 
 use super::plain::{FusedOp, is_plain};
-use super::tape::{Tracked, record};
+use super::tape::{Tracked, needs_gradient, record};
 
 /// The experts of each token.
 #[derive(Clone, Debug)]
@@ -143,11 +143,12 @@ impl<B: ExpertsKernels, C: CheckpointStrategy> ExpertsOp for Autodiff<B, C> {
         let operands = [&x, &weights, &gate, &up, &down];
         let primitives = operands.map(|operand| operand.primitive());
         let shape = ExpertsShape::of(primitives, &experts);
+        let wanted = operands.map(needs_gradient::<B, C>);
         let (y, hidden) = B::experts_forward(primitives, &experts, shape);
         record::<B, C, _, _>(
             operands.map(|operand| operand.node()),
             y,
-            |save| Saved { operands: operands.map(save), experts, hidden, shape },
+            |save| Saved { operands: operands.map(save), wanted, experts, hidden, shape },
             |mut step, dy, saved: Saved<B>| {
                 let operands = saved.operands.map(|id| step.value::<B>(id));
                 let gradients = B::experts_backward(
@@ -156,7 +157,7 @@ impl<B: ExpertsKernels, C: CheckpointStrategy> ExpertsOp for Autodiff<B, C> {
                     &saved.hidden,
                     &dy,
                     saved.shape,
-                    step.wanted(),
+                    saved.wanted,
                 );
                 step.register_all::<B>(gradients);
             },
@@ -168,6 +169,8 @@ impl<B: ExpertsKernels, C: CheckpointStrategy> ExpertsOp for Autodiff<B, C> {
 #[derive(Clone, Debug)]
 struct Saved<B: Backend> {
     operands: Operands<NodeId>,
+    /// The operands whose gradients are requested.
+    wanted: Operands<bool>,
     experts: IntTensor<B>,
     hidden: Hidden<B>,
     shape: ExpertsShape,

@@ -9,7 +9,7 @@ use burn_backend::ops::FloatTensorOps;
 
 use super::plain::{FusedOp, is_plain};
 use super::shared::{Prepared, SharedInput};
-use super::tape::{Step, Tracked, record};
+use super::tape::{Step, Tracked, constant, needs_gradient, record};
 
 /// Computes `y = x · W (+ b)` over the last dimension.
 ///
@@ -151,12 +151,17 @@ fn map<B: LinearKernels, C: CheckpointStrategy, const N: usize>(
     shared: SharedInput,
 ) -> Tracked<B, C> {
     let y = B::linear_forward(x.primitive(), weight.primitive(), bias.map(|bias| bias.primitive()));
+    let trains = needs_gradient::<B, C>(weight);
+    let trains_bias = bias.is_some_and(needs_gradient::<B, C>);
+    if !x.is_tracked() && !trains && !trains_bias {
+        return constant::<B, C>(y);
+    }
     let save = |save: &mut dyn FnMut(&Tracked<B, C>) -> NodeId| Saved {
         weight: x.is_tracked().then(|| save(weight)),
-        x: weight.is_tracked().then(|| save(x)),
+        x: trains.then(|| save(x)),
         x_dtype: x.dtype(),
         weight_dtype: weight.dtype(),
-        bias_dtype: bias.map(|bias| bias.dtype()),
+        bias_dtype: bias.filter(|_| trains_bias).map(|bias| bias.dtype()),
         is_leaf: Autodiff::<B, C>::float_is_require_grad(x),
         shared,
     };
@@ -170,6 +175,7 @@ struct Saved {
     x: Option<NodeId>,
     x_dtype: DType,
     weight_dtype: DType,
+    /// The dtype of the bias, if its gradient is requested.
     bias_dtype: Option<DType>,
     /// True if `x` is a leaf, whose gradient is returned to the caller of backward.
     is_leaf: bool,
@@ -177,7 +183,7 @@ struct Saved {
 }
 
 fn backward<B: LinearKernels, const N: usize>(mut step: Step<'_, N>, dy: FloatTensor<B>, saved: Saved) {
-    if let (Some(true), Some(dtype)) = (step.wanted().get(2), saved.bias_dtype) {
+    if let Some(dtype) = saved.bias_dtype {
         step.register::<B>(2, B::linear_bias_gradient(&dy, dtype));
     }
     let dw = saved.shared.enter(|shared| {

@@ -70,4 +70,5 @@ pub use router::{
     RouterOp, RouterSums, router_balance, router_load, router_means, router_softmax, router_weights,
 };
 pub use squared_relu::{SquaredReluOp, squared_relu, squared_relu_reference};
+pub use tape::without_gradient;
 pub use top_k::{TopKOp, top_k, top_k_reference};

@@ -9,7 +9,7 @@ use burn_backend::ops::FloatTensorOps;
 
 use super::plain::{FusedOp, in_f32, is_plain};
 use super::shared::SharedInput;
-use super::tape::{Tracked, record_again};
+use super::tape::{Tracked, constant, needs_gradient, record_again};
 
 /// Computes `y = x · r · weight` with `r = 1 / sqrt(mean(x²) + eps)` over the last dimension.
 ///
@@ -107,18 +107,22 @@ pub(super) fn record_norm<B: RmsNormKernels, C: CheckpointStrategy>(
     eps: f64,
     shared: SharedInput,
 ) -> Tracked<B, C> {
+    let wanted = [x.is_tracked(), needs_gradient::<B, C>(weight)];
+    if wanted == [false; 2] {
+        return constant::<B, C>(y);
+    }
     // burn itself adds up the gradient of a leaf, because it is returned to the caller.
     let is_leaf = Autodiff::<B, C>::float_is_require_grad(x);
     record_again::<B, C, _, _>(
         [x, weight],
         y,
         move |[x, weight]| B::rms_norm_forward(&x, &weight, eps),
-        |save| ([x, weight].map(save), eps, is_leaf, shared),
-        |mut step, dy, (saved, eps, is_leaf, shared)| {
+        |save| ([x, weight].map(save), eps, is_leaf, wanted, shared),
+        |mut step, dy, (saved, eps, is_leaf, wanted, shared)| {
             let [x, weight] = saved.map(|id| step.value::<B>(id));
             let adds = shared.enter(|state| state.has_gradient) && !is_leaf;
             let sum = if adds { step.take_gradient::<B>(0) } else { None };
-            let gradients = B::rms_norm_backward(&x, &weight, &dy, sum, eps, step.wanted());
+            let gradients = B::rms_norm_backward(&x, &weight, &dy, sum, eps, wanted);
             step.register_all::<B>(gradients);
         },
     )

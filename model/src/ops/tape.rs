@@ -1,6 +1,8 @@
 //! Recording of operations on burn's autodiff tape.
 
 use std::any::TypeId;
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fmt::{self, Debug};
 use std::marker::PhantomData;
 
@@ -13,10 +15,40 @@ use burn::backend::autodiff::checkpoint::{
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{AutodiffBackend, Backend, tensor::FloatTensor};
 
 /// A float tensor of `Autodiff<B, C>`, the differentiable form of backend `B` with checkpoint strategy `C`.
 pub type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
+
+/// Maximum number of weights that are marked at a time. A pass uses a weight right after it has marked it.
+const MARKS: usize = 1 << 16;
+
+thread_local! {
+    static WITHOUT_GRADIENT: RefCell<HashSet<NodeId>> = RefCell::default();
+}
+
+/// Marks a tensor on the tape as a weight that is not trained: it is there only so that backward can compute it again,
+/// for example by another gather. Operations of this thread that read it save it as usual, but do not compute its
+/// gradient.
+pub fn without_gradient(weight: NodeId) {
+    WITHOUT_GRADIENT.with_borrow_mut(|marks| {
+        // Forgetting a mark too early only costs time.
+        if marks.len() == MARKS {
+            marks.clear();
+        }
+        marks.insert(weight);
+    });
+}
+
+/// Returns whether backward needs the gradient of `x`.
+pub fn needs_gradient<B: Backend, C: CheckpointStrategy>(x: &Tracked<B, C>) -> bool {
+    x.is_tracked() && WITHOUT_GRADIENT.with_borrow(|marks| marks.is_empty() || !marks.contains(&x.id()))
+}
+
+/// Returns `y` as a constant, the result of an operation on operands of which none needs a gradient.
+pub fn constant<B: Backend, C: CheckpointStrategy>(y: FloatTensor<B>) -> Tracked<B, C> {
+    Autodiff::<B, C>::from_inner(y)
+}
 
 /// Puts an operation with result `y` on the tape, with the nodes of its parents.
 ///

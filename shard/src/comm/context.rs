@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use burn::backend::autodiff::NodeId;
 use burn::tensor::Device;
 use kiln_collectives::{Buffer, Communicator, DType, Phase, Work};
 
@@ -54,6 +55,8 @@ pub(crate) struct CommContext {
     pub(crate) forward_position: AtomicUsize,
     error: Mutex<Option<ShardError>>,
     pinned: Mutex<Vec<String>>,
+    /// Marks a frozen weight on the tape for the operations that will read it.
+    mark_frozen: OnceLock<fn(NodeId)>,
 }
 
 impl CommContext {
@@ -90,7 +93,21 @@ impl CommContext {
             forward_position: AtomicUsize::new(0),
             error: Mutex::default(),
             pinned: Mutex::default(),
+            mark_frozen: OnceLock::new(),
         })
+    }
+
+    /// Sets how frozen weights are marked.
+    pub(crate) fn mark_frozen_with(&self, mark: fn(NodeId)) {
+        // A second call would set the same function.
+        let _ = self.mark_frozen.set(mark);
+    }
+
+    /// Marks the frozen weight `node` on the tape for the operations that will read it.
+    pub(crate) fn mark_frozen(&self, node: NodeId) {
+        if let Some(mark) = self.mark_frozen.get() {
+            mark(node);
+        }
     }
 
     /// Returns where gathered weights and gradients are. Messages between ranks are in host memory.

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
@@ -64,11 +65,18 @@ impl EngineBuilder {
         })
     }
 
-    /// Freezes the parameters of later modules whose full name `frozen` accepts: they are sharded and gathered like
-    /// others, but have no gradient, reduction or optimizer state. Frozen weights that backward reads stay gathered
-    /// from forward to backward, unless blocks are recomputed, because burn's tape cannot gather a constant again.
+    /// Freezes the parameters of later modules whose full name `frozen` accepts: they are sharded, gathered and freed
+    /// like others, but have no gradient, reduction or optimizer state.
     pub fn freeze(mut self, frozen: impl Fn(&str) -> bool + 'static) -> Self {
         self.frozen = Box::new(frozen);
+        self
+    }
+
+    /// Calls `mark` with each frozen weight that a forward pass puts on burn's tape, where it has to be so that
+    /// backward can gather it again. An operation that knows the mark saves the time of the weight's gradient, which
+    /// is discarded.
+    pub fn mark_frozen(self, mark: fn(NodeId)) -> Self {
+        self.context.mark_frozen_with(mark);
         self
     }
 

@@ -295,11 +295,17 @@ impl ParamGroup {
         }
     }
 
-    /// Frees the whole weights after forward. Frozen weights that may be on burn's `tape` are kept until backward,
-    /// because it can gather a tracked tensor again, but not a constant. They are kept even if this rank's batch has
-    /// not used them: every rank must free the same weights.
+    /// Returns whether the weights are on burn's tape, if the module is. Frozen weights are, so that backward can
+    /// gather them again, unless it does not read them or strategies keep them anyway.
+    pub(crate) fn is_on_tape(&self) -> bool {
+        let GroupOptions { reshard_after_forward, unshard_in_backward, .. } = self.options;
+        self.layout.trainable || (reshard_after_forward && unshard_in_backward)
+    }
+
+    /// Frees the whole weights after forward. Constants that operations on burn's `tape` may have saved are kept until
+    /// backward, even if this rank's batch has not used them: every rank must free the same weights.
     pub(crate) fn reshard_after_forward(&self, tape: bool) {
-        let stays = tape && self.options.unshard_in_backward && !self.layout.trainable;
+        let stays = tape && self.options.unshard_in_backward && !self.is_on_tape();
         if self.reshards_after_forward() && !stays {
             self.reshard();
         }

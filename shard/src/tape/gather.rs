@@ -1,7 +1,9 @@
 //! Reading a sharded parameter, as an operation on burn's tape.
 //!
 //! Forward gathers the parameter group and returns a view. Backward passes the gradient to the group. The node can be
-//! recomputed on its own, so the tape holds no weights between forward and backward.
+//! recomputed on its own, so the tape holds no weights between forward and backward. This includes frozen weights: they
+//! are on the tape so that backward can gather them again, and their gradient is not computed by operations that know
+//! the mark ([`EngineBuilder::mark_frozen`](crate::EngineBuilder::mark_frozen)), and discarded otherwise.
 //!
 //! Backward steps run by depth. A gather that depended on a leaf would run last and keep all gradients alive until
 //! then, so it depends on an *order token*: a one-element child of the block's input that carries no gradient.
@@ -21,7 +23,8 @@ use burn::backend::autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
-use burn::tensor::Tensor;
+use burn::tensor::{Shape, Tensor};
+use burn_backend::TensorMetadata;
 
 use super::node::{Tracked, on_tape};
 use crate::buffers::FlatTensors;
@@ -37,6 +40,12 @@ pub(crate) struct WeightRef {
     pub(crate) direction: Direction,
     /// The [`Use`] that collects the gradient; ignored for frozen parameters.
     pub(crate) from: Arc<Use>,
+}
+
+impl WeightRef {
+    fn shape(&self) -> &[usize] {
+        &self.group.layout.parameters[self.index].shape
+    }
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
@@ -83,13 +92,32 @@ impl<B: Backend> Backward<B, 1> for OrderTokenBackward {
 #[derive(Debug)]
 struct GatherBackward;
 
-impl<B: FlatTensors> Backward<B, 1> for GatherBackward {
-    type State = WeightRef;
+/// The state of a gather on the tape.
+#[derive(Clone, Debug)]
+struct GatherState<B: Backend> {
+    weight: WeightRef,
+    /// For a frozen weight, one element in each dimension, which stands for the gradient that nobody needs.
+    no_gradient: Option<FloatTensor<B>>,
+}
 
-    fn backward(self, ops: Ops<WeightRef, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
-        let gradient = grads.consume::<B>(&ops.node);
-        let weight = ops.state;
-        weight.group.accumulate::<B>(weight.index, &weight.from, gradient);
+impl<B: FlatTensors> Backward<B, 1> for GatherBackward {
+    type State = GatherState<B>;
+
+    fn backward(self, ops: Ops<GatherState<B>, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let GatherState { weight, no_gradient } = ops.state;
+        match no_gradient {
+            None => {
+                let gradient = grads.consume::<B>(&ops.node);
+                weight.group.accumulate::<B>(weight.index, &weight.from, gradient);
+            }
+            // Operations that do not know that the weight is frozen have registered its gradient, others nothing. burn
+            // fails if there is nothing to remove.
+            Some(placeholder) => {
+                let shape = Shape::from(weight.shape());
+                grads.register::<B>(ops.node.id, B::float_expand(placeholder, shape));
+                drop(grads.consume::<B>(&ops.node));
+            }
+        }
     }
 }
 
@@ -124,8 +152,18 @@ impl<B: FlatTensors, C: CheckpointStrategy> GatherOps for Autodiff<B, C> {
             .parents::<B, _>([&token])
             .stateful();
         match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(weight, out),
             OpsKind::UnTracked(prepared) => prepared.finish(out),
+            OpsKind::Tracked(prepared) if weight.group.layout.trainable => {
+                prepared.finish(GatherState { weight, no_gradient: None }, out)
+            }
+            OpsKind::Tracked(prepared) => {
+                let (ones, device) = (Shape::from(vec![1; weight.shape().len()]), out.device());
+                let no_gradient = Some(B::float_empty(ones, &device, out.dtype().into()));
+                let context = weight.group.context.clone();
+                let out = prepared.finish(GatherState { weight, no_gradient }, out);
+                context.mark_frozen(out.id());
+                out
+            }
         }
     }
 }

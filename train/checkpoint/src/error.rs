@@ -135,6 +135,21 @@ pub enum CheckpointError {
          the same source"
     )]
     Tensors { path: PathBuf, mismatch: Mismatch },
+    /// Adapters do not fit the model that they name.
+    #[error("the adapters in {path} do not fit the model that their adapter_config.json names: {mismatch}")]
+    Adapters { path: PathBuf, mismatch: Mismatch },
+    /// The model that adapters name cannot be used. `problem`: the reason.
+    #[error("{path}/adapter_config.json: base_model_name_or_path {problem}", path = .path.display())]
+    BaseModel { path: PathBuf, problem: String },
+    /// `--merge` was requested for a model without adapters.
+    #[error("{path} has no adapters to merge: omit --merge")]
+    NoAdapters { path: PathBuf },
+    /// A model with adapters was given where the run has none.
+    #[error(
+        "{path} has adapters, and this run has none: keep training them with the same [lora] section, or merge them \
+         with `kiln export --merge` and start from the result"
+    )]
+    UnusedAdapters { path: PathBuf },
     /// No Hugging Face architecture has all `features` of the model in `path`.
     #[error(
         "the model of {path} has {features}, which no supported architecture of Hugging Face has; those are \

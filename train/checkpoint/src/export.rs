@@ -3,26 +3,30 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::path::Path;
 
 use half::{bf16, f16};
 use kiln_data::Tokenizer;
+use kiln_model::ModelConfig;
+use kiln_model::layers::is_adapter;
 use kiln_sys::Meter;
 use kiln_sys::header::{Array, header};
 use serde_json::{Value, json};
 
 use crate::TOKENIZER_FILE;
 use crate::error::Result;
+use crate::hugging_face::adapter::{ADAPTER_CONFIG_FILE, ADAPTER_FILE, adapter_config};
 use crate::hugging_face::config::to_json;
 use crate::hugging_face::folder::{in_file, part_shape};
-use crate::hugging_face::names::{HuggingFaceName, hugging_face_names};
+use crate::hugging_face::names::{HuggingFaceName, adapter_name, hugging_face_names};
 use crate::hugging_face::{
     CONFIG_FILE, GENERATION_FILE, MODEL_FILE, TOKENIZER_CONFIG_FILE, TokenIds, carried_files,
     generation_file, token_ids,
 };
 use crate::sharded::{outline, parameter_shapes};
 use crate::source::ModelSource;
-use crate::weights::Watched;
+use crate::weights::{Watched, Weights};
 use crate::write::INDEX_FILE;
 use crate::write::NewFolder;
 use crate::{CheckpointError, folder};
@@ -92,7 +96,8 @@ impl Item {
 
 /// Writes a model in the Hugging Face layout into the new folder `out`, in files of at most `max_shard_bytes` unless a
 /// weight is larger. Holds one weight in memory at a time. `meter` counts the bytes of the weights, as f32. Fails if
-/// `out` exists, a weight is not finite, or no Hugging Face architecture has all features of the model.
+/// `out` exists, a weight is not finite, or no Hugging Face architecture has all features of the model. Adapters are
+/// merged into the weights.
 pub fn export(
     source: &ModelSource,
     out: &Path,
@@ -102,9 +107,9 @@ pub fn export(
 ) -> Result<()> {
     let path = source.folder();
     let tokens = tokens_of(source)?;
-    let config = to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), path)?;
-    let items = items(source)?;
-    let weights = source.weights();
+    let (model, weights) = source.merged();
+    let config = to_json(&model, source.context_length(), &tokens, dtype.torch_name(), path)?;
+    let items = items(path, &model)?;
     let known: BTreeSet<_> = items.iter().map(|item| item.name.as_str()).collect();
     if let Some(name) = weights.shapes().keys().find(|name| !known.contains(*name)) {
         return Err(CheckpointError::Unnamed { path: path.to_owned(), name: (*name).to_owned() });
@@ -113,18 +118,12 @@ pub fn export(
     let out = NewFolder::create(out)?;
     let write = |name: &str, content: &[u8]| folder::write(&out.path().join(name), content);
     let write_json = |name: &str, value: &Value| write(name, format!("{value:#}\n").as_bytes());
-    let mut carried = carried_files(path, &tokens)?;
-    if !carried.iter().any(|(name, _)| name == GENERATION_FILE) {
-        carried.push(generation_file(&tokens));
-    }
-    for (name, content) in &carried {
-        write(name, content)?;
+    let has_generation = copy_tokenizer(source, &tokens, out.path())?;
+    if !has_generation {
+        let (name, content) = generation_file(&tokens);
+        write(&name, &content)?;
     }
     write_json(CONFIG_FILE, &config)?;
-    let is_carried = |name: &str| carried.iter().any(|(carried, _)| carried == name);
-    if is_carried(TOKENIZER_FILE) && !is_carried(TOKENIZER_CONFIG_FILE) {
-        write_json(TOKENIZER_CONFIG_FILE, &tokenizer_config(source, &tokens)?)?;
-    }
     let files = split(items, dtype, max_shard_bytes);
     for (name, items) in &files {
         write_file(&out.path().join(name), &weights, items, dtype)?;
@@ -139,11 +138,73 @@ pub fn export(
     out.commit()
 }
 
-fn items(source: &ModelSource) -> Result<Vec<Item>> {
+/// Writes the adapters of a model in PEFT's layout into the new folder `out`, with the tokenizer. `meter` counts the
+/// bytes of the adapters, as f32.
+///
+/// # Errors
+///
+/// If `out` exists, an adapter is not finite, or the model has no adapters.
+pub fn export_adapters(source: &ModelSource, out: &Path, dtype: ExportDtype, meter: &Meter) -> Result<()> {
+    let Some(lora) = &source.model().lora else {
+        return Err(CheckpointError::NoAdapters { path: source.folder().to_owned() });
+    };
+    let base =
+        source.base().map(|base| std::path::absolute(&base).map_or(base, |path| path.display().to_string()));
+    let config = adapter_config(lora, source.model(), base.as_deref())?;
+    let tokens = tokens_of(source)?;
+    let shapes = parameter_shapes(&outline(source.model())?).into_iter();
+    let item = |(name, shape): (String, Vec<usize>)| {
+        let there = adapter_name(&name)?;
+        Some(Item { name, first: 0, shape, there })
+    };
+    let items: Vec<_> = shapes.filter_map(item).collect();
+    let adapters = OnlyAdapters(source.weights());
+    let weights = Watched::new(&adapters, meter);
+    let out = NewFolder::create(out)?;
+    folder::write(&out.path().join(ADAPTER_CONFIG_FILE), format!("{config:#}\n").as_bytes())?;
+    copy_tokenizer(source, &tokens, out.path())?;
+    write_file(&out.path().join(ADAPTER_FILE), &weights, &items, dtype)?;
+    weights.check()?;
+    out.commit()
+}
+
+/// The adapters among the weights of a model.
+struct OnlyAdapters<'a>(Box<dyn Weights + 'a>);
+
+impl Weights for OnlyAdapters<'_> {
+    fn folder(&self) -> &Path {
+        self.0.folder()
+    }
+
+    fn shapes(&self) -> BTreeMap<&str, &[usize]> {
+        self.0.shapes().into_iter().filter(|(name, _)| is_adapter(name)).collect()
+    }
+
+    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()> {
+        self.0.read(name, range, values)
+    }
+}
+
+/// Copies the tokenizer and the files that belong to it into `out`. Returns whether the settings of generation are
+/// among them.
+fn copy_tokenizer(source: &ModelSource, tokens: &TokenIds, out: &Path) -> Result<bool> {
+    let carried = carried_files(source.tokenizer_folder(), tokens)?;
+    for (name, content) in &carried {
+        folder::write(&out.join(name), content)?;
+    }
+    let is_carried = |name: &str| carried.iter().any(|(carried, _)| carried == name);
+    if is_carried(TOKENIZER_FILE) && !is_carried(TOKENIZER_CONFIG_FILE) {
+        let config = format!("{:#}\n", tokenizer_config(source, tokens)?);
+        folder::write(&out.join(TOKENIZER_CONFIG_FILE), config.as_bytes())?;
+    }
+    Ok(is_carried(GENERATION_FILE))
+}
+
+fn items(path: &Path, model: &ModelConfig) -> Result<Vec<Item>> {
     let mut items = Vec::new();
-    for (name, shape) in parameter_shapes(&outline(source.model())?) {
+    for (name, shape) in parameter_shapes(&outline(model)?) {
         let Some(parts) = hugging_face_names(&name, &shape) else {
-            return Err(CheckpointError::Unnamed { path: source.folder().to_owned(), name });
+            return Err(CheckpointError::Unnamed { path: path.to_owned(), name });
         };
         let shape = part_shape(&shape, parts.len()).to_vec();
         let len: usize = shape.iter().product();
@@ -180,7 +241,7 @@ fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<
 
 /// Returns the ids that start and end a text: the folder's, or else the tokenizer's.
 fn tokens_of(source: &ModelSource) -> Result<TokenIds> {
-    let mut tokens = token_ids(source.folder())?;
+    let mut tokens = token_ids(source.tokenizer_folder())?;
     let path = source.tokenizer();
     if path.is_file() {
         let tokenizer = Tokenizer::load(&path)?;

@@ -31,6 +31,7 @@ mod held;
 pub mod hugging_face;
 mod import;
 mod manifest;
+mod merge;
 mod open;
 mod origin;
 mod reader;
@@ -52,7 +53,7 @@ pub use convert::{Verified, convert, verify};
 pub use describe::{describe, shape_line};
 use error::Result;
 pub use error::{CheckpointError, Mismatch};
-pub use export::{ExportDtype, export};
+pub use export::{ExportDtype, export, export_adapters};
 pub use folder::{
     Keep, checkpoint_path, checkpoints_folder, fix_latest, later_than, move_later, removable, step_of,
     surplus, sweep,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Modules, WithLoss};
 use kiln_model::layers::{AnyLayer, Embed, Head, LayerError, Layers};
-use kiln_model::{Key, ModelConfig};
+use kiln_model::{Key, ModelConfig, ops};
 use kiln_shard::layout::parameters_of;
 use kiln_shard::{
     Engine, EngineBuilder, LearningRates, Outcome, ParamGroupLayout, ShardError, ShardOptions, ShardedModule,
@@ -54,6 +54,7 @@ impl ShardedDecoder {
         mut builder: EngineBuilder,
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Self, ShardError> {
+        builder = builder.mark_frozen(ops::without_gradient);
         let all = decoder.layers.len() + 2;
         let tied = decoder.head.lm_head.is_none();
         let embed = builder.fully_shard(EMBED, OUTER_PREFIX, decoder.embed, embed_options(tied))?;

@@ -8,14 +8,15 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use kiln_data::{DataError, Tokenizer};
 use kiln_model::decoder::Decoder;
-use kiln_model::{FULL_ATTENTION, Key, Layers, ModelConfig, MoeConfig, SWIGLU};
+use kiln_model::{FULL_ATTENTION, Key, Layers, LoraConfig, ModelConfig, MoeConfig, SWIGLU};
 use kiln_shard::{Engine, EngineBuilder};
 use kiln_sys::Meter;
 use kiln_sys::files;
 use kiln_sys::output::ProgressLine;
 use serde_json::{Value, json};
 
-use crate::hugging_face::{self, HuggingFaceFolder};
+use crate::hugging_face::{self, AdapterFolder, HuggingFaceFolder};
+use crate::merge::MergedWeights;
 use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AllowMissing, Weights};
 use crate::{Architecture, Checkpoint, CheckpointError, TOKENIZER_FILE, error::Result};
@@ -32,12 +33,17 @@ pub enum ModelSource {
     Checkpoint(Box<Checkpoint>),
     /// A folder in the Hugging Face layout.
     HuggingFace(Box<HuggingFaceFolder>),
+    /// A folder with adapters in PEFT's layout, and the model that they adapt.
+    Adapters(Box<AdapterFolder>),
 }
 
 impl ModelSource {
     /// Opens a checkpoint, the newest checkpoint of a run folder, or a folder in the Hugging Face layout. Before
     /// computing with the weights, call [`ModelSource::require_layers`].
     pub fn open(path: &Path) -> Result<Self> {
+        if AdapterFolder::is_one(path) {
+            return Ok(ModelSource::Adapters(Box::new(AdapterFolder::open(path)?)));
+        }
         if HuggingFaceFolder::is_one(path) {
             return Ok(ModelSource::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
         }
@@ -61,6 +67,7 @@ impl ModelSource {
         self.refuse(match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.manifest().architecture.objection(here),
             ModelSource::HuggingFace(_) => Architecture::decoder().objection(here),
+            ModelSource::Adapters(adapters) => return adapters.base().require_architecture(here),
         })
     }
 
@@ -74,6 +81,7 @@ impl ModelSource {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.folder(),
             ModelSource::HuggingFace(folder) => folder.folder(),
+            ModelSource::Adapters(adapters) => adapters.folder(),
         }
     }
 
@@ -82,6 +90,7 @@ impl ModelSource {
         match self {
             ModelSource::Checkpoint(checkpoint) => &checkpoint.state().model,
             ModelSource::HuggingFace(folder) => folder.model(),
+            ModelSource::Adapters(adapters) => adapters.model(),
         }
     }
 
@@ -103,9 +112,20 @@ impl ModelSource {
         model
     }
 
+    /// Returns the folder of the tokenizer and its settings: the model's or, if adapters come without a tokenizer, that
+    /// of the model that they adapt.
+    pub fn tokenizer_folder(&self) -> &Path {
+        match self {
+            ModelSource::Adapters(adapters) if !adapters.folder().join(TOKENIZER_FILE).exists() => {
+                adapters.base().tokenizer_folder()
+            }
+            source => source.folder(),
+        }
+    }
+
     /// Returns the path of the tokenizer file, which may not exist.
     pub fn tokenizer(&self) -> PathBuf {
-        self.folder().join(TOKENIZER_FILE)
+        self.tokenizer_folder().join(TOKENIZER_FILE)
     }
 
     /// Returns the longest sequence, in tokens, that the model supports.
@@ -113,6 +133,7 @@ impl ModelSource {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.context_length(),
             ModelSource::HuggingFace(folder) => folder.context_length(),
+            ModelSource::Adapters(adapters) => adapters.base().context_length(),
         }
     }
 
@@ -121,6 +142,7 @@ impl ModelSource {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.given_context(),
             ModelSource::HuggingFace(folder) => Some(folder.context_length()),
+            ModelSource::Adapters(adapters) => adapters.base().given_context(),
         }
     }
 
@@ -141,12 +163,13 @@ impl ModelSource {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.state().data_sha256.as_deref(),
             ModelSource::HuggingFace(_) => None,
+            ModelSource::Adapters(adapters) => adapters.base().data_sha256(),
         }
     }
 
     /// Returns the end-of-text ids that the folder specifies, in addition to the tokenizer's own.
     pub fn end_ids(&self) -> Result<Vec<u32>> {
-        Ok(hugging_face::token_ids(self.folder())?.end)
+        Ok(hugging_face::token_ids(self.tokenizer_folder())?.end)
     }
 
     /// Returns the weights, for reading in parts.
@@ -154,6 +177,28 @@ impl ModelSource {
         match self {
             ModelSource::Checkpoint(checkpoint) => Box::new(checkpoint.reader()),
             ModelSource::HuggingFace(folder) => Box::new(HuggingFaceFolder::clone(folder)),
+            ModelSource::Adapters(adapters) => Box::new(adapters.weights()),
+        }
+    }
+
+    /// Returns the path of the model that the adapters of this model change, as this model names it.
+    pub(crate) fn base(&self) -> Option<String> {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => {
+                let from = checkpoint.manifest().config.as_ref()?.get("init")?.get("from")?;
+                from.as_str().map(str::to_owned)
+            }
+            ModelSource::HuggingFace(_) => None,
+            ModelSource::Adapters(adapters) => Some(adapters.base().folder().display().to_string()),
+        }
+    }
+
+    /// Returns the model and its weights with the adapters merged in, for reading in parts.
+    pub(crate) fn merged(&self) -> (ModelConfig, Box<dyn Weights + '_>) {
+        let mut model = self.model().clone();
+        match model.lora.take() {
+            Some(lora) => (model, Box::new(MergedWeights::new(self.weights(), lora.scale()))),
+            None => (model, self.weights()),
         }
     }
 
@@ -163,12 +208,26 @@ impl ModelSource {
             ModelSource::Checkpoint(checkpoint) => checkpoint.check_weights_are_there(layers),
             // Opening the folder has already checked this.
             ModelSource::HuggingFace(_) => Ok(()),
+            ModelSource::Adapters(adapters) => adapters.base().check_weights_are_there(layers),
         }
     }
 
     /// Fails if the saved model has a different shape from `model`, even if the weights would fit, as with another
     /// number of heads. If weights may be missing, keys that only add weights are not compared.
     pub fn check_model(&self, model: &ModelConfig, allow_missing: &AllowMissing) -> Result<()> {
+        let model = &match (&self.model().lora, &model.lora) {
+            (Some(_), None) => {
+                return Err(CheckpointError::UnusedAdapters { path: self.folder().to_owned() });
+            }
+            // The run adds adapters.
+            (None, Some(_)) => ModelConfig { lora: None, ..model.clone() },
+            // The names of the adapters tell whether the targets are the same, and each run may choose its dropout.
+            (Some(saved), Some(here)) => {
+                let LoraConfig { rank, alpha, .. } = *here;
+                ModelConfig { lora: Some(LoraConfig { rank, alpha, ..saved.clone() }), ..model.clone() }
+            }
+            (None, None) => model.clone(),
+        };
         let differences = match allow_missing.is_empty() {
             true => differences(self.model(), model),
             false => differences(self.model(), &without_added_weights(self.model(), model)),
@@ -178,7 +237,7 @@ impl ModelSource {
         }
         let instead = match self {
             ModelSource::Checkpoint(_) => "use another checkpoint",
-            ModelSource::HuggingFace(_) => "start from another model",
+            ModelSource::HuggingFace(_) | ModelSource::Adapters(_) => "start from another model",
         };
         Err(CheckpointError::OtherModel { path: self.folder().to_owned(), differences, instead })
     }
@@ -194,11 +253,11 @@ impl ModelSource {
                 let _line = line(reader.meter());
                 reader.load_weights(engine, allow_missing)
             }
-            ModelSource::HuggingFace(folder) => {
-                let meter = Arc::new(Meter::default());
+            ModelSource::HuggingFace(_) | ModelSource::Adapters(_) => {
+                let (weights, meter) = (self.weights(), Arc::new(Meter::default()));
                 let _line = line(meter.clone());
-                let absent = weights::compare(engine, folder.as_ref(), allow_missing)?;
-                weights::load(engine, folder.as_ref(), &absent, &meter)?.check(folder.folder(), false)?;
+                let absent = weights::compare(engine, &*weights, allow_missing)?;
+                weights::load(engine, &*weights, &absent, &meter)?.check(self.folder(), false)?;
                 Ok(absent)
             }
         }
@@ -210,7 +269,7 @@ impl ModelSource {
         let path = self.tokenizer();
         let damaged = |problem: String| match self {
             ModelSource::Checkpoint(_) => CheckpointError::damaged(&path, problem),
-            ModelSource::HuggingFace(_) => DataError::TokenizerFile { path: path.clone(), problem }.into(),
+            _ => DataError::TokenizerFile { path: path.clone(), problem }.into(),
         };
         if let Err(error) = files::open(&path)
             && error.kind() == ErrorKind::InvalidInput

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use globset::{Glob, GlobSet, GlobSetBuilder};
+use kiln_model::layers::is_adapter;
 use kiln_shard::{Engine, StateKind};
 use kiln_sys::Meter;
 
@@ -65,6 +66,8 @@ pub(crate) fn compare(
     allow_missing: &AllowMissing,
 ) -> Result<BTreeSet<String>> {
     let mut saved = weights.shapes();
+    // A model without adapters gets new ones.
+    let adapters_are_new = !saved.keys().any(|name| is_adapter(name));
     let (mut absent, mut mismatch) = (BTreeSet::new(), Mismatch::default());
     for (_, parameter) in engine.layout().parameters() {
         let name = &parameter.name;
@@ -74,7 +77,7 @@ pub(crate) fn compare(
                 mismatch.misshapen.push(shapes);
             }
             Some(_) => {}
-            None if allow_missing.allows(name) => {
+            None if allow_missing.allows(name) || (adapters_are_new && is_adapter(name)) => {
                 absent.insert(name.clone());
             }
             None => mismatch.missing.push(name.clone()),

@@ -47,7 +47,7 @@ impl ConfigArgs {
                     config = apply(&mut set, argument)?;
                 }
                 config.validate()?;
-                if let Ok(model) = config.model.resolve(None) {
+                if let Ok(model) = config.resolve_model(None, None) {
                     let ModelSection { preset, context_length, .. } = config.model;
                     config.model =
                         ModelSection { preset, context_length, ..ModelSection::from_model(&model) };

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::forms;
 use super::{ByteSize, Choice, EventFolder, ModelSection, OptimSection};
 use kiln_checkpoint::Format;
+use kiln_model::LoraConfig;
 
 /// The configuration of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,6 +28,9 @@ pub struct Config {
     pub train: TrainSection,
     /// The initial weights.
     pub init: InitSection,
+    /// Low-rank adapters, which are trained instead of the weights of `init.from`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
     /// The loss that training minimises.
     #[serde(skip_serializing_if = "LossSection::is_default")]
     pub loss: LossSection,

@@ -13,11 +13,20 @@ pub struct Frozen {
 }
 
 impl Frozen {
+    /// Returns all parameters except adapters.
+    pub(super) fn except_adapters() -> Self {
+        let adapters = glob(ADAPTERS).and_then(|glob| GlobSet::builder().add(glob).build());
+        Frozen { named: adapters.unwrap_or_default(), is_inverted: true }
+    }
+
     /// Returns whether the parameter `name` is frozen.
     pub fn contains(&self, name: &str) -> bool {
         self.named.is_match(name) != self.is_inverted
     }
 }
+
+/// Names of the parameters of adapters.
+const ADAPTERS: &str = "*.lora.?";
 
 /// Number of names that an error suggests.
 const SUGGESTIONS: usize = 3;

@@ -6,12 +6,14 @@ use std::iter;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use kiln_model::ModelConfig;
 use kiln_shard::Mesh;
 
 use crate::device::{DeviceError, cores, cores_of_machine};
 use kiln_data::VOCABULARY_MINIMUM;
 use kiln_launch::place::{MAX_RANKS, MAX_RANKS_PER_NODE};
 
+use super::trained::Frozen;
 use super::{
     Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, EventFolder, LrSchedule,
     MUON, MuonSection, OptimSection, Precision,
@@ -60,12 +62,13 @@ impl Config {
         self.check_ranges(&mut problems);
         self.check_batch(&mut problems);
         self.train.check_patterns(&mut problems);
+        self.check_lora(&mut problems);
         self.check_places(&mut problems);
         self.check_device(&mut problems);
         self.check_precision(&mut problems);
         self.check_mpi(&mut problems);
         // No other size has to divide the vocabulary size, so a placeholder serves.
-        match self.model.resolve(Some(self.data.vocab_size.max(1))) {
+        match self.resolve_model(None, Some(self.data.vocab_size.max(1))) {
             Err(_) if self.init_from().is_some() => {}
             Ok(model) => {
                 if let Err(error) = model.validate() {
@@ -87,10 +90,46 @@ impl Config {
         Some(self.init.from.as_path()).filter(|path| !path.as_os_str().is_empty())
     }
 
+    /// Returns the model: unset keys come from `weights`, the model of the initial weights, and the vocabulary is that of
+    /// `weights`, or else `vocab_size`.
+    ///
+    /// # Errors
+    ///
+    /// The name of the missing or unknown key.
+    pub fn resolve_model(
+        &self,
+        weights: Option<&ModelConfig>,
+        vocab_size: Option<usize>,
+    ) -> Result<ModelConfig, String> {
+        let model = self.model.resolve_from(weights, vocab_size)?;
+        Ok(ModelConfig { lora: self.lora.clone(), ..model })
+    }
+
+    /// Returns the parameters that are not trained: those that `[train]` freezes or, with adapters, all others.
+    pub fn frozen_parameters(&self) -> Frozen {
+        match &self.lora {
+            Some(_) => Frozen::except_adapters(),
+            None => self.train.frozen(),
+        }
+    }
+
     /// Returns a predicate for the names of frozen parameters.
     pub fn frozen(&self) -> impl Fn(&str) -> bool + Send + Sync + 'static + use<> {
-        let frozen = self.train.frozen();
+        let frozen = self.frozen_parameters();
         move |name| frozen.contains(name)
+    }
+
+    fn check_lora(&self, problems: &mut Vec<String>) {
+        if self.lora.is_none() {
+            return;
+        }
+        if self.init_from().is_none() {
+            problems.push("[lora] adapts a trained model: name its folder in init.from".to_owned());
+        }
+        if self.train.freezes() {
+            let keys = "train.freeze and train.train_only";
+            problems.push(format!("[lora] trains the adapters and freezes all other weights: remove {keys}"));
+        }
     }
 
     fn check_optimizer(&self, problems: &mut Vec<String>) {

@@ -309,11 +309,13 @@ impl Groups {
         }
     }
 
-    /// Leaves a module in forward. With `tape`, frozen weights stay gathered for backward.
+    /// Leaves a module in forward. With `tape`, constants stay gathered for backward.
     pub(super) fn leave_forward(&mut self, module: usize, tape: bool) {
         for at in self.modules[module].clone() {
             let group = &self.groups[at];
-            let stays = tape && group.options.unshard_in_backward && !group.trainable;
+            let ShardOptions { reshard_after_forward, unshard_in_backward, .. } = group.options;
+            let is_on_tape = group.trainable || (reshard_after_forward && unshard_in_backward);
+            let stays = tape && unshard_in_backward && !is_on_tape;
             if self.reshards(group) && !stays {
                 self.reshard(at);
             }

@@ -116,7 +116,7 @@ impl<'a> RankShape<'a> {
             policy: config.policy(),
             mesh,
             gathers,
-            frozen: config.train.frozen(),
+            frozen: config.frozen_parameters(),
             micro_batch,
             micro_batches: (config.train.global_batch / ranks / micro_batch).max(1),
             seq_len: config.data.seq_len,
@@ -156,9 +156,7 @@ impl<'a> RankShape<'a> {
             modules.iter().map(|(groups, _)| groups.iter().any(|group| group.layout.trainable)).collect();
         let groups = Rc::new(RefCell::new(groups));
         let undescribed = RefCell::default();
-        let has_frozen =
-            modules.iter().map(|(groups, _)| groups.iter().any(|group| !group.layout.trainable)).collect();
-        let pass = Pass { shape: self, ledger: ledger.clone(), groups, trained, has_frozen, undescribed };
+        let pass = Pass { shape: self, ledger: ledger.clone(), groups, trained, undescribed };
         // The first micro-batch, the middle ones and the last differ in the state that exists and, unless each is
         // reduced, in their reductions. One middle micro-batch stands for all.
         let (passes, mut middle) = (self.micro_batches, (0.0, 0.0, Vec::new()));
@@ -237,8 +235,6 @@ struct Pass<'a> {
     groups: Rc<RefCell<Groups>>,
     /// One flag per module: true if any of its parameters is trained.
     trained: Vec<bool>,
-    /// One flag per module: true if any of its parameters is frozen.
-    has_frozen: Vec<bool>,
     /// Type names of layers that do not describe their memory.
     undescribed: RefCell<BTreeSet<&'static str>>,
 }
@@ -359,7 +355,8 @@ impl<'a> Pass<'a> {
     fn block(&self, tape: &MetaTape<'a>, index: usize, x: MetaTensor, goes_on: bool) -> MetaTensor {
         let module = index + 1;
         let layer = &self.shape.decoder.layers[index];
-        tape.set_trained(self.trained[module]);
+        // With adapters, a layer's own weights are not trained.
+        tape.set_trained(self.trained[module] && self.shape.model.lora.is_none());
         if !goes_on && !self.trained[module] {
             self.groups.borrow_mut().read_in_forward(module);
             let y = tape.checkpoint(x, move |tape, x, _| layer.meta_forward(x, tape));
@@ -374,8 +371,7 @@ impl<'a> Pass<'a> {
         let y = match again {
             false => {
                 self.groups.borrow_mut().read_in_forward(module);
-                // burn repeats no operation with a constant operand, such as a norm with a frozen weight.
-                tape.set_selective(recompute == Recompute::Selective && !self.has_frozen[module]);
+                tape.set_selective(recompute == Recompute::Selective);
                 let y = tape.block_output(self.compute(flops, || layer.meta_forward(x, tape)));
                 tape.set_selective(false);
                 self.groups.borrow_mut().leave_forward(module, true);
@@ -399,7 +395,8 @@ impl<'a> Pass<'a> {
                 })
             }
         };
-        let (groups, trained) = (self.groups.clone(), self.trained[module]);
+        let groups = self.groups.clone();
+        let trained = self.trained[module] && self.shape.model.lora.is_none();
         tape.on_backward(move |tape| {
             tape.ledger().enter(format!("backward of layers.{index}"));
             tape.set_trained(trained);

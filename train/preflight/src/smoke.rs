@@ -165,7 +165,7 @@ mod tests {
                 let mut config: Config = toml::from_str(&text).expect("a configuration");
                 shrink.shrink(&mut config);
                 config.validate().expect("it fits together");
-                let model = config.model.resolve(Some(100)).expect("a model");
+                let model = config.resolve_model(None, Some(100)).expect("a model");
                 model.validate().expect("it fits together");
                 assert_eq!(model.d_model == HEADS * HEAD_DIM, shrink == Smoke::Width, "{preset}");
             }

@@ -86,7 +86,7 @@ pub fn checked(config: &mut Config) -> Result<ModelConfig, TrainError> {
         config.data.path = "unused".into();
     }
     config.validate_threads()?;
-    config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)
+    config.resolve_model(None, Some(config.data.vocab_size)).map_err(TrainError::usage)
 }
 
 pub fn counted(timed: usize, warmup: usize) -> Result<Steps, TrainError> {

@@ -118,6 +118,7 @@ impl FolderConfig {
             feed_forward: if moe.is_some() { MOE.to_owned() } else { SWIGLU.to_owned() },
             moe,
             extra: Default::default(),
+            lora: None,
             window,
             window_pattern,
             attention_bias: match family {

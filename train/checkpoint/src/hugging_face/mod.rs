@@ -1,6 +1,7 @@
 //! Models in the Hugging Face layout: reading them in place, and downloading them. Only safetensors files are read,
 //! because pickled weights can run code when they are opened.
 
+pub(crate) mod adapter;
 pub(crate) mod config;
 pub(crate) mod folder;
 mod hub;
@@ -17,6 +18,7 @@ use crate::error::Result;
 use crate::write::INDEX_FILE;
 use crate::{CheckpointError, TOKENIZER_FILE};
 
+pub use adapter::AdapterFolder;
 pub use config::{FolderConfig, has_architecture};
 pub use folder::HuggingFaceFolder;
 pub use hub::download;

@@ -71,6 +71,19 @@ fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
     })
 }
 
+/// Returns the name in PEFT's layout of the parameter `kiln` of an adapter.
+pub(crate) fn adapter_name(kiln: &str) -> Option<HuggingFaceName> {
+    let (map, part) = kiln.rsplit_once(".lora.")?;
+    let part = match part {
+        "a" => "lora_A",
+        "b" => "lora_B",
+        _ => return None,
+    };
+    let map = hugging_face_name(&format!("{map}.weight"))?.name;
+    let map = map.strip_suffix(".weight")?;
+    Some(HuggingFaceName { name: format!("base_model.model.{map}.{part}.weight"), transposed: true })
+}
+
 /// Reports whether the tensor `name` is a table that can be computed, found in older files, instead of a weight.
 pub(super) fn is_buffer(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq")

@@ -31,7 +31,7 @@ pub struct DeviceRequest {
 impl DeviceRequest {
     /// Returns what training as `config` describes it needs from its device.
     pub fn for_run(config: &Config, layers: &Layers) -> Self {
-        let parameters = config.model.resolve(Some(config.data.vocab_size));
+        let parameters = config.resolve_model(None, Some(config.data.vocab_size));
         let parameters = parameters.ok().and_then(|model| Decoder::count_parameters(layers, &model).ok());
         let parameters = parameters.unwrap_or_default();
         let ranks = config.train.ranks.max(1);
@@ -166,7 +166,7 @@ mod tests {
         let frozen = request(&format!("{text}\nfreeze = ['layers.']"));
         assert!((frozen.bytes(false) * 3).abs_diff(whole) < 64);
         let config: Config = toml::from_str(text).expect("a configuration");
-        let model = config.model.resolve(Some(config.data.vocab_size)).expect("a model");
+        let model = config.resolve_model(None, Some(config.data.vocab_size)).expect("a model");
         let parameters = Decoder::count_parameters(&Layers::default(), &model).expect("built-in layers");
         let read = |strategy| DeviceRequest::for_weights(Backend::Auto, parameters, 4, strategy, None);
         assert!((read(Strategy::NoShard).bytes(true) * 3).abs_diff(whole) < 64);

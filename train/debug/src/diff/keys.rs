@@ -55,6 +55,7 @@ const EFFECTS: &[(&str, Effect)] = &[
     // Limits the length of generated texts and is not used in training.
     ("model.context_length", Effect::Neither),
     ("model.", Effect::Numbers(StepPhase::Start)),
+    ("lora.", Effect::Numbers(StepPhase::Start)),
     ("data.", Effect::Numbers(StepPhase::Data)),
     ("train.seed", Effect::Numbers(StepPhase::Start)),
     ("train.global_batch", Effect::Numbers(StepPhase::Data)),
@@ -121,7 +122,7 @@ pub fn differences(a: &Config, b: &Config) -> Vec<KeyDifference> {
 fn values_of(config: &Config, vocab_size: Option<usize>) -> BTreeMap<String, Value> {
     let mut config = config.clone();
     // Without a vocabulary size, any value serves to expand the shape.
-    if let Ok(model) = config.model.resolve(vocab_size.or(Some(config.data.vocab_size))) {
+    if let Ok(model) = config.resolve_model(None, vocab_size.or(Some(config.data.vocab_size))) {
         let context_length = config.model.context_length;
         config.model = ModelSection { vocab_size, context_length, ..ModelSection::from_model(&model) };
     }

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::DiffError;
-use kiln_checkpoint::hugging_face::HuggingFaceFolder;
+use kiln_checkpoint::hugging_face::{AdapterFolder, HuggingFaceFolder};
 use kiln_checkpoint::{self as checkpoint, Checkpoint, MANIFEST_FILE};
 use kiln_train::run::HASHES_FILE;
 
@@ -118,7 +118,9 @@ fn kind_of(path: &Path) -> Option<SubjectKind> {
     match () {
         () if has("data.json") => Some(SubjectKind::Data),
         () if has(MANIFEST_FILE) => Some(SubjectKind::Checkpoint),
-        () if HuggingFaceFolder::is_one(path) => Some(SubjectKind::HuggingFace),
+        () if HuggingFaceFolder::is_one(path) || AdapterFolder::is_one(path) => {
+            Some(SubjectKind::HuggingFace)
+        }
         () if has("config.toml") || has("metrics.jsonl") || has(HASHES_FILE) => Some(SubjectKind::Run),
         () => Checkpoint::find(path).is_ok().then_some(SubjectKind::Checkpoint),
     }

@@ -116,7 +116,7 @@ pub fn models(a: &Path, b: &Path, expected: Expected) -> Result<ComparedValues> 
     let mut judge = Judge::new(expected);
     let step = |source: &ModelSource| match source {
         ModelSource::Checkpoint(checkpoint) => Some(checkpoint.state().step),
-        ModelSource::HuggingFace(_) => None,
+        ModelSource::HuggingFace(_) | ModelSource::Adapters(_) => None,
     };
     let [step_a, step_b] = sources.each_ref().map(step);
     let step = step_a.filter(|_| step_a == step_b);

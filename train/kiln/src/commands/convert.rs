@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::error::{CommandError, Result};
 use kiln_checkpoint::hugging_face::{self, HuggingFaceFolder};
 use kiln_checkpoint::source::ModelSource;
-use kiln_checkpoint::{self as checkpoint, Checkpoint, ExportDtype, Format};
+use kiln_checkpoint::{self as checkpoint, Checkpoint, CheckpointError, ExportDtype, Format};
 use kiln_config::{Config, DataSection, ModelSection};
 use kiln_train::metrics::print_line;
 use kiln_train::process::Meter;
@@ -88,6 +88,9 @@ pub struct ExportArgs {
     /// Data type of the weights.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: ExportDtype,
+    /// Merge the adapters of a LoRA run into the weights. Otherwise, the adapters alone are written, in PEFT's layout.
+    #[arg(long)]
+    merge: bool,
     /// Maximum size of a weight file.
     #[arg(long, default_value_t = 5.0, value_name = "GB", allow_negative_numbers = true)]
     max_shard_gb: f64,
@@ -96,7 +99,7 @@ pub struct ExportArgs {
 impl ExportArgs {
     /// Exports the checkpoint, and prints the folder.
     pub fn run(self) -> Result<()> {
-        let ExportArgs { checkpoint, out, dtype, max_shard_gb } = self;
+        let ExportArgs { checkpoint, out, dtype, merge, max_shard_gb } = self;
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
             return Err(CommandError::usage(problem));
@@ -105,7 +108,14 @@ impl ExportArgs {
         let max_shard_bytes = (max_shard_gb * GB) as usize;
         // Works without the program's layers: below, the export fails if the format cannot express the model.
         let source = ModelSource::open(&checkpoint)?;
-        counted("exporting", |meter| checkpoint::export(&source, &out, dtype, max_shard_bytes, meter))?;
+        let has_adapters = source.model().lora.is_some();
+        if merge && !has_adapters {
+            return Err(CheckpointError::NoAdapters { path: source.folder().to_owned() }.into());
+        }
+        counted("exporting", |meter| match has_adapters && !merge {
+            true => checkpoint::export_adapters(&source, &out, dtype, meter),
+            false => checkpoint::export(&source, &out, dtype, max_shard_bytes, meter),
+        })?;
         print_line(&format!("exported to {}", out.display()));
         Ok(())
     }

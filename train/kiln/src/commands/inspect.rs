@@ -68,6 +68,7 @@ impl InspectArgs {
                 folder.folder().display()
             )),
             ModelSource::HuggingFace(folder) => Ok(folder.describe()),
+            ModelSource::Adapters(adapters) => Ok(adapters.describe()),
         }
     }
 }

@@ -59,7 +59,7 @@ fn presets_have_their_sizes() {
         assert_eq!(config.model.preset.as_deref(), Some(name));
         assert_eq!(config.model.vocab_size, Some(vocab_size));
         // The file determines the vocabulary, not the data.
-        let model = config.model.resolve(Some(77)).expect("a model");
+        let model = config.resolve_model(None, Some(77)).expect("a model");
         assert_eq!(Some(&model), ModelConfig::preset(name).as_ref(), "{name}");
         assert_eq!(decoder(&model).num_params(), parameters, "{name}");
         assert_eq!((config.data.seq_len, config.shard.recompute), (seq_len, recompute), "{name}");
@@ -92,7 +92,7 @@ fn presets_go_by_the_device() {
         assert_eq!((config.micro_batch(), config.precision.compute()), (on_gpu, precision), "{name}");
         config.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
 
-        let model = config.model.resolve(None).expect("a model");
+        let model = config.resolve_model(None, None).expect("a model");
         let needed = |config: &Config| {
             let (decoder, optimizer) = (decoder(&model), Optimizer::default());
             let shape = RankShape::from_config(config, &model, &decoder, &optimizer, Gathers::Pooled, false);

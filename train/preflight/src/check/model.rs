@@ -115,7 +115,7 @@ fn model_before_data(
     vocab_size: usize,
 ) -> Result<ModelConfig> {
     let weights = source.map(|source| source.model_of(layers));
-    let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
+    let model = config.resolve_model(weights.as_ref(), Some(vocab_size));
     Ok(model.map_err(kiln_config::ConfigError::invalid)?)
 }
 

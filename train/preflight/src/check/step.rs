@@ -61,7 +61,7 @@ pub(super) fn reduced(parts: &Trained) -> Result<Reduced> {
     config.init.from = PathBuf::new();
     let narrow = elements(&parts.shapes) > WHOLE;
     (if narrow { Smoke::Width } else { Smoke::Batch }).shrink(&mut config);
-    let model = config.model.resolve(None).map_err(ConfigError::invalid)?;
+    let model = config.resolve_model(None, None).map_err(ConfigError::invalid)?;
     Ok(Reduced { config, model, narrow })
 }
 

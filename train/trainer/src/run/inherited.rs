@@ -42,7 +42,7 @@ impl Inherited {
         let mut files = vec![("tokenizer.json".to_owned(), tokenizer.clone())];
         let source_of_files = source.filter(|_| other_tokenizer.is_none());
         let mut ids = match source_of_files {
-            Some(source) => hugging_face::token_ids(source.folder())?,
+            Some(source) => hugging_face::token_ids(source.tokenizer_folder())?,
             None => TokenIds::default(),
         };
         let end = data.end_of_text;
@@ -58,7 +58,7 @@ impl Inherited {
         }
         match source_of_files {
             Some(source) => {
-                let carried = hugging_face::carried_files(source.folder(), &ids)?;
+                let carried = hugging_face::carried_files(source.tokenizer_folder(), &ids)?;
                 files.extend(carried.into_iter().filter(|(name, _)| name != "tokenizer.json"));
             }
             None if !is_known => files.push(hugging_face::generation_file(&ids)),

@@ -303,7 +303,7 @@ impl Draft {
         let weights = source.as_ref().map(|source| source.model_of(layers));
         // Checked before long work on data: the smallest vocabulary decides, and suggestions assume the expected one.
         let known = |vocab_size| {
-            let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
+            let model = config.resolve_model(weights.as_ref(), Some(vocab_size));
             model.ok().filter(|model| model.validate().is_ok())
         };
         let place = options.place.as_ref();
@@ -418,7 +418,7 @@ impl PlanMessage {
         let config: Config = toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         device.check_precision(config.precision.compute())?;
         // The model is complete in this configuration, so that every rank reads the same values.
-        let model = config.model.resolve(None).map_err(unreadable)?;
+        let model = config.resolve_model(None, None).map_err(unreadable)?;
         let tokenizer: Arc<[u8]> = data::read_tokenizer_of(&config.data.path)?.into();
         let out = folder::resolve(self.out.path());
         let lock = Lock::share(&out)?;

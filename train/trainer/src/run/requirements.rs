@@ -15,7 +15,18 @@ use kiln_sys::files;
 
 /// Fails unless all parameters named in `config` exist in `decoder`.
 pub fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
-    config.train.check_trained(&parameter_names(decoder))?;
+    let names = parameter_names(decoder);
+    config.train.check_trained(&names)?;
+    let adapted = names.iter().filter_map(|name| name.strip_suffix(".lora.a"));
+    if let Some(lora) = &config.lora
+        && let Some(target) = lora.unused_target(adapted)
+    {
+        let problem = format!(
+            "lora.targets: \"{target}\" selects no map that can have an adapter; maps are named like \"q_proj\" and \
+             \"layers.0.attention.q_proj\""
+        );
+        return Err(ConfigError::invalid(problem).into());
+    }
     Ok(check_groups(&config.optim.groups, &parameter_shapes(decoder))?)
 }
 
@@ -94,7 +105,7 @@ pub fn model_of_run(config: &Config, layers: &Layers) -> Result<ModelConfig> {
     } else {
         let weights = source.as_ref().map(|source| source.model_of(layers));
         let vocab_size = Some(config.data.vocab_size);
-        config.model.resolve_from(weights.as_ref(), vocab_size).map_err(TrainError::usage)
+        config.resolve_model(weights.as_ref(), vocab_size).map_err(TrainError::usage)
     };
     // If the section is incomplete without the weights, report why the weights could not be opened.
     model.map_err(|error| unopened.map_or(error, TrainError::from))
@@ -114,7 +125,7 @@ pub fn resolve_model(
     let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &path)?;
     let tokens = data.vocab_size.max(tokenizer.vocab_size());
     let weights = source.map(|source| source.model_of(layers));
-    let model = config.model.resolve_from(weights.as_ref(), Some(tokens)).map_err(invalid)?;
+    let model = config.resolve_model(weights.as_ref(), Some(tokens)).map_err(invalid)?;
     model.validate().map_err(|error| invalid(error.to_string()))?;
     if tokens > model.vocab_size {
         let (data, known) = (config.data.path.display(), model.vocab_size);

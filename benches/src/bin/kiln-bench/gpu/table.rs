@@ -283,7 +283,7 @@ mod tests {
     fn pair(name: &str, seconds: f64, reserved: u64, peer: serde_json::Value) -> StepPair {
         let mut config = Config::default();
         config.model.preset = Some("10m".to_owned());
-        let model = config.model.resolve(Some(4096)).expect("a model");
+        let model = config.resolve_model(None, Some(4096)).expect("a model");
         let measured = Measured {
             steps: vec![seconds; 3],
             updates: vec![0.1; 3],

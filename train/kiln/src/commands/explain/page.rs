@@ -308,7 +308,10 @@ fn checkpoint(error: &CheckpointError) -> Option<Page> {
         CheckpointError::NoneUsable { .. } | CheckpointError::Damaged { .. } => Page::CheckpointDamaged,
         CheckpointError::DamagedButEarlier { source, .. } => return checkpoint(source),
         CheckpointError::Io { source, .. } => io(source),
-        CheckpointError::OtherModel { .. } | CheckpointError::Names { .. } => Page::CheckpointMismatch,
+        CheckpointError::OtherModel { .. }
+        | CheckpointError::Names { .. }
+        | CheckpointError::UnusedAdapters { .. } => Page::CheckpointMismatch,
+        CheckpointError::NoAdapters { .. } => Page::ModelUnsupported,
         CheckpointError::OtherArchitecture { .. } => Page::PartUnknown,
         CheckpointError::Layer(error) => return layer(error),
         CheckpointError::OtherOptimizer { .. } | CheckpointError::Slots { .. } => Page::OptimizerMismatch,
@@ -329,7 +332,9 @@ fn checkpoint(error: &CheckpointError) -> Option<Page> {
         | CheckpointError::Key { .. }
         | CheckpointError::Shape { .. }
         | CheckpointError::DamagedWeights { .. }
-        | CheckpointError::Tensors { .. } => Page::ModelDamaged,
+        | CheckpointError::Tensors { .. }
+        | CheckpointError::Adapters { .. }
+        | CheckpointError::BaseModel { .. } => Page::ModelDamaged,
         CheckpointError::NoHub { .. } => Page::NotBuilt,
         CheckpointError::RepoName { .. } | CheckpointError::Download { .. } => Page::DownloadFailed,
         CheckpointError::Data(error) => return data(error),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
+use kiln_model::layers::is_adapter;
 use kiln_observe::run::Sample;
 use kiln_observe::tensorboard::{TensorBoard, TensorBoardOptions};
 use kiln_shard::{Engine, EngineBuilder, Recompute};
@@ -156,7 +157,10 @@ impl<'a> Trainer<'a> {
             .freeze(config.frozen());
         let allow_missing = plan.allow_missing.clone();
         let is_loaded = plan.source.is_some();
-        let builder = builder.load_later(move |name| is_loaded && !allow_missing.allows(name));
+        let has_adapters = plan.source.as_ref().is_some_and(|source| source.model().lora.is_some());
+        let builder = builder.load_later(move |name| {
+            is_loaded && !allow_missing.allows(name) && (has_adapters || !is_adapter(name))
+        });
         let decoder = Decoder::new(plan.registry.layers(), model, plan.key().fork("init"), &device)?;
         // Computed from the unsharded decoder: a sharded one has only placeholders.
         let flops_per_token = decoder.flops_per_token(config.data.seq_len);
@@ -209,6 +213,8 @@ impl<'a> Trainer<'a> {
             }
             absent = start.time("load", || source.load_weights(model.engine(), &plan.allow_missing))?;
         }
+        // Adapters of a model without are always new.
+        absent.retain(|name| !is_adapter(name));
         if rank == 0 && !absent.is_empty() {
             let names: Vec<_> = absent.into_iter().collect();
             print_line(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
