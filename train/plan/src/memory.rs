@@ -284,7 +284,10 @@ impl<'a> Pass<'a> {
 
         self.ledger.enter("forward of the embedding");
         tape.set_trained(self.trained[0]);
-        self.on_leave(&tape, 0, 0.0);
+        // Backward does not reach a frozen embedding.
+        if self.trained[0] {
+            self.on_leave(&tape, 0, 0.0);
+        }
         self.groups.borrow_mut().read_in_forward(0);
         let mut x = self.compute(0.0, || decoder.embed.meta_forward(&tape));
         self.groups.borrow_mut().leave_forward(0, true);
@@ -342,7 +345,7 @@ impl<'a> Pass<'a> {
 
     /// With tied embeddings, adds the gradient of the embedding's use in the head as soon as it is computed.
     fn on_tied_gradient(&self, tape: &MetaTape<'a>) {
-        if self.shape.decoder.head.lm_head.is_none() {
+        if self.shape.decoder.head.lm_head.is_none() && self.trained[0] {
             let groups = self.groups.clone();
             tape.on_backward(move |tape| {
                 let written = tape.take_weight_gradients();

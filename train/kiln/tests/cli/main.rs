@@ -42,6 +42,7 @@
 //! - `cached_layers`: custom layers with a state or a latent in the cache of `generate`;
 //! - `extension`: a layer defined outside the crates, trained under every strategy.
 
+mod adapters;
 mod bad_checkpoint;
 mod bad_command;
 mod bad_config;

@@ -12,7 +12,7 @@ use kiln::sharded::ShardedDecoder;
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::{Context, Layer, LayerInit, Linear};
 use kiln_model::meta::{MetaTape, MetaTensor};
-use kiln_model::{Key, Layers, MOE, ModelConfig, MoeConfig, PARALLEL_RESIDUAL};
+use kiln_model::{Key, Layers, LoraConfig, MOE, ModelConfig, MoeConfig, PARALLEL_RESIDUAL};
 use kiln_shard::memory;
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{
@@ -107,6 +107,12 @@ impl Case {
         self
     }
 
+    fn lora(mut self, lora: LoraConfig) -> Self {
+        (self.model.lora, self.config.lora) = (Some(lora.clone()), Some(lora));
+        self.name.push_str(", adapters");
+        self
+    }
+
     fn muon(mut self) -> Self {
         self.optimizer = Muon::default().into();
         self.name.push_str(", Muon");
@@ -140,7 +146,8 @@ impl Case {
             let (rank, recorder) = (world.rank(), world.recorder().clone());
             let before = memory::live_bytes(rank);
             let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?
-                .optimizer(optimizer.clone());
+                .optimizer(optimizer.clone())
+                .freeze(config.frozen());
             let model = ShardedDecoder::new(decoder(&self.model), builder)?;
             let loss = RunLoss::from(Loss::CrossEntropy);
             let step = |number| step(config, &model, &Device::flex(), &loss, number).expect("a step");
@@ -311,6 +318,19 @@ fn presets() {
     }
     Case::new("90m", Strategy::FullShard, 4).seq_len(32).batch(1, 1).bf16().check();
     Case::new("90m", Strategy::FullShard, 2).seq_len(64).batch(1, 2).selective().check();
+}
+
+#[test]
+fn adapters() {
+    let all = LoraConfig::default();
+    let few = LoraConfig { rank: 4, dropout: 0.1, targets: vec!["q_proj".to_owned()], ..all.clone() };
+    for strategy in [Strategy::FullShard, Strategy::NoShard] {
+        let case = |lora: &LoraConfig| Case::new("10m", strategy, 2).seq_len(256).lora(lora.clone());
+        case(&all).check_within(CLOSE, CLOSE);
+        case(&all).selective().check_within(CLOSE, CLOSE);
+        case(&all).recompute().bf16().check_within(CLOSE, CLOSE);
+        case(&few).check_within(CLOSE, CLOSE);
+    }
 }
 
 /// The plan of a custom layer that describes the products of its activations.
