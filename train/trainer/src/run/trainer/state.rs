@@ -19,6 +19,7 @@ use super::start::{introduce, started_as};
 use crate::error::{Result, TrainError};
 use crate::fault::Drill;
 use crate::flight;
+use crate::logged::check_name;
 use crate::metrics::{Reporter, StepMetrics, print_line};
 use crate::passes::RunLoss;
 use crate::process::output::ProgressLine;
@@ -29,6 +30,7 @@ use crate::run::memory::lay_out_memory;
 use crate::run::observe::{Controls, ObservedRank, Observers, Reach};
 use crate::run::plan::Plan;
 use crate::run::startup::StartTimes;
+use crate::values::Values;
 use kiln_checkpoint::sharded::{ShardedDecoder, parameter_shapes};
 use kiln_checkpoint::{self as checkpoint, Architecture, CheckpointState, Saver};
 use kiln_config::Config;
@@ -89,6 +91,8 @@ pub(super) struct Progress {
     /// The last step, while its outcome is not known yet.
     pub(super) issued: Option<IssuedStep>,
     pub(super) metrics: Option<StepMetrics>,
+    /// Values that the loop has recorded for the next step.
+    pub(super) values: Values,
     pub(super) skipped_in_a_row: u64,
     pub(super) evaluated: Option<(u64, f64)>,
     pub(super) sampled: Option<(u64, Vec<Text>)>,
@@ -247,6 +251,7 @@ impl<'a> Trainer<'a> {
                 has_trained: false,
                 issued: None,
                 metrics: None,
+                values: Values::default(),
                 skipped_in_a_row: 0,
                 evaluated: None,
                 sampled: None,
@@ -377,6 +382,17 @@ impl<'a> Trainer<'a> {
     /// Returns the device that the rank computes on, for [`ShardedDecoder::pass`].
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Logs `value` with the next step, as `name` in `metrics.jsonl`, if that step is logged. Metrics of the registry find
+    /// it in [`StepMetrics::values`]. The value of rank 0 is written. Not collective.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, contains a dot, or is the name of another key.
+    pub fn record(&mut self, name: &str, value: f64) {
+        check_name(name);
+        self.progress.values.set(name, value);
     }
 
     /// Prints a line on rank 0, next to the progress bar if there is one.
