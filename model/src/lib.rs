@@ -7,6 +7,7 @@
 //! - [`ops`]: the fused operations, each with a plain-burn reference;
 //! - [`random`]: seeded, counter-based randomness;
 //! - [`Sampling`]: choice of the next token;
+//! - [`settings`]: the keys that custom parts read;
 //! - [`verify`]: checks of the operations' kernels against the references, on a device.
 //!
 //! Nothing here depends on ranks or communicators: the sharding crate wraps the modules from outside.
@@ -18,6 +19,7 @@ pub mod meta;
 pub mod ops;
 pub mod random;
 mod sampling;
+pub mod settings;
 pub mod verify;
 
 pub use config::{

@@ -10,11 +10,15 @@ use burn::tensor::{Device, Tensor};
 use kiln_checkpoint::source::ModelSource;
 use kiln_config::{CROSS_ENTROPY, ConfigError, LossSection, typed};
 use kiln_model::layers::TokenLoss;
+use kiln_model::settings::ReadKeys;
 use kiln_shard::ranks::panic_message;
 use serde::de::DeserializeOwned;
 
 use crate::error::Result;
 use crate::objective::{FrozenModel, Objective};
+
+/// The section of the settings of custom losses.
+const EXTRA: &str = "loss.extra";
 
 /// The input of a function that makes a loss or an objective.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +26,7 @@ pub struct LossInit<'a> {
     /// The section `[loss]`.
     pub section: &'a LossSection,
     frozen: &'a RefCell<Vec<FrozenModel>>,
+    read: &'a ReadKeys,
 }
 
 impl LossInit<'_> {
@@ -31,7 +36,8 @@ impl LossInit<'_> {
     ///
     /// If the section has keys unknown to `T`, or values of other types.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
-        typed("loss.extra", &self.section.extra)
+        self.read.note::<T>(EXTRA);
+        typed(EXTRA, &self.section.extra)
     }
 
     /// Requests the model that `[loss.frozen]` names `name`, for
@@ -170,8 +176,8 @@ impl Losses {
                 known.join(", ")
             )));
         };
-        let frozen = RefCell::default();
-        let init = LossInit { section, frozen: &frozen };
+        let (frozen, read) = (RefCell::default(), ReadKeys::default());
+        let init = LossInit { section, frozen: &frozen, read: &read };
         let loss = match maker {
             Maker::Token(make) => Loss::Token(make(init)?),
             Maker::Objective(make) => {
@@ -179,6 +185,7 @@ impl Losses {
                 Loss::Objective(objective, frozen.take())
             }
         };
+        read.check(EXTRA, &section.extra).map_err(|unread| ConfigError::invalid(unread.to_string()))?;
         let used: Vec<_> = match &loss {
             Loss::Objective(_, frozen) => frozen.iter().map(|model| &model.name).collect(),
             Loss::CrossEntropy | Loss::Token(_) => Vec::new(),
@@ -281,6 +288,33 @@ mod tests {
         let message = broken.make(&toml::from_str("kind = 'broken'").expect("a section"), 4);
         let message = message.expect_err("refused").to_string();
         assert!(message.contains("\"broken\" panics for 2 tokens with 4 logits each: no idea"), "{message}");
+    }
+
+    #[test]
+    fn settings_that_a_loss_does_not_read_are_refused() {
+        #[derive(serde::Deserialize)]
+        #[expect(dead_code, reason = "only the names of the fields are read")]
+        struct Settings {
+            gamma: f64,
+        }
+        let losses = with("plain").with("focal", |init| {
+            init.extra::<Settings>()?;
+            Ok(TokenLoss::new(|logits, _| logits.sum_dim(1).squeeze_dim(1)))
+        });
+        for (text, expected) in [
+            (
+                "kind = 'plain'\nextra.gamma = 2",
+                "loss.extra.gamma: no part of this program reads this setting:",
+            ),
+            (
+                "kind = 'focal'\nextra = { gamma = 2, gama = 1 }",
+                "loss.extra.gama: no part of this program reads",
+            ),
+            ("kind = 'focal'\nextra = { gamma = 2, gama = 1 }", "this setting, only `gamma`: remove it"),
+        ] {
+            let message = losses.find(&toml::from_str(text).expect("a section")).expect_err("refused");
+            assert!(message.to_string().contains(expected), "{message}");
+        }
     }
 
     #[test]

@@ -65,6 +65,11 @@ fn a_source_of_your_own_has_every_command() {
     succeed(&workspace, &program, &[&["check", "run.toml"][..], &settings].concat());
     let text = succeed(&workspace, &program, &["generate", "full", "--prompt", "1 2 3 4 10"]);
     assert!(text.contains("1 2 3 4 10"), "{text}");
+    // Settings of text are not for samples.
+    let bos = [&["train", "run.toml", "--out", "bos"][..], &settings, &["--set", "data.bos=true"]].concat();
+    let ended = workspace.run(&program, &bos);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("data.bos is a setting for data.text"), "{ended:?}");
     // `kiln` says what it lacks, and another length is a mistake of the source.
     let stock = workspace.kiln(&["data", "show", "made"]);
     assert!(

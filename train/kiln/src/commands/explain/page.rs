@@ -189,7 +189,7 @@ fn device(error: &DeviceError) -> Option<Page> {
 fn layer(error: &LayerError) -> Option<Page> {
     match error {
         LayerError::Unknown { .. } => Some(Page::PartUnknown),
-        LayerError::Extra { .. } | LayerError::Shape(_) => Some(Page::Configuration),
+        LayerError::Extra { .. } | LayerError::Unread(_) | LayerError::Shape(_) => Some(Page::Configuration),
     }
 }
 
