@@ -7,15 +7,16 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
+use kiln_checkpoint::sharded::Pass;
 use kiln_checkpoint::source::ModelSource;
 use kiln_config::{CROSS_ENTROPY, ConfigError, LossSection, typed};
 use kiln_model::layers::TokenLoss;
+use kiln_model::panics::{message, named};
 use kiln_model::settings::ReadKeys;
-use kiln_shard::ranks::panic_message;
 use serde::de::DeserializeOwned;
 
 use crate::error::Result;
-use crate::objective::{FrozenModel, Objective};
+use crate::objective::{FrozenModel, Objective, ObjectiveContext, TokenBatch};
 
 /// The section of the settings of custom losses.
 const EXTRA: &str = "loss.extra";
@@ -102,6 +103,35 @@ impl fmt::Debug for Loss {
     }
 }
 
+/// The name of a loss in messages.
+struct NameOf<'a>(&'a str);
+
+impl fmt::Display for NameOf<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "loss.kind = \"{}\"", self.0)
+    }
+}
+
+/// An objective whose panics have its name.
+struct Named {
+    kind: String,
+    objective: Arc<dyn Objective>,
+}
+
+impl Objective for Named {
+    fn loss(&self, pass: &Pass<'_>, batch: &TokenBatch, cx: &ObjectiveContext<'_>) -> Tensor<1> {
+        named(NameOf(&self.kind), || self.objective.loss(pass, batch, cx))
+    }
+
+    fn runs(&self) -> usize {
+        self.objective.runs()
+    }
+
+    fn is_evaluated(&self) -> bool {
+        self.objective.is_evaluated()
+    }
+}
+
 type Make<T> = Arc<dyn Fn(LossInit) -> Result<T, ConfigError> + Send + Sync>;
 
 #[derive(Clone)]
@@ -181,8 +211,8 @@ impl Losses {
         let loss = match maker {
             Maker::Token(make) => Loss::Token(make(init)?),
             Maker::Objective(make) => {
-                let objective = make(init)?;
-                Loss::Objective(objective, frozen.take())
+                let objective = Named { kind: section.kind.clone(), objective: make(init)? };
+                Loss::Objective(Arc::new(objective), frozen.take())
             }
         };
         read.check(EXTRA, &section.extra).map_err(|unread| ConfigError::invalid(unread.to_string()))?;
@@ -209,7 +239,12 @@ impl Losses {
         let made = self.find(section)?;
         match &made {
             Loss::CrossEntropy => {}
-            Loss::Token(loss) => try_token_loss(section, loss, vocab_size)?,
+            Loss::Token(loss) => {
+                try_token_loss(section, loss, vocab_size)?;
+                let (kind, loss) = (section.kind.clone(), loss.clone());
+                let of = move |logits, targets| named(NameOf(&kind), || loss.of(logits, targets));
+                return Ok(Loss::Token(TokenLoss::new(of)));
+            }
             Loss::Objective(_, frozen) => {
                 for FrozenModel { name, path } in frozen {
                     let known = ModelSource::open(path)?.model().vocab_size;
@@ -239,7 +274,7 @@ fn try_token_loss(section: &LossSection, loss: &TokenLoss, vocab_size: usize) ->
         ConfigError::invalid(format!(
             "loss.kind = \"{}\" panics for {tokens} tokens with {vocab_size} logits each: {}",
             section.kind,
-            panic_message(&*panic)
+            message(&*panic)
         ))
     })?;
     if shape != [tokens] {
@@ -260,8 +295,6 @@ impl fmt::Debug for Losses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objective::{ObjectiveContext, TokenBatch};
-    use kiln_checkpoint::sharded::Pass;
 
     fn with(name: &str) -> Losses {
         Losses::default().with(name, |_| Ok(TokenLoss::new(|logits, _| logits.sum_dim(1).squeeze_dim(1))))
