@@ -63,7 +63,11 @@ pub enum CheckpointError {
     /// Names or shapes in the checkpoint and in the model differ.
     #[error(
         "{path} does not fit the model: {mismatch}; use the [model] section of its config.toml{}",
-        if .mismatch.missing.is_empty() { "" } else { ", or allow weights to be missing with --allow-missing" }
+        match (.mismatch.missing.is_empty(), .mismatch.unexpected.is_empty()) {
+            (true, true) => "",
+            (true, false) => ", or leave weights out with --allow-missing",
+            (false, _) => ", or allow weights to be missing with --allow-missing",
+        }
     )]
     Names { path: PathBuf, mismatch: Mismatch },
     /// The weights are not all finite. `name`, `value`: the first weight with a non-finite value, and this value;

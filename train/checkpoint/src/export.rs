@@ -7,9 +7,10 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use kiln_data::Tokenizer;
+use kiln_model::ModelConfig;
 use kiln_sys::Meter;
 use kiln_sys::header::{Array, header};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::TOKENIZER_FILE;
 use crate::error::Result;
@@ -28,6 +29,9 @@ use crate::write::NewFolder;
 use crate::{CheckpointError, folder};
 
 const ROWS: usize = 64;
+
+/// Beginning of the names of the weights of `model.head_layer`.
+const HEAD_LAYER_PREFIX: &str = "head_layer.";
 
 /// Element type of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -92,7 +96,8 @@ impl Item {
 
 /// Writes a model in the Hugging Face layout into the new folder `out`, in files of at most `max_shard_bytes` unless a
 /// weight is larger. Holds one weight in memory at a time. `meter` counts the bytes of the weights, as f32. Fails if
-/// `out` exists, a weight is not finite, or no Hugging Face architecture has all features of the model.
+/// `out` exists, a weight is not finite, or no Hugging Face architecture has all features of the model. Leaves out the
+/// layer of the head, which only objectives run.
 pub fn export(
     source: &ModelSource,
     out: &Path,
@@ -102,14 +107,18 @@ pub fn export(
 ) -> Result<()> {
     let path = source.folder();
     let tokens = tokens_of(source)?;
-    let config = to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), path)?;
-    let items = items(source)?;
+    // Only objectives run the layer of the head.
+    let model = ModelConfig { head_layer: None, extra: Map::new(), ..source.model().clone() };
+    let config = to_json(&model, source.context_length(), &tokens, dtype.torch_name(), path)?;
+    let items = items(&model, path)?;
     let weights = source.weights();
     let known: BTreeSet<_> = items.iter().map(|item| item.name.as_str()).collect();
-    if let Some(name) = weights.shapes().keys().find(|name| !known.contains(*name)) {
+    let is_unknown = |name: &&&str| !known.contains(**name) && !name.starts_with(HEAD_LAYER_PREFIX);
+    if let Some(name) = weights.shapes().keys().find(is_unknown) {
         return Err(CheckpointError::Unnamed { path: path.to_owned(), name: (*name).to_owned() });
     }
-    let weights = Watched::new(weights.as_ref(), meter);
+    let numel = items.iter().map(Item::numel).sum();
+    let weights = Watched::new(weights.as_ref(), numel, meter);
     let out = NewFolder::create(out)?;
     let write = |name: &str, content: &[u8]| folder::write(&out.path().join(name), content);
     let write_json = |name: &str, value: &Value| write(name, format!("{value:#}\n").as_bytes());
@@ -139,11 +148,11 @@ pub fn export(
     out.commit()
 }
 
-fn items(source: &ModelSource) -> Result<Vec<Item>> {
+fn items(model: &ModelConfig, path: &Path) -> Result<Vec<Item>> {
     let mut items = Vec::new();
-    for (name, shape) in parameter_shapes(&outline(source.model())?) {
+    for (name, shape) in parameter_shapes(&outline(model)?) {
         let Some(parts) = hugging_face_names(&name, &shape) else {
-            return Err(CheckpointError::Unnamed { path: source.folder().to_owned(), name });
+            return Err(CheckpointError::Unnamed { path: path.to_owned(), name });
         };
         let shape = part_shape(&shape, parts.len()).to_vec();
         let len: usize = shape.iter().product();

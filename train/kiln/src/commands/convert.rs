@@ -106,6 +106,11 @@ impl ExportArgs {
         // Works without the program's layers: below, the export fails if the format cannot express the model.
         let source = ModelSource::open(&checkpoint)?;
         counted("exporting", |meter| checkpoint::export(&source, &out, dtype, max_shard_bytes, meter))?;
+        if let Some(name) = &source.model().head_layer {
+            print_line(&format!(
+                "left out: the extra head `{name}` (head_layer.*), which only its objective runs"
+            ));
+        }
         print_line(&format!("exported to {}", out.display()));
         Ok(())
     }

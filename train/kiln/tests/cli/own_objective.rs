@@ -137,6 +137,25 @@ fn an_extra_head_trains_with_the_objective_alone() {
     succeed(&workspace, &program, &[&["check", "run.toml"][..], &settings].concat());
     let stock = workspace.kiln(&["eval", "full"]);
     assert!(stock.stderr.contains("head_layer") && stock.stderr.contains("second"), "{stock:?}");
+
+    // Without the extra head, the model is the same.
+    let exported = workspace.succeed(&["export", "full", "--out", "hf"]);
+    assert!(exported.contains("left out: the extra head `second`"), "{exported}");
+    let evaluate = |program: &Path, model: &str| {
+        let arguments = ["eval", model, "--data", "data", "--samples", "8", "--seq-len", "8", "--json"];
+        let evaluated = succeed(&workspace, program, &arguments);
+        serde_json::from_str::<serde_json::Value>(&evaluated).expect("JSON")["val_loss"].clone()
+    };
+    let kiln = Path::new(crate::PROGRAM);
+    assert_eq!(evaluate(kiln, "hf"), evaluate(&program, "full"));
+    let dropped = ["train", "run.toml", "--out", "dropped", "--set", "init.from=full", "--allow-other-parts"];
+    let refused = workspace.kiln(&dropped);
+    assert!(refused.stderr.contains("or leave weights out with --allow-missing"), "{refused:?}");
+    let allowed = ["--allow-missing", "head_layer.*", "--set", "optim.lr=0.0"];
+    let ended = workspace.kiln(&[&dropped[..], &allowed].concat());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("not in the model, left out: head_layer.attention."), "{ended:?}");
+    assert_eq!(evaluate(kiln, "dropped"), evaluate(kiln, "hf"));
 }
 
 #[test]

@@ -217,6 +217,17 @@ impl<'a> Trainer<'a> {
             let names: Vec<_> = absent.into_iter().collect();
             print_line(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
         }
+        if let (0, Some(source), false) = (rank, &plan.source, plan.allow_missing.is_empty()) {
+            let weights = source.weights();
+            let mut unused = weights.shapes();
+            model.engine().layout().parameters().for_each(|(_, parameter)| {
+                unused.remove(parameter.name.as_str());
+            });
+            if !unused.is_empty() {
+                let names: Vec<_> = unused.into_keys().collect();
+                print_line(&format!("not in the model, left out: {}", names.join(", ")));
+            }
+        }
         let controls = Controls::default();
         let observers = plan.tools.as_ref().map_or_else(Vec::new, |tools| {
             tools.observers(ObservedRank {
