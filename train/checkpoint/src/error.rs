@@ -60,6 +60,13 @@ pub enum CheckpointError {
         first_of(.missing)
     )]
     Slots { path: PathBuf, missing: Vec<String> },
+    /// The checkpoint lacks optimizer state, because the parameters `names` were frozen.
+    #[error(
+        "{path} has no optimizer state for {}: these parameters were frozen. Use train.freeze and train.train_only of \
+         its config.toml, or start a new run from its weights alone with init.from",
+        first_of(.names)
+    )]
+    Frozen { path: PathBuf, names: Vec<String> },
     /// Names or shapes in the checkpoint and in the model differ.
     #[error(
         "{path} does not fit the model: {mismatch}; use the [model] section of its config.toml{}",

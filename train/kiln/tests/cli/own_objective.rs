@@ -63,6 +63,12 @@ fn a_source_of_your_own_has_every_command() {
     );
     assert_eq!(evaluated["tokens"], 8 * 5, "masked targets do not count");
     succeed(&workspace, &program, &[&["check", "run.toml"][..], &settings].concat());
+    for verified in [
+        succeed(&workspace, &program, &["data", "verify", "made"]),
+        workspace.succeed(&["data", "verify", "made"]),
+    ] {
+        assert!(verified.contains("made is intact: 2 files"), "{verified}");
+    }
     let text = succeed(&workspace, &program, &["generate", "full", "--prompt", "1 2 3 4 10"]);
     assert!(text.contains("1 2 3 4 10"), "{text}");
     // Settings of text are not for samples.
@@ -137,6 +143,13 @@ fn an_extra_head_trains_with_the_objective_alone() {
     succeed(&workspace, &program, &[&["check", "run.toml"][..], &settings].concat());
     let stock = workspace.kiln(&["eval", "full"]);
     assert!(stock.stderr.contains("head_layer") && stock.stderr.contains("second"), "{stock:?}");
+
+    let untrained = ["train", "run.toml", "--out", "untrained", "--set", "model.head_layer=second"];
+    let ended = workspace.run(&program, &untrained);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let warning =
+        "loss.kind = \"cross_entropy\" does not train the extra head, model.head_layer = \"second\"";
+    assert!(ended.stderr.contains(warning), "{ended:?}");
 
     // Without the extra head, the model is the same.
     let exported = workspace.succeed(&["export", "full", "--out", "hf"]);

@@ -311,7 +311,9 @@ fn checkpoint(error: &CheckpointError) -> Option<Page> {
         CheckpointError::OtherModel { .. } | CheckpointError::Names { .. } => Page::CheckpointMismatch,
         CheckpointError::OtherArchitecture { .. } => Page::PartUnknown,
         CheckpointError::Layer(error) => return layer(error),
-        CheckpointError::OtherOptimizer { .. } | CheckpointError::Slots { .. } => Page::OptimizerMismatch,
+        CheckpointError::OtherOptimizer { .. }
+        | CheckpointError::Slots { .. }
+        | CheckpointError::Frozen { .. } => Page::OptimizerMismatch,
         CheckpointError::NotFinite { .. } => Page::WeightsNotFinite,
         CheckpointError::Context { .. } => Page::OwnCode,
         CheckpointError::Exists { .. } => Page::OutputExists,
