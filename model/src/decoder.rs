@@ -4,11 +4,13 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::config::ModelConfig;
+use crate::layers::init::check_read;
 use crate::layers::{
     AnyLayer, CacheFull, Context, Embed, FirstRun, Head, KeyValueCache, Layer, LayerError, LayerInit, Layers,
     Record,
 };
 use crate::random::Key;
+use crate::settings::ReadKeys;
 
 /// A decoder-only language model.
 #[derive(Module, Debug)]
@@ -27,17 +29,21 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// If a named layer does not exist, or cannot be created.
+    /// If a named layer does not exist or cannot be created, or no layer reads a key of `[model.extra]`.
     pub fn new(layers: &Layers, model: &ModelConfig, key: Key, device: &Device) -> Result<Self, LayerError> {
-        let block = |index| layers.make_block(LayerInit::for_block(model, index, key, device));
-        Ok(Decoder {
+        let read = ReadKeys::default();
+        let block = |index| layers.make_block(LayerInit::for_block(model, index, key, device).noting(&read));
+        let decoder = Decoder {
             embed: Embed::new(model, key, device),
             layers: (0..model.layers).map(block).collect::<Result<_, _>>()?,
             head: Head {
-                head_layer: layers.make_head_layer(LayerInit::for_head_layer(model, key, device))?,
+                head_layer: layers
+                    .make_head_layer(LayerInit::for_head_layer(model, key, device).noting(&read))?,
                 ..Head::new(model, key, device)
             },
-        })
+        };
+        check_read(model, &read)?;
+        Ok(decoder)
     }
 
     /// Returns the number of parameters of the decoder that `model` describes, counting tied weights once. No weight

@@ -5,8 +5,10 @@
 //! - [`decoder`]: the decoder and its forward pass, written once over [`decoder::Modules`];
 //! - [`meta`]: passes without values, which predict memory;
 //! - [`ops`]: the fused operations, each with a plain-burn reference;
+//! - [`panics`]: names of parts in the messages of their panics;
 //! - [`random`]: seeded, counter-based randomness;
 //! - [`Sampling`]: choice of the next token;
+//! - [`settings`]: the keys that custom parts read;
 //! - [`verify`]: checks of the operations' kernels against the references, on a device.
 //!
 //! Nothing here depends on ranks or communicators: the sharding crate wraps the modules from outside.
@@ -16,8 +18,10 @@ pub mod decoder;
 pub mod layers;
 pub mod meta;
 pub mod ops;
+pub mod panics;
 pub mod random;
 mod sampling;
+pub mod settings;
 pub mod verify;
 
 pub use config::{

@@ -14,6 +14,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::{Context, Layer};
 use crate::meta::{MetaTape, MetaTensor};
+use crate::panics::named;
 
 /// A layer of any type, behind one pointer. Names of parameters are those of the layer inside.
 pub struct AnyLayer {
@@ -47,10 +48,12 @@ impl AnyLayer {
     /// another shape.
     pub(super) fn forward_unobserved(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let needed = x.dims();
-        let y = self.layer.forward(x, context);
-        let returned = y.dims();
-        assert!(returned == needed, "{} returned {returned:?} where {needed:?} is needed", self.label);
-        y
+        named(&self.label, || {
+            let y = self.layer.forward(x, context);
+            let returned = y.dims();
+            assert!(returned == needed, "{} returned {returned:?} where {needed:?} is needed", self.label);
+            y
+        })
     }
 }
 

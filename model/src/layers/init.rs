@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use super::{Linear, Lora};
 use crate::config::ModelConfig;
 use crate::random::Key;
+use crate::settings::{ReadKeys, UnreadKey};
 
 /// The place of the layer of the head.
 const HEAD_LAYER: &str = "head_layer";
@@ -26,19 +27,31 @@ pub struct LayerInit<'a> {
     pub key: Key,
     /// Device of the weights.
     pub device: &'a Device,
+    /// Record of the settings that layers read, kept by [`Decoder::new`](crate::Decoder::new).
+    pub read: Option<&'a ReadKeys>,
 }
+
+/// The section of the settings of custom layers and blocks.
+const EXTRA: &str = "model.extra";
 
 impl<'a> LayerInit<'a> {
     /// Returns the inputs for block `index` of a model.
     pub fn for_block(model: &'a ModelConfig, index: usize, key: Key, device: &'a Device) -> Self {
         let key = key.fork("layers").fork_index(index as u64);
-        LayerInit { model, index, place: "", name: model.block.as_deref().unwrap_or_default(), key, device }
+        let name = model.block.as_deref().unwrap_or_default();
+        LayerInit { model, index, place: "", name, key, device, read: None }
     }
 
     /// Returns the inputs for the layer of the head, whose index is the number of blocks.
     pub fn for_head_layer(model: &'a ModelConfig, key: Key, device: &'a Device) -> Self {
         let name = model.head_layer.as_deref().unwrap_or_default();
-        LayerInit { model, index: model.layers, place: HEAD_LAYER, name, key: key.fork("head_layer"), device }
+        let key = key.fork("head_layer");
+        LayerInit { model, index: model.layers, place: HEAD_LAYER, name, key, device, read: None }
+    }
+
+    /// Returns the same inputs, which note the keys that the layer reads in `read`.
+    pub(crate) fn noting(self, read: &'a ReadKeys) -> Self {
+        LayerInit { read: Some(read), ..self }
     }
 
     /// Returns the inputs for the layer `name` at `place` in the block.
@@ -67,29 +80,28 @@ impl<'a> LayerInit<'a> {
     /// `lora`, it must consist of such tables, and each part reads its own; a part without a table reads an empty one.
     /// Otherwise, all parts read `[model.extra]` itself, which suits programs with one part.
     ///
-    /// If `T` has `deny_unknown_fields`, a key without a field is an error.
+    /// If `T` has `deny_unknown_fields`, a key without a field is an error here. A key that no part reads is an error of
+    /// [`Decoder::new`](crate::Decoder::new).
     ///
     /// # Errors
     ///
     /// [`LayerError::Extra`] if the keys do not match `T`, or a table belongs to no part of the model.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, LayerError> {
         let extra = &self.model.extra;
-        let ModelConfig { block, head_layer, attention, feed_forward, .. } = self.model;
-        let parts: Vec<_> = block.iter().chain(head_layer).chain([attention, feed_forward]).collect();
-        let is_table_of_part = |(key, value): (&String, &Value)| parts.contains(&key) && value.is_object();
-        if !extra.iter().any(is_table_of_part) {
-            return self.deserialize("model.extra", extra.clone());
+        let parts = parts(self.model);
+        if !has_tables(self.model) {
+            return self.deserialize(EXTRA, extra.clone());
         }
-        if let Some((key, _)) = extra.iter().find(|entry| !is_table_of_part(*entry)) {
+        if let Some((key, _)) = extra.iter().find(|entry| !is_table_of(&parts, *entry)) {
             let parts: Vec<_> = parts.iter().map(|name| format!("`{name}`")).collect();
             let reason = format!(
                 "not a table of a part of this model, {}, although [model.extra] has such tables",
                 parts.join(", ")
             );
-            return Err(self.invalid(format!("model.extra.{key}"), reason));
+            return Err(self.invalid(format!("{EXTRA}.{key}"), reason));
         }
         let own = extra.get(self.name).and_then(Value::as_object).cloned().unwrap_or_default();
-        self.deserialize(&format!("model.extra.{}", self.name), own)
+        self.deserialize(&format!("{EXTRA}.{}", self.name), own)
     }
 
     fn deserialize<T: DeserializeOwned>(
@@ -97,6 +109,9 @@ impl<'a> LayerInit<'a> {
         table: &str,
         keys: Map<String, Value>,
     ) -> Result<T, LayerError> {
+        if let Some(read) = self.read {
+            read.note::<T>(table);
+        }
         serde_path_to_error::deserialize(Value::Object(keys)).map_err(|error| {
             let key = match error.path().iter().next() {
                 Some(_) => format!("{table}.{}", error.path()),
@@ -114,6 +129,33 @@ impl<'a> LayerInit<'a> {
         };
         LayerError::Extra { key, reason, layer }
     }
+}
+
+/// Returns the names of the parts that `model` consists of.
+fn parts(model: &ModelConfig) -> Vec<&String> {
+    let ModelConfig { block, head_layer, attention, feed_forward, .. } = model;
+    block.iter().chain(head_layer).chain([attention, feed_forward]).collect()
+}
+
+fn is_table_of(parts: &[&String], (key, value): (&String, &Value)) -> bool {
+    parts.contains(&key) && value.is_object()
+}
+
+/// Returns whether `[model.extra]` has a table for a part of the model.
+fn has_tables(model: &ModelConfig) -> bool {
+    let parts = parts(model);
+    model.extra.iter().any(|entry| is_table_of(&parts, entry))
+}
+
+/// Fails if `[model.extra]` has a key that none of the model's parts has `read`.
+pub(crate) fn check_read(model: &ModelConfig, read: &ReadKeys) -> Result<(), UnreadKey> {
+    if !has_tables(model) {
+        return read.check(EXTRA, &model.extra);
+    }
+    model.extra.iter().try_for_each(|(name, table)| {
+        let table = table.as_object().cloned().unwrap_or_default();
+        read.check(&format!("{EXTRA}.{name}"), &table)
+    })
 }
 
 /// The reason why a layer cannot be created.
@@ -143,6 +185,9 @@ pub enum LayerError {
         /// The layer or block that reads the settings, such as `layers.0.ffn`.
         layer: String,
     },
+    /// No layer or block reads a setting of `[model.extra]`.
+    #[error(transparent)]
+    Unread(#[from] UnreadKey),
     /// The layer does not support a model of this shape.
     #[error("{0}")]
     Shape(String),

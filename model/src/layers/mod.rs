@@ -10,7 +10,7 @@ mod cache;
 mod embed;
 mod geglu;
 mod head;
-mod init;
+pub(crate) mod init;
 mod linear;
 mod moe;
 mod parallel_block;

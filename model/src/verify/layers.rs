@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::message;
 use crate::config::ModelConfig;
 use crate::decoder::{self, Decoder};
 use crate::layers::{Context, KeyValueCache, Layer, LayerError, LayerInit, Layers, label};
 use crate::ops::Probe;
+use crate::panics::message;
 use crate::random::Key;
 
 /// Number of sequences of a pass.
@@ -176,7 +176,7 @@ pub fn try_first_block(layers: &Layers, model: &ModelConfig, seq_len: usize) -> 
     let context = Context::evaluation().probed(Some(trail.probe())).at_layer(0);
     let run = catch_unwind(AssertUnwindSafe(|| block.forward(x, &context)));
     let what = format!("[1, {seq_len}] tokens");
-    run.map(drop).map_err(|panic| trail.panic(MistakeKind::Panic, model, &what, &message(&*panic)))
+    run.map(drop).map_err(|panic| trail.panic(MistakeKind::Panic, model, &what, message(&*panic)))
 }
 
 /// A parameter and its initial values.
@@ -343,8 +343,9 @@ impl Trail {
     fn panic(&self, kind: MistakeKind, model: &ModelConfig, what: &str, message: &str) -> LayerMistake {
         let trail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let place = trail.1.last().map_or_else(|| "the model".to_owned(), |place| label(model, place));
-        let problem = match message.strip_prefix(&place) {
-            Some(problem) => problem.to_owned(),
+        let problem = match message.strip_prefix(&place).map(|rest| rest.strip_prefix(": ").ok_or(rest)) {
+            Some(Err(problem)) => problem.to_owned(),
+            Some(Ok(message)) => format!(" panics for {what}: {message}"),
             None => format!(" panics for {what}: {message}"),
         };
         LayerMistake::new(kind, place, problem)
@@ -383,7 +384,7 @@ impl Passes<'_> {
                 decoder::head_layer(decoder, x, &context);
             }
         }));
-        run.map_err(|panic| trail.panic(kind, self.model, &what, &message(&*panic)))?;
+        run.map_err(|panic| trail.panic(kind, self.model, &what, message(&*panic)))?;
         Ok(trail.results())
     }
 

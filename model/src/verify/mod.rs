@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "cube")]
 use crate::ops::cube::{attention::has_warpgroups, matmul::rounds_to_tf32};
 use crate::ops::{FusedOp, use_plain};
+use crate::panics::message;
 use crate::random::{GOLDEN, mix};
 pub use cases::Shapes;
 use cases::{Case, cases};
@@ -97,7 +98,7 @@ fn compare(case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Findi
     let finding = |error, place| Finding { op: case.op, dtype, error, bound, place };
     // If a device cannot compile or launch a kernel, burn panics.
     match catch_unwind(AssertUnwindSafe(|| run(&case.fused, &inputs, dtype, &device))) {
-        Err(panic) => finding(None, message(&*panic)),
+        Err(panic) => finding(None, message(&*panic).to_owned()),
         Ok(actual) => {
             let largest = |values: &[f64]| values.iter().fold(0.0f64, |max, value| max.max(value.abs()));
             let mut worst = finding(Some(0.0), "output".to_owned());
@@ -114,12 +115,6 @@ fn compare(case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Findi
             worst
         }
     }
-}
-
-fn message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("the operation failed without a message").to_owned()
 }
 
 /// Returns the result of `op`, and the gradients of its inputs for the loss `Σ result · normal`.

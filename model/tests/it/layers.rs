@@ -15,7 +15,7 @@ use kiln_model::layers::{
 use kiln_model::ops::{
     RotaryFrequencies, causal_attention_reference, linear_reference, rms_norm_reference, rotary_reference,
 };
-use kiln_model::{AttentionBias, Context, Key, Layer, ModelConfig, PARALLEL_RESIDUAL, RopeScaling};
+use kiln_model::{AttentionBias, Context, Decoder, Key, Layer, ModelConfig, PARALLEL_RESIDUAL, RopeScaling};
 
 use serde::Deserialize;
 
@@ -325,5 +325,42 @@ fn each_part_reads_its_own_table() {
         ),
     ] {
         assert_eq!(settings(extra), Err(expected.to_owned()), "{extra}");
+    }
+}
+
+/// The block reads `rank`, and the feed-forward layer nothing.
+#[test]
+fn settings_that_no_layer_reads_are_refused() {
+    #[derive(serde::Deserialize)]
+    #[expect(dead_code, reason = "only the names of the fields are read")]
+    struct Settings {
+        rank: usize,
+    }
+    let layers = Layers::default().block_around("around", |init, attention, ffn| {
+        init.extra::<Settings>()?;
+        Ok(Block::new(init, attention, ffn))
+    });
+    let refused = |extra: &str, block: Option<&str>| {
+        let extra = serde_json::from_str(extra).expect("JSON");
+        let model =
+            ModelConfig { block: block.map(str::to_owned), extra, ..config(AttentionBias::None, false) };
+        let made = Decoder::new(&layers, &model, Key::new(1), &Device::flex());
+        made.map(|_| ()).map_err(|error| error.to_string())
+    };
+    let around = Some("around");
+    assert_eq!(refused(r#"{"rank": 2}"#, around), Ok(()));
+    assert_eq!(refused(r#"{"around": {"rank": 2}}"#, around), Ok(()));
+    for (extra, block, expected) in [
+        (r#"{"rank": 2}"#, None, "model.extra.rank: no part of this program reads this setting: remove"),
+        (
+            r#"{"rank": 2, "rang": 3}"#,
+            around,
+            "model.extra.rang: no part of this program reads this setting, only `rank`",
+        ),
+        (r#"{"around": {"rank": 2, "rang": 3}}"#, around, "model.extra.around.rang: no part"),
+        (r#"{"around": {"rank": 2}, "swiglu": {"rank": 3}}"#, around, "model.extra.swiglu.rank: no part"),
+    ] {
+        let message = refused(extra, block).expect_err("refused");
+        assert!(message.starts_with(expected), "{message}");
     }
 }

@@ -72,7 +72,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Calls `mark` with each frozen weight that a forward pass puts on burn's tape, where it has to be so that
+    /// Calls `mark` with each frozen weight that a forward pass puts on burn's tape, where it must be so that
     /// backward can gather it again. An operation that knows the mark saves the time of the weight's gradient, which
     /// is discarded.
     pub fn mark_frozen(self, mark: fn(NodeId)) -> Self {

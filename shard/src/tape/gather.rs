@@ -96,7 +96,7 @@ struct GatherBackward;
 #[derive(Clone, Debug)]
 struct GatherState<B: Backend> {
     weight: WeightRef,
-    /// For a frozen weight, one element in each dimension, which stands for the gradient that nobody needs.
+    /// For a frozen weight, one element in each dimension, in place of the gradient that is not needed.
     no_gradient: Option<FloatTensor<B>>,
 }
 

@@ -60,10 +60,21 @@ pub enum CheckpointError {
         first_of(.missing)
     )]
     Slots { path: PathBuf, missing: Vec<String> },
+    /// The checkpoint lacks optimizer state, because the parameters `names` were frozen.
+    #[error(
+        "{path} has no optimizer state for {}: these parameters were frozen. Use train.freeze and train.train_only of \
+         its config.toml, or start a new run from its weights alone with init.from",
+        first_of(.names)
+    )]
+    Frozen { path: PathBuf, names: Vec<String> },
     /// Names or shapes in the checkpoint and in the model differ.
     #[error(
         "{path} does not fit the model: {mismatch}; use the [model] section of its config.toml{}",
-        if .mismatch.missing.is_empty() { "" } else { ", or allow weights to be missing with --allow-missing" }
+        match (.mismatch.missing.is_empty(), .mismatch.unexpected.is_empty()) {
+            (true, true) => "",
+            (true, false) => ", or leave weights out with --allow-missing",
+            (false, _) => ", or allow weights to be missing with --allow-missing",
+        }
     )]
     Names { path: PathBuf, mismatch: Mismatch },
     /// The weights are not all finite. `name`, `value`: the first weight with a non-finite value, and this value;

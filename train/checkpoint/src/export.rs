@@ -3,16 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::ops::Range;
 use std::path::Path;
 
 use half::{bf16, f16};
 use kiln_data::Tokenizer;
 use kiln_model::ModelConfig;
-use kiln_model::layers::is_adapter;
 use kiln_sys::Meter;
 use kiln_sys::header::{Array, header};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::TOKENIZER_FILE;
 use crate::error::Result;
@@ -26,12 +24,15 @@ use crate::hugging_face::{
 };
 use crate::sharded::{outline, parameter_shapes};
 use crate::source::ModelSource;
-use crate::weights::{Watched, Weights};
+use crate::weights::Watched;
 use crate::write::INDEX_FILE;
 use crate::write::NewFolder;
 use crate::{CheckpointError, folder};
 
 const ROWS: usize = 64;
+
+/// Beginning of the names of the weights of `model.head_layer`.
+const HEAD_LAYER_PREFIX: &str = "head_layer.";
 
 /// Element type of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -96,8 +97,8 @@ impl Item {
 
 /// Writes a model in the Hugging Face layout into the new folder `out`, in files of at most `max_shard_bytes` unless a
 /// weight is larger. Holds one weight in memory at a time. `meter` counts the bytes of the weights, as f32. Fails if
-/// `out` exists, a weight is not finite, or no Hugging Face architecture has all features of the model. Adapters are
-/// merged into the weights.
+/// `out` exists, a weight is not finite, or no Hugging Face architecture has all features of the model. Merges adapters
+/// into the weights, and leaves out the layer of the head, which only objectives run.
 pub fn export(
     source: &ModelSource,
     out: &Path,
@@ -108,13 +109,16 @@ pub fn export(
     let path = source.folder();
     let tokens = tokens_of(source)?;
     let (model, weights) = source.merged();
+    let model = ModelConfig { head_layer: None, extra: Map::new(), ..model };
     let config = to_json(&model, source.context_length(), &tokens, dtype.torch_name(), path)?;
     let items = items(path, &model)?;
     let known: BTreeSet<_> = items.iter().map(|item| item.name.as_str()).collect();
-    if let Some(name) = weights.shapes().keys().find(|name| !known.contains(*name)) {
+    let is_unknown = |name: &&&str| !known.contains(**name) && !name.starts_with(HEAD_LAYER_PREFIX);
+    if let Some(name) = weights.shapes().keys().find(is_unknown) {
         return Err(CheckpointError::Unnamed { path: path.to_owned(), name: (*name).to_owned() });
     }
-    let weights = Watched::new(weights.as_ref(), meter);
+    let numel = items.iter().map(Item::numel).sum();
+    let weights = Watched::new(weights.as_ref(), numel, meter);
     let out = NewFolder::create(out)?;
     let write = |name: &str, content: &[u8]| folder::write(&out.path().join(name), content);
     let write_json = |name: &str, value: &Value| write(name, format!("{value:#}\n").as_bytes());
@@ -152,37 +156,21 @@ pub fn export_adapters(source: &ModelSource, out: &Path, dtype: ExportDtype, met
         source.base().map(|base| std::path::absolute(&base).map_or(base, |path| path.display().to_string()));
     let config = adapter_config(lora, source.model(), base.as_deref())?;
     let tokens = tokens_of(source)?;
-    let shapes = parameter_shapes(&outline(source.model())?).into_iter();
+    let model = ModelConfig { head_layer: None, extra: Map::new(), ..source.model().clone() };
+    let shapes = parameter_shapes(&outline(&model)?).into_iter();
     let item = |(name, shape): (String, Vec<usize>)| {
         let there = adapter_name(&name)?;
         Some(Item { name, first: 0, shape, there })
     };
     let items: Vec<_> = shapes.filter_map(item).collect();
-    let adapters = OnlyAdapters(source.weights());
-    let weights = Watched::new(&adapters, meter);
+    let weights = source.weights();
+    let weights = Watched::new(weights.as_ref(), items.iter().map(Item::numel).sum(), meter);
     let out = NewFolder::create(out)?;
     folder::write(&out.path().join(ADAPTER_CONFIG_FILE), format!("{config:#}\n").as_bytes())?;
     copy_tokenizer(source, &tokens, out.path())?;
     write_file(&out.path().join(ADAPTER_FILE), &weights, &items, dtype)?;
     weights.check()?;
     out.commit()
-}
-
-/// The adapters among the weights of a model.
-struct OnlyAdapters<'a>(Box<dyn Weights + 'a>);
-
-impl Weights for OnlyAdapters<'_> {
-    fn folder(&self) -> &Path {
-        self.0.folder()
-    }
-
-    fn shapes(&self) -> BTreeMap<&str, &[usize]> {
-        self.0.shapes().into_iter().filter(|(name, _)| is_adapter(name)).collect()
-    }
-
-    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()> {
-        self.0.read(name, range, values)
-    }
 }
 
 /// Copies the tokenizer and the files that belong to it into `out`. Returns whether the settings of generation are

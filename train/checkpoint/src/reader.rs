@@ -263,6 +263,18 @@ impl<'a> CheckpointReader<'a> {
                 }
             }
         }
+        let manifest = self.checkpoint.manifest();
+        let was_frozen = |name: &&String| {
+            let weight = self.tensors.get(&(name.as_str(), &Saved::Weight));
+            weight.is_some_and(|index| !manifest.groups[manifest.tensors[*index].group].trainable)
+        };
+        let trained = engine.layout().groups.iter().filter(|group| group.trainable);
+        let trained = trained.flat_map(|group| &group.parameters).map(|parameter| &parameter.name);
+        let names: Vec<_> = trained.filter(was_frozen).filter(|name| !allow_missing.allows(name)).collect();
+        if !names.is_empty() {
+            let (path, names) = (self.checkpoint.folder().to_owned(), names.into_iter().cloned().collect());
+            return Err(CheckpointError::Frozen { path, names });
+        }
         if !missing.is_empty() {
             return Err(CheckpointError::Slots { path: self.checkpoint.folder().to_owned(), missing });
         }

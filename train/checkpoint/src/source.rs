@@ -221,7 +221,7 @@ impl ModelSource {
             }
             // The run adds adapters.
             (None, Some(_)) => ModelConfig { lora: None, ..model.clone() },
-            // The names of the adapters tell whether the targets are the same, and each run may choose its dropout.
+            // The comparison of names covers the targets, and each run may choose its dropout.
             (Some(saved), Some(here)) => {
                 let LoraConfig { rank, alpha, .. } = *here;
                 ModelConfig { lora: Some(LoraConfig { rank, alpha, ..saved.clone() }), ..model.clone() }

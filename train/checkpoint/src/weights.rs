@@ -23,7 +23,8 @@ pub trait Weights {
     fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()>;
 }
 
-/// Patterns, such as `lm_head.*`, for names of weights that may be missing and then keep their initial values.
+/// Patterns, such as `lm_head.*`, for names of weights that may be missing: from the checkpoint, so that they keep their
+/// initial values, or from the model, so that they are left out.
 #[derive(Clone, Debug, Default)]
 pub struct AllowMissing {
     patterns: Vec<String>,
@@ -83,7 +84,8 @@ pub(crate) fn compare(
             None => mismatch.missing.push(name.clone()),
         }
     }
-    mismatch.unexpected = saved.into_keys().map(str::to_owned).collect();
+    let unexpected = saved.into_keys().filter(|name| !allow_missing.allows(name));
+    mismatch.unexpected = unexpected.map(str::to_owned).collect();
     if mismatch.is_empty() {
         return Ok(absent);
     }
@@ -124,9 +126,8 @@ pub(crate) struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    /// Wraps `weights`; `meter` counts the bytes. All of the weights must be read, once.
-    pub(crate) fn new(weights: &'a dyn Weights, meter: &'a Meter) -> Self {
-        let numel: usize = weights.shapes().values().map(|shape| shape.iter().product::<usize>()).sum();
+    /// Wraps `weights`, of which `numel` elements must be read, once; `meter` counts the bytes.
+    pub(crate) fn new(weights: &'a dyn Weights, numel: usize, meter: &'a Meter) -> Self {
         meter.begin(numel as u64 * WIDTH);
         Watched { weights, meter, found: RefCell::default() }
     }

@@ -339,7 +339,8 @@ pub(super) fn write_full(
     meter: &Meter,
 ) -> Result<()> {
     let folder = NewFolder::create(place)?;
-    let mut weights = Watched::new(weights, meter);
+    let numel = weights.shapes().values().map(|shape| shape.iter().product::<usize>()).sum();
+    let mut weights = Watched::new(weights, numel, meter);
     let kinds = &kinds_of(Format::Full, layout.len(), Vec::new(), |_, _| true);
     let owners = &Owners::new(layout, |_| false);
     let outputs = vec![Part { layout, kinds, chunk: None, owners }.write(folder.path(), &mut weights)?];

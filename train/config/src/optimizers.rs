@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use kiln_model::layers::Moe;
+use kiln_model::settings::ReadKeys;
 use kiln_shard::{Choice, Optimizer, Rule, Sign};
 use serde::de::DeserializeOwned;
 
@@ -16,7 +17,11 @@ use crate::{ADAMW, ConfigError, LrSchedule, MUON, OptimGroup, OptimSection, type
 pub struct OptimizerInit<'a> {
     /// The section `[optim]`.
     pub section: &'a OptimSection,
+    read: &'a ReadKeys,
 }
+
+/// The section of the settings of custom optimizers.
+const EXTRA: &str = "optim.extra";
 
 impl OptimizerInit<'_> {
     /// Reads the section `[optim.extra]`.
@@ -25,7 +30,8 @@ impl OptimizerInit<'_> {
     ///
     /// If the section has keys unknown to `T`, or values of other types.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
-        typed("optim.extra", &self.section.extra)
+        self.read.note::<T>(EXTRA);
+        typed(EXTRA, &self.section.extra)
     }
 }
 
@@ -103,7 +109,9 @@ impl Optimizers {
                 known.join(", ")
             )));
         };
-        let optimizer = make(OptimizerInit { section })?;
+        let read = ReadKeys::default();
+        let optimizer = make(OptimizerInit { section, read: &read })?;
+        read.check(EXTRA, &section.extra).map_err(|unread| ConfigError::invalid(unread.to_string()))?;
         let groups = section.groups.iter().map(|group| OwnOptions::new(group, section, &optimizer));
         let groups = groups.collect::<Result<Vec<_>, _>>()?;
         let optimizer = optimizer.choosing(move |name, shape, choice| {

@@ -15,8 +15,8 @@ use kiln_launch::place::{MAX_RANKS, MAX_RANKS_PER_NODE};
 
 use super::trained::Frozen;
 use super::{
-    Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, EventFolder, LrSchedule,
-    MUON, MuonSection, OptimSection, Precision,
+    Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, DataSection, EventFolder,
+    LrSchedule, MUON, MuonSection, OptimSection, Precision,
 };
 
 /// Maximum number of optimizer steps. With [`MAX_BATCH`], positions in the data fit into 64 bits.
@@ -288,6 +288,20 @@ impl Config {
         }
         if self.data.source.is_some() && !self.data.text.is_empty() {
             problems.push("data.source and data.text are both set: remove one of them".to_owned());
+        }
+        if self.data.source.is_some() {
+            let (data, default) = (&self.data, DataSection::default());
+            let of_text = [
+                ("bos", data.bos != default.bos),
+                ("end_of_text", data.end_of_text.is_some()),
+                ("special_tokens", data.special_tokens),
+                ("bad_lines", data.bad_lines != default.bad_lines),
+            ];
+            for (key, _) in of_text.into_iter().filter(|(_, is_set)| *is_set) {
+                problems.push(format!(
+                    "data.{key} is a setting for data.text, and data.source makes token ids without text: remove it"
+                ));
+            }
         }
         if self.data.source.is_none() && !self.data.extra.is_empty() {
             problems.push(

@@ -1,6 +1,7 @@
 //! Samples that a program makes itself, instead of reading them from token files.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
@@ -98,6 +99,7 @@ pub struct DataInit<'a> {
     pub info: &'a SourceInfo,
     /// Number of input tokens of a sample: `data.seq_len`.
     pub seq_len: usize,
+    has_read: &'a Cell<bool>,
 }
 
 impl DataInit<'_> {
@@ -107,6 +109,7 @@ impl DataInit<'_> {
     ///
     /// If the section has keys unknown to `T`, or values of other types.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, SourceError> {
+        self.has_read.set(true);
         let extra = serde_json::Value::Object(self.info.extra.clone());
         serde_json::from_value(extra).map_err(|error| format!("data.extra: {error}").into())
     }
@@ -153,7 +156,15 @@ impl Sources {
             };
             return Err(failed(format!("this program {known}. Run the program that registers this source")));
         };
-        make(DataInit { info, seq_len }).map_err(|error| failed(error.to_string()))
+        let has_read = Cell::new(false);
+        let source = make(DataInit { info, seq_len, has_read: &has_read });
+        let source = source.map_err(|error| failed(error.to_string()))?;
+        match info.extra.keys().next() {
+            Some(key) if !has_read.get() => {
+                Err(failed(format!("the source reads no settings: remove data.extra.{key}")))
+            }
+            _ => Ok(source),
+        }
     }
 
     /// Returns the description of the data of a source, complete, and its tokenizer.
@@ -527,6 +538,12 @@ mod tests {
         assert!(message.contains("data.extra was {\"samples\":5} and is {\"samples\":6} now"), "{message}");
         let message = prepare(&info(json!({ "sample": 6 }))).unwrap_err().to_string();
         assert!(message.contains("data.extra: unknown field `sample`"), "{message}");
+        let deaf = Sources::default().with("counting", |init| {
+            let (samples, group, mistake) = (None, 1, String::new());
+            Ok(Counting { seq_len: init.seq_len, samples, group, mistake })
+        });
+        let message = deaf.describe(&info(json!({ "samples": 5 })), 4).unwrap_err().to_string();
+        assert!(message.contains("the source reads no settings: remove data.extra.samples"), "{message}");
         let unknown = SourceInfo { name: "other".to_owned(), ..info(json!({})) };
         let message = prepare(&unknown).unwrap_err().to_string();
         assert!(message.contains("\"other\": this program has only the sources \"counting\""), "{message}");

@@ -58,7 +58,8 @@ pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verif
     for split in splits.into_iter().filter(|_| info.source.is_none()) {
         check.check_tokens(split)?;
     }
-    for name in [INFO_FILE, TOKENIZER_FILE, INPUTS_FILE] {
+    let of_text = info.source.is_none().then_some(INPUTS_FILE);
+    for name in [INFO_FILE, TOKENIZER_FILE].into_iter().chain(of_text) {
         check.check_small_file(name)?;
     }
     check.check_tokenizer();

@@ -26,5 +26,6 @@ fn sum(arguments: &[String], world: Arc<dyn Communicator>) -> CommandResult {
 }
 
 fn main() -> ExitCode {
-    kiln::cli::main(Registry::default().command("sum", sum))
+    let help = "Sum a number over all ranks\n\nUsage: own_command sum NUMBER";
+    kiln::cli::main(Registry::default().command("sum", sum).command_help("sum", help))
 }

@@ -19,9 +19,11 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Distribution, Tensor};
 use kiln::config::ConfigError;
 use kiln::losses::LossInit;
+use kiln::objective::{ObjectiveContext, TokenBatch};
 use kiln::optimizers::OptimizerInit;
 use kiln::process::CountingAllocator;
 use kiln::registry::Registry;
+use kiln::sharded::Pass;
 use kiln_model::layers::{
     Context, Layer, LayerError, LayerInit, Linear, SwiGlu, TokenLoss, constant_parameter,
 };
@@ -156,6 +158,7 @@ fn gain(width: usize, first: f32, device: &Device) -> Param<Tensor<1>> {
 impl Layer for FeedForward {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         // The added term is 0; its gradient is 0 too, unless the mistake is planted.
+        let [rows, ..] = x.dims();
         let stray = if self.index == 1 && is_planted("backward") { 0.01 } else { 0.0 };
         let twice = if self.index == 0 && is_planted("gradient") { 2.0 } else { 1.0 };
         let gain = self.gain.val();
@@ -165,6 +168,7 @@ impl Layer for FeedForward {
         if self.index == 1 {
             exhaust();
         }
+        assert!(!is_planted("ffn_panics") || rows == 1, "made for one sequence");
         let passes = PASSES.with(|passes| passes.replace(passes.get() + 1));
         let y = if is_planted("mask") && (passes / 2).is_multiple_of(2) { y.mul_scalar(0.9) } else { y };
         let y = match &self.hidden {
@@ -183,6 +187,7 @@ fn loss(_: LossInit) -> Result<TokenLoss, ConfigError> {
     Ok(TokenLoss::new(|logits: Tensor<2>, targets| {
         let [tokens, _] = logits.dims();
         assert!(!is_planted("loss_panics") || tokens > 2, "fewer than three tokens");
+        assert!(!is_planted("loss_panics_later") || tokens <= 2, "more than two tokens");
         let loss = log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)).neg().squeeze_dim::<1>(1);
         if !is_planted("counted_twice") {
             return loss;
@@ -190,6 +195,11 @@ fn loss(_: LossInit) -> Result<TokenLoss, ConfigError> {
         let (first, rest) = (loss.clone().narrow(0, 0, tokens / 2), loss.narrow(0, tokens / 2, tokens / 2));
         Tensor::cat(vec![first.mul_scalar(2.0), rest], 0)
     }))
+}
+
+/// Panics.
+fn panicking(_: &Pass<'_>, _: &TokenBatch, _: &ObjectiveContext<'_>) -> Tensor<1> {
+    panic!("no idea")
 }
 
 /// Descent with momentum.
@@ -233,5 +243,6 @@ fn optimizer(init: OptimizerInit) -> Result<Momentum, ConfigError> {
 fn main() -> ExitCode {
     let registry = Registry::default().attention("mine", Attention::new).layer("mine", FeedForward::new);
     let registry = registry.loss("mine", loss).optimizer("mine", optimizer);
+    let registry = registry.objective("panics", |_| Ok(panicking));
     kiln::cli::main(registry.command("panic", |_, _| panic!("planted panic")))
 }

@@ -141,7 +141,8 @@ const GROUPS: [(&str, &[&str]); 7] = [
 /// one has the name of a built-in command.
 fn command_line(adds: &Commands) -> clap::Command {
     let mut command = Cli::command();
-    for name in adds.names() {
+    for added in adds.iter() {
+        let name = added.name;
         let is_taken = name == "help" || command.find_subcommand(name).is_some();
         assert!(!is_taken, "`{name}` is a command already: choose another name");
         command = command.subcommand(clap::Command::new(name));
@@ -156,9 +157,13 @@ fn command_line(adds: &Commands) -> clap::Command {
             help.push_str(&format!("  {:9} {about}\n", command.get_name()));
         }
     }
-    if adds.names().next().is_some() {
+    if adds.iter().next().is_some() {
         help.push_str("\nThis program:\n");
-        adds.names().for_each(|name| help.push_str(&format!("  {name}\n")));
+        for added in adds.iter() {
+            let about = added.help.and_then(|help| help.lines().next()).unwrap_or_default();
+            help.push_str(format!("  {:9} {about}", added.name).trim_end());
+            help.push('\n');
+        }
     }
     help.push_str("\nOptions:\n{options}\n\nkiln COMMAND --help shows the arguments of a command.");
     command.help_template(help)
@@ -208,6 +213,11 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     let commands = program.registry.commands();
     let command_line = command_line(commands);
     if let Some(command) = arguments.get(1).and_then(|name| commands.find(name)) {
+        let asks = arguments.get(2).is_some_and(|argument| argument == "--help" || argument == "-h");
+        if let Some(help) = command.help.filter(|_| asks) {
+            print_line(help);
+            return ExitCode::SUCCESS;
+        }
         return exit(begun.and_then(|()| own::run(command, &arguments[2..])), false);
     }
     let matches = command_line.try_get_matches_from(arguments);

@@ -27,6 +27,7 @@
 //! | learning rates and schedules by parameter | `[[optim.groups]]` of the configuration | |
 //! | a metric to log | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
 //! | the text | [`data::prepare`] | `own_data.rs` |
+//! | what a loop measures between steps | [`Trainer::record`](run::Trainer::record) | `gradient_noise.rs` |
 //! | when a run evaluates, saves or ends | [`Registry::training_loop`](registry::Registry::training_loop), [`run::Trainer`] | `own_trainer.rs` |
 //! | the whole training loop | [`sharded::ShardedDecoder`], [`batches::Batches`] | `own_loop.rs` |
 //! | the commands, alone or on launched ranks | [`Registry::command`](registry::Registry::command) | `own_command.rs` |

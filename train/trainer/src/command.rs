@@ -19,6 +19,8 @@ type Run = dyn Fn(&[String], Arc<dyn Communicator>) -> CommandResult + Send + Sy
 pub struct Command {
     /// Name of the command: the first argument of the program.
     pub name: &'static str,
+    /// The text of `--help`, if the program has added one: a line about the command, then its arguments.
+    pub help: Option<&'static str>,
     run: Arc<Run>,
 }
 
@@ -51,7 +53,21 @@ impl Commands {
     ) -> Self {
         assert!(!name.is_empty(), "a command needs a name");
         assert!(self.find(name.as_ref()).is_none(), "`{name}` is a command already: choose another name");
-        self.0.push(Command { name, run: Arc::new(run) });
+        self.0.push(Command { name, help: None, run: Arc::new(run) });
+        self
+    }
+
+    /// Adds a help text; see [`Registry::command_help`](crate::registry::Registry::command_help).
+    ///
+    /// # Panics
+    ///
+    /// If there is no command of this name.
+    #[must_use]
+    pub fn with_help(mut self, name: &str, help: &'static str) -> Self {
+        match self.0.iter_mut().find(|command| command.name == name) {
+            Some(command) => command.help = Some(help),
+            None => panic!("`{name}` is not a command of this program: add it first"),
+        }
         self
     }
 
@@ -60,15 +76,15 @@ impl Commands {
         self.0.iter().find(|command| command.name == name)
     }
 
-    /// Returns the names of the commands, in the order of addition.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.0.iter().map(|command| command.name)
+    /// Iterates over the commands, in the order of addition.
+    pub fn iter(&self) -> impl Iterator<Item = &Command> {
+        self.0.iter()
     }
 }
 
 impl fmt::Debug for Commands {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.names()).finish()
+        f.debug_list().entries(self.iter().map(|command| command.name)).finish()
     }
 }
 

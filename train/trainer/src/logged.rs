@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
+use kiln_config::Config;
 use kiln_shard::Engine;
 use serde::Serialize;
 
@@ -16,6 +17,8 @@ pub struct LoggedStep<'a> {
     pub metrics: &'a StepMetrics,
     /// The engine, with the weights after the step; see, for example, [`Engine::weight_norms`].
     pub engine: &'a Engine,
+    /// Configuration of the run, with all defaults resolved.
+    pub config: &'a Config,
 }
 
 /// The value of a metric, or any error.
@@ -48,9 +51,8 @@ impl Metrics {
         name: &str,
         value: impl Fn(&LoggedStep<'_>) -> MetricResult + Send + Sync + 'static,
     ) -> Self {
-        assert!(!name.is_empty(), "a metric needs a name");
-        assert!(!name.contains('.'), "metric `{name}`: names with a dot are those of layers");
-        let taken = self.0.iter().any(|(known, _)| known == name) || is_built_in(name);
+        check_name(name);
+        let taken = self.0.iter().any(|(known, _)| known == name);
         assert!(!taken, "metric `{name}`: `metrics.jsonl` has a key of this name");
         self.0.push((name.to_owned(), Arc::new(value)));
         self
@@ -75,6 +77,13 @@ impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
     }
+}
+
+/// Panics if a program's own value cannot have `name`.
+pub(crate) fn check_name(name: &str) {
+    assert!(!name.is_empty(), "a metric needs a name");
+    assert!(!name.contains('.'), "metric `{name}`: names with a dot are those of layers");
+    assert!(!is_built_in(name), "metric `{name}`: `metrics.jsonl` has a key of this name");
 }
 
 fn is_built_in(name: &str) -> bool {

@@ -7,14 +7,19 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
+use kiln_checkpoint::sharded::Pass;
 use kiln_checkpoint::source::ModelSource;
 use kiln_config::{CROSS_ENTROPY, ConfigError, LossSection, typed};
 use kiln_model::layers::TokenLoss;
-use kiln_shard::ranks::panic_message;
+use kiln_model::panics::{message, named};
+use kiln_model::settings::ReadKeys;
 use serde::de::DeserializeOwned;
 
 use crate::error::Result;
-use crate::objective::{FrozenModel, Objective};
+use crate::objective::{FrozenModel, Objective, ObjectiveContext, TokenBatch};
+
+/// The section of the settings of custom losses.
+const EXTRA: &str = "loss.extra";
 
 /// The input of a function that makes a loss or an objective.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +27,7 @@ pub struct LossInit<'a> {
     /// The section `[loss]`.
     pub section: &'a LossSection,
     frozen: &'a RefCell<Vec<FrozenModel>>,
+    read: &'a ReadKeys,
 }
 
 impl LossInit<'_> {
@@ -31,7 +37,8 @@ impl LossInit<'_> {
     ///
     /// If the section has keys unknown to `T`, or values of other types.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
-        typed("loss.extra", &self.section.extra)
+        self.read.note::<T>(EXTRA);
+        typed(EXTRA, &self.section.extra)
     }
 
     /// Requests the model that `[loss.frozen]` names `name`, for
@@ -93,6 +100,35 @@ impl fmt::Debug for Loss {
             Loss::Token(_) => "Token",
             Loss::Objective(..) => "Objective",
         })
+    }
+}
+
+/// The name of a loss in messages.
+struct NameOf<'a>(&'a str);
+
+impl fmt::Display for NameOf<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "loss.kind = \"{}\"", self.0)
+    }
+}
+
+/// An objective whose panics have its name.
+struct Named {
+    kind: String,
+    objective: Arc<dyn Objective>,
+}
+
+impl Objective for Named {
+    fn loss(&self, pass: &Pass<'_>, batch: &TokenBatch, cx: &ObjectiveContext<'_>) -> Tensor<1> {
+        named(NameOf(&self.kind), || self.objective.loss(pass, batch, cx))
+    }
+
+    fn runs(&self) -> usize {
+        self.objective.runs()
+    }
+
+    fn is_evaluated(&self) -> bool {
+        self.objective.is_evaluated()
     }
 }
 
@@ -170,15 +206,16 @@ impl Losses {
                 known.join(", ")
             )));
         };
-        let frozen = RefCell::default();
-        let init = LossInit { section, frozen: &frozen };
+        let (frozen, read) = (RefCell::default(), ReadKeys::default());
+        let init = LossInit { section, frozen: &frozen, read: &read };
         let loss = match maker {
             Maker::Token(make) => Loss::Token(make(init)?),
             Maker::Objective(make) => {
-                let objective = make(init)?;
-                Loss::Objective(objective, frozen.take())
+                let objective = Named { kind: section.kind.clone(), objective: make(init)? };
+                Loss::Objective(Arc::new(objective), frozen.take())
             }
         };
+        read.check(EXTRA, &section.extra).map_err(|unread| ConfigError::invalid(unread.to_string()))?;
         let used: Vec<_> = match &loss {
             Loss::Objective(_, frozen) => frozen.iter().map(|model| &model.name).collect(),
             Loss::CrossEntropy | Loss::Token(_) => Vec::new(),
@@ -202,7 +239,12 @@ impl Losses {
         let made = self.find(section)?;
         match &made {
             Loss::CrossEntropy => {}
-            Loss::Token(loss) => try_token_loss(section, loss, vocab_size)?,
+            Loss::Token(loss) => {
+                try_token_loss(section, loss, vocab_size)?;
+                let (kind, loss) = (section.kind.clone(), loss.clone());
+                let of = move |logits, targets| named(NameOf(&kind), || loss.of(logits, targets));
+                return Ok(Loss::Token(TokenLoss::new(of)));
+            }
             Loss::Objective(_, frozen) => {
                 for FrozenModel { name, path } in frozen {
                     let known = ModelSource::open(path)?.model().vocab_size;
@@ -232,7 +274,7 @@ fn try_token_loss(section: &LossSection, loss: &TokenLoss, vocab_size: usize) ->
         ConfigError::invalid(format!(
             "loss.kind = \"{}\" panics for {tokens} tokens with {vocab_size} logits each: {}",
             section.kind,
-            panic_message(&*panic)
+            message(&*panic)
         ))
     })?;
     if shape != [tokens] {
@@ -253,8 +295,6 @@ impl fmt::Debug for Losses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objective::{ObjectiveContext, TokenBatch};
-    use kiln_checkpoint::sharded::Pass;
 
     fn with(name: &str) -> Losses {
         Losses::default().with(name, |_| Ok(TokenLoss::new(|logits, _| logits.sum_dim(1).squeeze_dim(1))))
@@ -281,6 +321,33 @@ mod tests {
         let message = broken.make(&toml::from_str("kind = 'broken'").expect("a section"), 4);
         let message = message.expect_err("refused").to_string();
         assert!(message.contains("\"broken\" panics for 2 tokens with 4 logits each: no idea"), "{message}");
+    }
+
+    #[test]
+    fn settings_that_a_loss_does_not_read_are_refused() {
+        #[derive(serde::Deserialize)]
+        #[expect(dead_code, reason = "only the names of the fields are read")]
+        struct Settings {
+            gamma: f64,
+        }
+        let losses = with("plain").with("focal", |init| {
+            init.extra::<Settings>()?;
+            Ok(TokenLoss::new(|logits, _| logits.sum_dim(1).squeeze_dim(1)))
+        });
+        for (text, expected) in [
+            (
+                "kind = 'plain'\nextra.gamma = 2",
+                "loss.extra.gamma: no part of this program reads this setting:",
+            ),
+            (
+                "kind = 'focal'\nextra = { gamma = 2, gama = 1 }",
+                "loss.extra.gama: no part of this program reads",
+            ),
+            ("kind = 'focal'\nextra = { gamma = 2, gama = 1 }", "this setting, only `gamma`: remove it"),
+        ] {
+            let message = losses.find(&toml::from_str(text).expect("a section")).expect_err("refused");
+            assert!(message.to_string().contains(expected), "{message}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The passes of a micro-batch, for [`Trainer::train_step`](crate::run::Trainer::train_step) and for measurements.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
@@ -52,11 +53,27 @@ impl RunLoss {
         world: &Arc<dyn Communicator>,
         device: &Device,
     ) -> Result<Self> {
+        RunLoss::load_with(loss, config, world, |path, builder| {
+            Ok(ModelSource::open(path)?.decoder(layers, builder, device)?)
+        })
+    }
+
+    /// Creates the frozen models of `loss` with `load`, from a path and a builder. Collective.
+    ///
+    /// # Errors
+    ///
+    /// If `load` fails, or the ranks lose contact.
+    pub fn load_with(
+        loss: Loss,
+        config: &Config,
+        world: &Arc<dyn Communicator>,
+        load: impl Fn(&Path, EngineBuilder) -> Result<ShardedDecoder>,
+    ) -> Result<Self> {
         let Loss::Objective(_, models) = &loss else { return Ok(RunLoss { loss, frozen: Vec::new() }) };
         let load = |path| -> Result<ShardedDecoder> {
             let shard_size = shard_size(config.shard.strategy, config.shard.shard_size, &**world)?;
             let builder = EngineBuilder::new(world.clone(), config.policy(), shard_size)?;
-            Ok(ModelSource::open(path)?.decoder(layers, builder.freeze(|_| true), device)?)
+            load(path, builder.freeze(|_| true))
         };
         let frozen = models.iter().map(|model| Ok((model.name.clone(), load(&model.path)?)));
         let frozen = frozen.collect::<Result<_>>()?;

@@ -192,6 +192,24 @@ impl Registry {
         Registry { commands: self.commands.with(name, run), ..self }
     }
 
+    /// Adds the help text of a command: `my-program NAME --help` prints it, and `my-program --help` its first line. Without
+    /// a help text, `--help` is an argument like any other, which the command receives.
+    ///
+    /// ```
+    /// use kiln_train::registry::Registry;
+    ///
+    /// let registry = Registry::default()
+    ///     .command("greet", |names, _| Ok(println!("hello {names:?}")))
+    ///     .command_help("greet", "Greet people\n\nUsage: my-program greet [NAME]...");
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If there is no command of this name.
+    pub fn command_help(self, name: &str, help: &'static str) -> Self {
+        Registry { commands: self.commands.with_help(name, help), ..self }
+    }
+
     /// Returns the commands that the program adds.
     pub fn commands(&self) -> &Commands {
         &self.commands

@@ -54,7 +54,7 @@ impl AdapterFolder {
         let Some(base) = [folder.join(&base), PathBuf::from(&base)].into_iter().find(|path| path.is_dir())
         else {
             let problem = format!(
-                "is \"{base}\", which is no folder here: set it to the folder of the model that was adapted"
+                "is \"{base}\", which is not a folder here: set it to the folder of the model that was adapted"
             );
             return Err(CheckpointError::BaseModel { path: folder.to_owned(), problem });
         };

@@ -388,7 +388,6 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family> {
     let feed_forward = &model.feed_forward;
     let features = [
         model.block.as_ref().map(|block| format!("block {block}")),
-        model.head_layer.as_ref().map(|layer| format!("head_layer {layer}")),
         (model.attention != FULL_ATTENTION).then(|| format!("attention {}", model.attention)),
         (feed_forward != SWIGLU && feed_forward != MOE).then(|| format!("feed_forward {feed_forward}")),
         model.logit_softcap.map(|cap| format!("logit_softcap {cap}")),

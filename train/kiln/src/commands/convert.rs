@@ -116,6 +116,11 @@ impl ExportArgs {
             true => checkpoint::export_adapters(&source, &out, dtype, meter),
             false => checkpoint::export(&source, &out, dtype, max_shard_bytes, meter),
         })?;
+        if let Some(name) = &source.model().head_layer {
+            print_line(&format!(
+                "left out: the extra head `{name}` (head_layer.*), which only its objective runs"
+            ));
+        }
         print_line(&format!("exported to {}", out.display()));
         Ok(())
     }

@@ -35,8 +35,8 @@ pub struct TrainArgs {
     /// last. Without CONFIG, the run continues in its folder with its own configuration.
     #[arg(long, value_name = "latest|RUN|CHECKPOINT")]
     resume: Option<PathBuf>,
-    /// Allow these weights to be missing from the checkpoint, such as "lm_head.*"; they keep their initial values. May
-    /// be repeated.
+    /// Allow these weights, such as "lm_head.*", to be missing from the checkpoint, and keep their initial values; or
+    /// leave them out, if the model does not have them. May be repeated.
     #[arg(long, value_name = "PATTERN")]
     allow_missing: Vec<String>,
     /// Load weights by name and shape, even if the checkpoint was trained with different layers, loss or optimizer.

@@ -157,7 +157,7 @@ fn wrong_adapters_are_refused() {
     changed("\"use_dora\": false", "\"use_dora\": true", "use_dora = true is not supported");
     changed("\"r\": 2", "\"r\": 3", "expected");
     changed("\"r\": 2", "\"rank_pattern\": {\"q_proj\": 4}, \"r\": 2", "rank_pattern");
-    changed("\"base_model_name_or_path\": \"", "\"base_model_name_or_path\": \"none/", "no folder here");
+    changed("\"base_model_name_or_path\": \"", "\"base_model_name_or_path\": \"none/", "not a folder here");
     workspace.write("changed/adapter_model.safetensors", "");
     workspace.replace("changed/adapter_config.json", "none/", "");
     refused(&["eval", "changed", "--data", "data"], "adapter_model.safetensors");

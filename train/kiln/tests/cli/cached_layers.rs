@@ -39,6 +39,9 @@ fn strategies_and_resumed_runs_have_equal_losses() {
         let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
         assert_eq!(train("none", &none), full, "{program}");
         assert_eq!(train("again", &["--resume", "full/checkpoints/fsdp_cpt2"]), full[2..], "{program}");
+        let launch = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "processes"];
+        succeed(&workspace, program, &[&launch[..], &layer].concat());
+        assert_eq!(workspace.steps("processes"), full, "{program}");
         let recompute = ["--set", "shard.recompute=block"];
         assert_eq!(train("recompute", &recompute), full, "{program}");
     }

@@ -366,6 +366,26 @@ fn a_loss_that_panics_is_named() {
     assert!(!workspace.path("run").exists());
 }
 
+/// A part that panics in the middle of a run is named, even if the check of the start has not found it.
+#[test]
+fn parts_that_panic_in_a_step_are_named() {
+    let workspace = Workspace::new();
+    for (name, own, says) in [
+        ("", &["--set", "loss.kind=panics"][..], "rank 0 panicked: loss.kind = \"panics\": no idea"),
+        (
+            "loss_panics_later",
+            &["--set", "loss.kind=mine"],
+            "rank 0 panicked: loss.kind = \"mine\": more than two tokens",
+        ),
+        ("ffn_panics", &LAYERS, "rank 0 panicked: layers.0.ffn (\"mine\"): made for one sequence"),
+    ] {
+        let run = ["train", "run.toml", "--out", &format!("run{name}"), "--ranks", "1"];
+        let ended = planted(&workspace, name, &[&run[..], own].concat());
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(ended.stderr.contains(says), "{ended:?}");
+    }
+}
+
 #[test]
 fn a_state_that_no_checkpoint_has_is_found() {
     let workspace = Workspace::new();

@@ -67,6 +67,14 @@ fn only_adapters_are_trained() {
     // A resumed run needs no permission: the checkpoint has the adapters.
     assert_eq!(train(&workspace, "resumed", &["--resume", "full/checkpoints/fsdp_cpt2"]), full[2..]);
 
+    // Adapters and norms are trained: the checkpoint has no moments of the norms.
+    let wider = ["train", "lora.toml", "--out", "wider", "--resume", "full/checkpoints/fsdp_cpt2"];
+    let only = ["--set", "train.train_only=['*.lora_*', '*_norm.*']"];
+    let said = lora(&workspace, &[&wider[..], &only].concat());
+    assert_eq!(said.code, Some(2), "{said:?}");
+    let says = "_norm.weight: these parameters were frozen. Use train.freeze and train.train_only";
+    assert!(said.stderr.contains(says) && !said.stderr.contains("lora_a"), "{said:?}");
+
     let (base, middle) = (weights(&workspace, "base"), weights(&workspace, "full/checkpoints/fsdp_cpt2"));
     let trained = weights(&workspace, "full");
     assert_eq!(trained, weights(&workspace, "none-block"));

@@ -20,7 +20,7 @@ fn command_runs_alone_and_as_ranks_of_the_launcher() {
 #[test]
 fn arguments_of_a_command_belong_to_it() {
     let workspace = Workspace::new();
-    for arguments in [&["--help"][..], &["--", "1"], &["--rank", "8", "--out", "here"]] {
+    for arguments in [&["1", "--help"][..], &["--", "1"], &["--rank", "8", "--out", "here"]] {
         for before in [&["sum"][..], &["launch", "--nproc-per-node", "2", "--", "sum"]] {
             let ended = run(&workspace, &[before, arguments].concat());
             assert_eq!(ended.code, Some(1), "{arguments:?}: {ended:?}");
@@ -56,7 +56,16 @@ fn panic_of_a_command_is_reported() {
 fn help_lists_the_commands_of_the_program() {
     let workspace = Workspace::new();
     let help = run(&workspace, &["--help"]).stdout;
-    assert!(help.contains("\nThis program:\n  sum\n\nOptions:"), "{help}");
+    assert!(help.contains("\nThis program:\n  sum       Sum a number over all ranks\n\nOptions:"), "{help}");
+    for flag in ["--help", "-h"] {
+        let help = run(&workspace, &["sum", flag]);
+        assert_eq!(help.code, Some(0), "{help:?}");
+        let text = "Sum a number over all ranks\n\nUsage: own_command sum NUMBER\n";
+        assert_eq!((help.stdout.as_str(), help.stderr.as_str()), (text, ""));
+    }
+    // Without a help text, the command reads the flag itself.
+    let ended = workspace.run(&example("planted"), &["panic", "--help"]);
+    assert!(ended.stderr.contains("planted panic"), "{ended:?}");
     assert!(!workspace.succeed(&["--help"]).contains("This program"));
     let unknown = run(&workspace, &["sun", "1"]);
     assert_eq!(unknown.code, Some(2), "{unknown:?}");

@@ -76,6 +76,11 @@ fn what_is_not_there_is_named() {
     );
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.stderr.contains("model.extra.scales: unknown field `scales`"), "{said:?}");
+    let unread = ["train", "run.toml", "--out", "run", "--set", "model.extra.scale=1"];
+    let said = workspace.kiln(&unread);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    let reason = "model.extra.scale: no part of this program reads this setting: remove it or correct it";
+    assert!(said.stderr.contains(reason), "{said:?}");
     let said = workspace.kiln(&[&["train", "run.toml", "--out", "run"][..], &LAYER].concat());
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.stderr.contains("model.feed_forward = \"relu3\""), "{said:?}");

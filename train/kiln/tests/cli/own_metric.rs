@@ -121,3 +121,53 @@ fn a_model_with_capped_logits_has_every_command_and_no_hugging_face_name() {
     let other = workspace.kiln(&[&["train", "run.toml", "--out", "other"][..], &change].concat());
     assert!(other.stderr.contains("model.logit_softcap is 5 there and 6 here"), "{other:?}");
 }
+
+/// A step of the stock run whose batch is the small one has the norm that the loop measures, and measuring changes
+/// nothing.
+#[test]
+fn gradient_noise_is_measured_between_the_steps_of_the_stock_run() {
+    let workspace = Workspace::new();
+    let program = example("gradient_noise");
+    let train = |out: &str, before: &[&str], more: &[&str]| {
+        let run = ["train", "run.toml", "--out", out, "--set", "experiment.small_batch=4"];
+        let ended = workspace.run(&program, &[before, &run, more].concat());
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let mut lines = workspace.metrics(out);
+        lines.retain(|line| line.get("loss").is_some());
+        let values = |line: &Json| {
+            ["loss", "grad_norm", "small_grad_norm", "noise_scale"].map(|key| number(line, key).to_bits())
+        };
+        (lines.iter().map(values).collect::<Vec<_>>(), lines)
+    };
+    let (full, lines) = train("full", &[], &["--set", "checkpoint.every=2"]);
+    workspace.succeed(&["train", "run.toml", "--out", "stock"]);
+    assert_eq!(workspace.steps("full"), workspace.steps("stock"));
+    workspace.succeed(&["train", "run.toml", "--out", "small", "--set", "train.global_batch=4"]);
+    assert_eq!(number(&lines[0], "small_grad_norm"), workspace.steps("small")[0].2);
+    for line in &lines {
+        let [squared, variance] = ["gradient_squared", "gradient_variance"].map(|key| number(line, key));
+        for (norm, samples) in [("grad_norm", 8.0), ("small_grad_norm", 4.0)] {
+            let expected = number(line, norm).powi(2);
+            let sum = squared + variance / samples;
+            assert!((sum - expected).abs() < 1e-9 * expected, "{norm}: {sum} {expected}");
+        }
+    }
+
+    let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
+    assert_eq!(train("none", &[], &none).0, full);
+    assert_eq!(train("grad_op", &[], &["--set", "shard.strategy=SHARD_GRAD_OP"]).0, full);
+    assert_eq!(train("processes", &["launch", "--nproc-per-node", "2", "--"], &[]).0, full);
+    assert_eq!(train("again", &[], &["--resume", "full/checkpoints/fsdp_cpt2"]).0, full[2..]);
+    // Steps that are not logged are not measured.
+    let (few, _) = train("few", &[], &["--set", "log.every=3"]);
+    assert_eq!(few, [full[0], full[2], full[3]]);
+}
+
+#[test]
+fn gradient_noise_needs_a_smaller_batch() {
+    let workspace = Workspace::new();
+    let run = ["train", "run.toml", "--out", "run", "--set", "experiment.small_batch=8"];
+    let ended = workspace.run(&example("gradient_noise"), &run);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("must be smaller than train.global_batch"), "{ended:?}");
+}

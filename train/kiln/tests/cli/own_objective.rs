@@ -63,8 +63,19 @@ fn a_source_of_your_own_has_every_command() {
     );
     assert_eq!(evaluated["tokens"], 8 * 5, "masked targets do not count");
     succeed(&workspace, &program, &[&["check", "run.toml"][..], &settings].concat());
+    for verified in [
+        succeed(&workspace, &program, &["data", "verify", "made"]),
+        workspace.succeed(&["data", "verify", "made"]),
+    ] {
+        assert!(verified.contains("made is intact: 2 files"), "{verified}");
+    }
     let text = succeed(&workspace, &program, &["generate", "full", "--prompt", "1 2 3 4 10"]);
     assert!(text.contains("1 2 3 4 10"), "{text}");
+    // Settings of text are not for samples.
+    let bos = [&["train", "run.toml", "--out", "bos"][..], &settings, &["--set", "data.bos=true"]].concat();
+    let ended = workspace.run(&program, &bos);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("data.bos is a setting for data.text"), "{ended:?}");
     // `kiln` says what it lacks, and another length is a mistake of the source.
     let stock = workspace.kiln(&["data", "show", "made"]);
     assert!(
@@ -132,6 +143,32 @@ fn an_extra_head_trains_with_the_objective_alone() {
     succeed(&workspace, &program, &[&["check", "run.toml"][..], &settings].concat());
     let stock = workspace.kiln(&["eval", "full"]);
     assert!(stock.stderr.contains("head_layer") && stock.stderr.contains("second"), "{stock:?}");
+
+    let untrained = ["train", "run.toml", "--out", "untrained", "--set", "model.head_layer=second"];
+    let ended = workspace.run(&program, &untrained);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let warning =
+        "loss.kind = \"cross_entropy\" does not train the extra head, model.head_layer = \"second\"";
+    assert!(ended.stderr.contains(warning), "{ended:?}");
+
+    // Without the extra head, the model is the same.
+    let exported = workspace.succeed(&["export", "full", "--out", "hf"]);
+    assert!(exported.contains("left out: the extra head `second`"), "{exported}");
+    let evaluate = |program: &Path, model: &str| {
+        let arguments = ["eval", model, "--data", "data", "--samples", "8", "--seq-len", "8", "--json"];
+        let evaluated = succeed(&workspace, program, &arguments);
+        serde_json::from_str::<serde_json::Value>(&evaluated).expect("JSON")["val_loss"].clone()
+    };
+    let kiln = Path::new(crate::PROGRAM);
+    assert_eq!(evaluate(kiln, "hf"), evaluate(&program, "full"));
+    let dropped = ["train", "run.toml", "--out", "dropped", "--set", "init.from=full", "--allow-other-parts"];
+    let refused = workspace.kiln(&dropped);
+    assert!(refused.stderr.contains("or leave weights out with --allow-missing"), "{refused:?}");
+    let allowed = ["--allow-missing", "head_layer.*", "--set", "optim.lr=0.0"];
+    let ended = workspace.kiln(&[&dropped[..], &allowed].concat());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("not in the model, left out: head_layer.attention."), "{ended:?}");
+    assert_eq!(evaluate(kiln, "dropped"), evaluate(kiln, "hf"));
 }
 
 #[test]

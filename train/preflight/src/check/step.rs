@@ -15,7 +15,8 @@ use super::env::nearest;
 use super::model::{Trained, elements};
 use crate::bench;
 use crate::smoke::{Smoke, forget_absent};
-use kiln_checkpoint::sharded::ShardedDecoder;
+use kiln_checkpoint::sharded::{ShardedDecoder, parameter_shapes};
+use kiln_checkpoint::source::ModelSource;
 use kiln_checkpoint::weights::AllowMissing;
 use kiln_checkpoint::{Checkpoint, CheckpointState, SaveContext, SaveOptions, Saver};
 use kiln_config::device::{self, ResolvedDevice};
@@ -94,7 +95,21 @@ impl Shrunk {
     }
 
     fn load_loss(&self, world: &Arc<dyn Communicator>) -> Result<RunLoss> {
-        RunLoss::load(self.loss.clone(), self.registry.layers(), &self.config, world, &self.device)
+        RunLoss::load_with(self.loss.clone(), &self.config, world, |path, builder| {
+            self.load_frozen(path, builder)
+        })
+    }
+
+    /// Loads a frozen model, or makes two narrow blocks with the layers of a large one.
+    fn load_frozen(&self, path: &Path, builder: EngineBuilder) -> Result<ShardedDecoder> {
+        let Shrunk { config, registry, device, .. } = self;
+        let (source, layers) = (ModelSource::open_with(path, registry.layers())?, registry.layers());
+        let decoder = |model: &ModelConfig| Decoder::new(layers, model, Key::new(0), device);
+        if elements(&parameter_shapes(&decoder(source.model())?)) <= WHOLE {
+            return Ok(source.decoder(layers, builder, device)?);
+        }
+        source.check_weights_are_there(layers)?;
+        Ok(ShardedDecoder::new(decoder(&narrowed(config, source.model())?)?, builder)?)
     }
 
     fn step_of(&self, model: &ShardedDecoder, loss: &RunLoss, number: u64) -> Result<Outcome> {
@@ -195,6 +210,13 @@ impl Shrunk {
     }
 }
 
+/// Returns a model of two narrow blocks with the layers and the vocabulary of `model`.
+fn narrowed(config: &Config, model: &ModelConfig) -> Result<ModelConfig> {
+    let mut config = Config { model: ModelSection::from_model(model), ..config.clone() };
+    Smoke::Width.shrink(&mut config);
+    Ok(config.model.resolve(None).map_err(ConfigError::invalid)?)
+}
+
 /// Returns whether the values of a step with and without loading agree. A value that is not finite never agrees.
 fn is_near(here: f64, there: f64, tolerance: f64) -> bool {
     here == there || (here - there).abs() < tolerance * here.abs()
@@ -202,7 +224,20 @@ fn is_near(here: f64, there: f64, tolerance: f64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{TOLERANCE, is_near};
+    use super::{TOLERANCE, is_near, narrowed};
+    use kiln_config::Config;
+    use kiln_model::{Layers, ModelConfig};
+
+    #[test]
+    fn a_narrowed_model_has_the_vocabulary_and_few_parameters() {
+        let large = ModelConfig { vocab_size: 3000, ..ModelConfig::preset("1b").expect("a preset") };
+        let small = narrowed(&Config::default(), &large).expect("a model");
+        let layers = |model: &ModelConfig| (model.attention.clone(), model.feed_forward.clone());
+        assert_eq!((small.vocab_size, layers(&small)), (3000, layers(&large)));
+        let parameters =
+            |model| kiln_model::Decoder::count_parameters(&Layers::default(), model).expect("layers");
+        assert!(parameters(&small) < 1_000_000 && parameters(&large) > 500_000_000);
+    }
 
     #[test]
     fn nan_never_agrees() {

@@ -352,6 +352,13 @@ impl Draft {
         let tokenizer: Arc<[u8]> = tokenizer.into();
         let inherited = Inherited::of(source.as_ref(), config, &data, &tokenizer)?;
         warnings.extend(inherited.beyond_context(config));
+        if let (Some(name), Loss::CrossEntropy | Loss::Token(_)) = (&model.head_layer, &loss) {
+            warnings.push(format!(
+                "loss.kind = \"{}\" does not train the extra head, model.head_layer = \"{name}\": only an objective runs \
+                 it. Name the objective in loss.kind, or remove model.head_layer",
+                config.loss.kind
+            ));
+        }
         let note = inherited.other_tokenizer.as_ref().filter(|_| resume.is_none()).map(|own| {
             format!(
                 "the data in {} have a different tokenizer from the initial weights ({}): their token ids mean \

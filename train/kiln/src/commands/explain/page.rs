@@ -189,7 +189,7 @@ fn device(error: &DeviceError) -> Option<Page> {
 fn layer(error: &LayerError) -> Option<Page> {
     match error {
         LayerError::Unknown { .. } => Some(Page::PartUnknown),
-        LayerError::Extra { .. } | LayerError::Shape(_) => Some(Page::Configuration),
+        LayerError::Extra { .. } | LayerError::Unread(_) | LayerError::Shape(_) => Some(Page::Configuration),
     }
 }
 
@@ -314,7 +314,9 @@ fn checkpoint(error: &CheckpointError) -> Option<Page> {
         CheckpointError::NoAdapters { .. } => Page::ModelUnsupported,
         CheckpointError::OtherArchitecture { .. } => Page::PartUnknown,
         CheckpointError::Layer(error) => return layer(error),
-        CheckpointError::OtherOptimizer { .. } | CheckpointError::Slots { .. } => Page::OptimizerMismatch,
+        CheckpointError::OtherOptimizer { .. }
+        | CheckpointError::Slots { .. }
+        | CheckpointError::Frozen { .. } => Page::OptimizerMismatch,
         CheckpointError::NotFinite { .. } => Page::WeightsNotFinite,
         CheckpointError::Context { .. } => Page::OwnCode,
         CheckpointError::Exists { .. } => Page::OutputExists,

@@ -52,7 +52,8 @@ pub(super) struct IssuedStep {
 pub(super) struct StepLog {
     pub(super) recorded: RecordedStep,
     pub(super) any_recorded: bool,
-    pub(super) grad_norms: Values,
+    /// Values besides those of layers, metrics and the step itself: gradient norms, and those of the loop.
+    pub(super) values: Values,
 }
 
 #[cfg(test)]

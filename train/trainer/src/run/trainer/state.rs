@@ -20,6 +20,7 @@ use super::start::{introduce, started_as};
 use crate::error::{Result, TrainError};
 use crate::fault::Drill;
 use crate::flight;
+use crate::logged::check_name;
 use crate::metrics::{Reporter, StepMetrics, print_line};
 use crate::passes::RunLoss;
 use crate::process::output::ProgressLine;
@@ -30,6 +31,7 @@ use crate::run::memory::lay_out_memory;
 use crate::run::observe::{Controls, ObservedRank, Observers, Reach};
 use crate::run::plan::Plan;
 use crate::run::startup::StartTimes;
+use crate::values::Values;
 use kiln_checkpoint::sharded::{ShardedDecoder, parameter_shapes};
 use kiln_checkpoint::{self as checkpoint, Architecture, CheckpointState, Saver};
 use kiln_config::Config;
@@ -90,6 +92,8 @@ pub(super) struct Progress {
     /// The last step, while its outcome is not known yet.
     pub(super) issued: Option<IssuedStep>,
     pub(super) metrics: Option<StepMetrics>,
+    /// Values that the loop has recorded for the next step.
+    pub(super) values: Values,
     pub(super) skipped_in_a_row: u64,
     pub(super) evaluated: Option<(u64, f64)>,
     pub(super) sampled: Option<(u64, Vec<Text>)>,
@@ -219,6 +223,17 @@ impl<'a> Trainer<'a> {
             let names: Vec<_> = absent.into_iter().collect();
             print_line(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
         }
+        if let (0, Some(source), false) = (rank, &plan.source, plan.allow_missing.is_empty()) {
+            let weights = source.weights();
+            let mut unused = weights.shapes();
+            model.engine().layout().parameters().for_each(|(_, parameter)| {
+                unused.remove(parameter.name.as_str());
+            });
+            if !unused.is_empty() {
+                let names: Vec<_> = unused.into_keys().collect();
+                print_line(&format!("not in the model, left out: {}", names.join(", ")));
+            }
+        }
         let controls = Controls::default();
         let observers = plan.tools.as_ref().map_or_else(Vec::new, |tools| {
             tools.observers(ObservedRank {
@@ -253,6 +268,7 @@ impl<'a> Trainer<'a> {
                 has_trained: false,
                 issued: None,
                 metrics: None,
+                values: Values::default(),
                 skipped_in_a_row: 0,
                 evaluated: None,
                 sampled: None,
@@ -383,6 +399,17 @@ impl<'a> Trainer<'a> {
     /// Returns the device that the rank computes on, for [`ShardedDecoder::pass`].
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Logs `value` with the next step, as `name` in `metrics.jsonl`, if that step is logged. Metrics of the registry find
+    /// it in [`StepMetrics::values`]. The value of rank 0 is written. Not collective.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, contains a dot, or is the name of another key.
+    pub fn record(&mut self, name: &str, value: f64) {
+        check_name(name);
+        self.progress.values.set(name, value);
     }
 
     /// Prints a line on rank 0, next to the progress bar if there is one.

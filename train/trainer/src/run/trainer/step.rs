@@ -127,10 +127,10 @@ impl Trainer<'_> {
         }
         engine.set_activity("optimizer");
         observers.on_gradients(&engine, step)?;
-        let grad_norms = match records.is_some() && config.log.gradients {
-            true => grad_norms(&engine)?,
-            false => Values::default(),
-        };
+        let mut values = std::mem::take(&mut self.progress.values);
+        if records.is_some() && config.log.gradients {
+            values.extend(grad_norms(&engine)?);
+        }
         let grad_histograms =
             config.log.has_histograms(step).then(|| engine.grad_histograms()).transpose()?;
         let (rates, grad_clip) = self.rates(step);
@@ -147,7 +147,7 @@ impl Trainer<'_> {
         let sync = self.sync(recorded.as_ref().is_some_and(|recorded| !recorded.is_empty()))?;
         observers.on_step_end(&engine, step);
         let any_recorded = sync.any_recorded;
-        let log = recorded.map(|recorded| StepLog { recorded, any_recorded, grad_norms });
+        let log = recorded.map(|recorded| StepLog { recorded, any_recorded, values });
         let end = self.read_clocks();
         self.stops.pace.synced(sync.longest_pass);
         let step_s = (end.at - start.at).saturating_sub(end.held - start.held).as_secs_f64();
@@ -355,13 +355,14 @@ impl Trainer<'_> {
     }
 
     fn complete(&self, metrics: &mut StepMetrics, log: StepLog) -> Result<()> {
-        let StepLog { recorded, any_recorded, grad_norms } = log;
+        let StepLog { recorded, any_recorded, values } = log;
         let engine = self.model.engine();
         if any_recorded {
             metrics.values.extend(recorded.finish(engine, metrics.loss, &self.plan.config.loss.kind)?);
         }
-        metrics.values.extend(grad_norms);
-        let added = self.plan.registry.metrics().of(&LoggedStep { metrics, engine })?;
+        metrics.values.extend(values);
+        let step = LoggedStep { metrics, engine, config: &self.plan.config };
+        let added = self.plan.registry.metrics().of(&step)?;
         metrics.values.extend(added);
         Ok(())
     }
