@@ -105,6 +105,7 @@ pub fn convert(
         state: manifest.state.clone(),
         config,
         files: others.map(|name| Ok((name.clone(), read(name)?.into()))).collect::<Result<_>>()?,
+        base: manifest.base.clone(),
     };
     meter.begin(manifest.bytes());
     let layout = &manifest.layout(ranks)[..];

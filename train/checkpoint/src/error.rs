@@ -152,6 +152,12 @@ pub enum CheckpointError {
     /// The model that adapters name cannot be used. `problem`: the reason.
     #[error("{path}/adapter_config.json: base_model_name_or_path {problem}", path = .path.display())]
     BaseModel { path: PathBuf, problem: String },
+    /// The model that the adapters of a checkpoint change cannot be used. `base`: its folder; `problem`: the reason.
+    #[error(
+        "{path} contains only the adapters of the model in {base}, which {problem}: put that model back there, or name \
+         its new folder with --set init.from=FOLDER when you resume"
+    )]
+    Base { path: PathBuf, base: PathBuf, problem: String },
     /// `--merge` was requested for a model without adapters.
     #[error("{path} has no adapters to merge: omit --merge")]
     NoAdapters { path: PathBuf },

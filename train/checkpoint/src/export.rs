@@ -152,8 +152,8 @@ pub fn export_adapters(source: &ModelSource, out: &Path, dtype: ExportDtype, met
     let Some(lora) = &source.model().lora else {
         return Err(CheckpointError::NoAdapters { path: source.folder().to_owned() });
     };
-    let base =
-        source.base().map(|base| std::path::absolute(&base).map_or(base, |path| path.display().to_string()));
+    let base = std::path::absolute(source.base_model().folder());
+    let base = base.ok().map(|path| path.display().to_string());
     let config = adapter_config(lora, source.model(), base.as_deref())?;
     let tokens = tokens_of(source)?;
     let model = ModelConfig { head_layer: None, extra: Map::new(), ..source.model().clone() };

@@ -22,6 +22,7 @@
 //! [`Checkpoint`] intersects a rank's shards with the saved chunks, so the number of ranks and the strategy may change
 //! between save and load. Every byte is read once and checked.
 
+mod base;
 mod convert;
 mod describe;
 mod error;
@@ -49,6 +50,7 @@ use kiln_model::ModelConfig;
 use kiln_shard::LossScale;
 use serde::{Deserialize, Serialize};
 
+pub use base::BaseModel;
 pub use convert::{Verified, convert, verify};
 pub use describe::{describe, shape_line};
 use error::Result;
@@ -137,12 +139,14 @@ pub struct SaveContext {
     pub config: Option<String>,
     /// Names and contents of other small files, such as `tokenizer.json`.
     pub files: Vec<(String, Arc<[u8]>)>,
+    /// The model that trained adapters change: if set, frozen weights are not saved.
+    pub base: Option<BaseModel>,
 }
 
 impl SaveContext {
     /// Creates a context with only the state: no configuration, no files.
     pub fn new(state: CheckpointState) -> Self {
-        SaveContext { optimizer: SavedOptimizer::adamw(), state, config: None, files: Vec::new() }
+        SaveContext { optimizer: SavedOptimizer::adamw(), state, config: None, files: Vec::new(), base: None }
     }
 }
 

@@ -10,7 +10,9 @@ use kiln_sys::files::{self, MAX_WHOLE};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Result, Saved, SavedOptimizer};
+use super::{
+    Architecture, BaseModel, CheckpointError, CheckpointState, MANIFEST_FILE, Result, Saved, SavedOptimizer,
+};
 
 /// The version of the format that this build reads and writes.
 pub const FORMAT_VERSION: u64 = 5;
@@ -68,6 +70,9 @@ pub struct Manifest {
     pub state: CheckpointState,
     /// The run's configuration; `None` for a model that was not trained by Kiln.
     pub config: Option<serde_json::Value>,
+    /// The model that the adapters change, if the checkpoint contains only adapters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<BaseModel>,
     /// The algorithm of all checksums.
     pub checksums: String,
     /// Parameters that are gathered together, in the order of the forward pass.

@@ -11,6 +11,7 @@ use kiln_sys::Meter;
 
 use super::manifest::WIDTH;
 use super::origin::Saved;
+use super::source::ModelSource;
 use super::tensor_file::TensorFile;
 use super::weights::{self, AllowMissing, Weights};
 use super::{Checkpoint, CheckpointError, CheckpointState, Checksum, Result, SavedOptimizer};
@@ -83,10 +84,10 @@ pub fn resume(engine: &Engine, out: &Path) -> Result<Option<CheckpointState>> {
     if !Checkpoint::is_in(out) {
         return Ok(None);
     }
-    let checkpoint = Checkpoint::open(&Checkpoint::find_latest(out)?)?;
-    let (reader, nothing) = (checkpoint.reader(), AllowMissing::default());
-    reader.load_weights(engine, &nothing)?;
-    reader.load_optimizer(engine, &nothing)?;
+    let checkpoint = Checkpoint::open(&Checkpoint::find_latest(out)?)?.with_base(None)?;
+    let nothing = AllowMissing::default();
+    ModelSource::Checkpoint(Box::new(checkpoint.clone())).load_weights(engine, &nothing)?;
+    checkpoint.reader().load_optimizer(engine, &nothing)?;
     Ok(Some(checkpoint.state().clone()))
 }
 

@@ -140,7 +140,11 @@ impl Saver {
         self.agree(engine, created)?;
         let (format, groups) = (self.options.format, engine.layout().groups.clone());
         let snapshot = engine.snapshot();
-        let has = |group, saved: &Saved| {
+        let saves_frozen = context.base.is_none();
+        let has = |group: usize, saved: &Saved| {
+            if !saves_frozen && !groups[group].trainable {
+                return false;
+            }
             snapshot.has(group, saved.kind())
                 || saved.slot().is_some_and(|slot| engine.has_owned(group, slot))
         };

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::hugging_face::{self, AdapterFolder, HuggingFaceFolder};
 use crate::merge::MergedWeights;
 use crate::sharded::ShardedDecoder;
-use crate::weights::{self, AllowMissing, Weights};
+use crate::weights::{self, AdaptedWeights, AllowMissing, Weights};
 use crate::{Architecture, Checkpoint, CheckpointError, TOKENIZER_FILE, error::Result};
 
 /// Maximum sequence length, in tokens, for evaluating a model that Kiln has not trained.
@@ -47,7 +47,7 @@ impl ModelSource {
         if HuggingFaceFolder::is_one(path) {
             return Ok(ModelSource::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
         }
-        Ok(ModelSource::Checkpoint(Box::new(Checkpoint::open(path)?)))
+        Ok(ModelSource::Checkpoint(Box::new(Checkpoint::open(path)?.with_base(None)?)))
     }
 
     /// Opens a model like [`ModelSource::open`]. Fails unless `layers` has all of its layers.
@@ -175,21 +175,34 @@ impl ModelSource {
     /// Returns the weights, for reading in parts.
     pub fn weights(&self) -> Box<dyn Weights + '_> {
         match self {
-            ModelSource::Checkpoint(checkpoint) => Box::new(checkpoint.reader()),
+            ModelSource::Checkpoint(checkpoint) => match checkpoint.base() {
+                None => Box::new(checkpoint.reader()),
+                Some(base) => {
+                    Box::new(AdaptedWeights { base: base.weights(), adapters: Box::new(checkpoint.reader()) })
+                }
+            },
             ModelSource::HuggingFace(folder) => Box::new(HuggingFaceFolder::clone(folder)),
-            ModelSource::Adapters(adapters) => Box::new(adapters.weights()),
+            ModelSource::Adapters(adapters) => Box::new(AdaptedWeights {
+                base: adapters.base().weights(),
+                adapters: Box::new(AdapterFolder::clone(adapters)),
+            }),
         }
     }
 
-    /// Returns the path of the model that the adapters of this model change, as this model names it.
-    pub(crate) fn base(&self) -> Option<String> {
+    /// Returns the model without its adapters: the one that they change, or else this model.
+    pub fn base_model(&self) -> &ModelSource {
         match self {
-            ModelSource::Checkpoint(checkpoint) => {
-                let from = checkpoint.manifest().config.as_ref()?.get("init")?.get("from")?;
-                from.as_str().map(str::to_owned)
-            }
-            ModelSource::HuggingFace(_) => None,
-            ModelSource::Adapters(adapters) => Some(adapters.base().folder().display().to_string()),
+            ModelSource::Checkpoint(checkpoint) => checkpoint.base().unwrap_or(self),
+            ModelSource::HuggingFace(_) => self,
+            ModelSource::Adapters(adapters) => adapters.base(),
+        }
+    }
+
+    /// Returns the model without its adapters, as [`ModelSource::base_model`].
+    pub(crate) fn into_base(self) -> ModelSource {
+        match self.base_model() {
+            base if std::ptr::eq(base, &self) => self,
+            base => base.clone(),
         }
     }
 
@@ -250,6 +263,11 @@ impl ModelSource {
         match self {
             ModelSource::Checkpoint(checkpoint) => {
                 let reader = checkpoint.reader();
+                if let Some(base) = checkpoint.base() {
+                    base.load_weights(engine, allow_missing)?;
+                    reader.load_weights(engine, &AllowMissing::all_but_adapters())?;
+                    return Ok(BTreeSet::new());
+                }
                 let _line = line(reader.meter());
                 reader.load_weights(engine, allow_missing)
             }
@@ -320,7 +338,7 @@ fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig
 }
 
 /// Describes, key by key, how the shapes `saved` and `here` differ, except for settings that each run may choose.
-fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
+pub(crate) fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
     let [saved_parts, parts_here] = [saved, here].map(|model| Layers::default().missing(model));
     // Another number of heads or another model width explains a different head width.
     let is_explained = saved.d_model != here.d_model || saved.heads != here.heads;

@@ -29,6 +29,8 @@ pub trait Weights {
 pub struct AllowMissing {
     patterns: Vec<String>,
     set: GlobSet,
+    /// True if all weights but adapters may be missing.
+    only_adapters: bool,
 }
 
 impl AllowMissing {
@@ -41,12 +43,17 @@ impl AllowMissing {
             set.add(glob);
         }
         let set = set.build().map_err(|error| format!("--allow-missing: {error}"))?;
-        Ok(AllowMissing { patterns: patterns.to_vec(), set })
+        Ok(AllowMissing { patterns: patterns.to_vec(), set, only_adapters: false })
+    }
+
+    /// Allows everything but adapters to be missing.
+    pub(crate) fn all_but_adapters() -> Self {
+        AllowMissing { only_adapters: true, ..AllowMissing::default() }
     }
 
     /// Reports whether the weight `name` may be missing.
     pub fn allows(&self, name: &str) -> bool {
-        self.set.is_match(name)
+        self.set.is_match(name) || (self.only_adapters && !is_adapter(name))
     }
 
     /// Reports whether no weight may be missing.
@@ -57,6 +64,29 @@ impl AllowMissing {
     /// Returns the patterns, as given.
     pub fn patterns(&self) -> &[String] {
         &self.patterns
+    }
+}
+
+/// The weights of a model, and its adapters.
+pub(crate) struct AdaptedWeights<'a> {
+    pub(crate) base: Box<dyn Weights + 'a>,
+    pub(crate) adapters: Box<dyn Weights + 'a>,
+}
+
+impl Weights for AdaptedWeights<'_> {
+    fn folder(&self) -> &Path {
+        self.adapters.folder()
+    }
+
+    fn shapes(&self) -> BTreeMap<&str, &[usize]> {
+        self.base.shapes().into_iter().chain(self.adapters.shapes()).collect()
+    }
+
+    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()> {
+        match is_adapter(name) {
+            true => self.adapters.read(name, range, values),
+            false => self.base.read(name, range, values),
+        }
     }
 }
 

@@ -251,6 +251,7 @@ impl Completion<'_> {
             optimizer: context.optimizer.clone(),
             state: context.state.clone(),
             config: context.config.as_deref().map(toml::from_str).transpose().map_err(unreadable)?,
+            base: context.base.clone(),
             checksums: Checksum::NAME.to_owned(),
             groups: groups
                 .map(|group| GroupEntry { name: group.name.clone(), trainable: group.trainable })

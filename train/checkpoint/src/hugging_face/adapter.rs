@@ -115,11 +115,6 @@ impl AdapterFolder {
         &self.model
     }
 
-    /// Returns all weights: those of the model, and the adapters.
-    pub(crate) fn weights(&self) -> AdaptedWeights<'_> {
-        AdaptedWeights { base: self.base.weights(), adapters: self }
-    }
-
     /// Describes the adapters and the model.
     pub fn describe(&self) -> String {
         let parameters: usize = self.tensors.values().map(|(shape, _)| shape.iter().product::<usize>()).sum();
@@ -133,28 +128,21 @@ impl AdapterFolder {
     }
 }
 
-/// The weights of a model and its adapters.
-pub(crate) struct AdaptedWeights<'a> {
-    base: Box<dyn Weights + 'a>,
-    adapters: &'a AdapterFolder,
-}
-
-impl Weights for AdaptedWeights<'_> {
+/// The adapters alone.
+impl Weights for AdapterFolder {
     fn folder(&self) -> &Path {
-        self.adapters.folder()
+        &self.folder
     }
 
     fn shapes(&self) -> BTreeMap<&str, &[usize]> {
-        let adapters = self.adapters.tensors.iter();
-        let adapters = adapters.map(|(name, (shape, _))| (name.as_str(), shape.as_slice()));
-        self.base.shapes().into_iter().chain(adapters).collect()
+        self.tensors.iter().map(|(name, (shape, _))| (name.as_str(), shape.as_slice())).collect()
     }
 
     fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()> {
-        match self.adapters.tensors.get(name) {
-            Some((_, there)) => self.adapters.file.read(&there.name, there.transposed, range, values),
-            None => self.base.read(name, range, values),
-        }
+        let (_, there) = self.tensors.get(name).ok_or_else(|| {
+            CheckpointError::damaged_weights(&self.folder, format!("there is no adapter `{name}`"))
+        })?;
+        self.file.read(&there.name, there.transposed, range, values)
     }
 }
 

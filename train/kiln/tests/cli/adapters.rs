@@ -162,3 +162,42 @@ fn wrong_adapters_are_refused() {
     workspace.replace("changed/adapter_config.json", "none/", "");
     refused(&["eval", "changed", "--data", "data"], "adapter_model.safetensors");
 }
+
+/// Checkpoints contain only the adapters, and name the model that they change.
+#[test]
+fn checkpoints_need_their_model() {
+    let workspace = workspace();
+    let full = train(&workspace, "run", &["--set", "checkpoint.every=2"]);
+    let weight_files = |checkpoint: &str| {
+        let files = workspace.json(format!("{checkpoint}/manifest.json"))["files"].clone();
+        let files = files.as_object().expect("files").clone().into_iter();
+        files
+            .filter(|(name, _)| name.starts_with("model-"))
+            .map(|(_, file)| file["bytes"].as_u64().unwrap())
+            .sum()
+    };
+    let [small, whole]: [u64; 2] =
+        ["run/checkpoints/fsdp_cpt4", "base/checkpoints/fsdp_cpt4"].map(weight_files);
+    assert!(small < whole / 2, "{small} and {whole} bytes");
+    let single = ["--to", "full", "--out", "single"];
+    workspace.succeed(&[&["convert", "run"][..], &single].concat());
+    assert_eq!(weights(&workspace, "single"), weights(&workspace, "run"));
+
+    let resume = ["train", "lora.toml", "--out", "on", "--resume", "run/checkpoints/fsdp_cpt2"];
+    let refused = |arguments: &[&str], expected: &str| {
+        let ended = workspace.kiln(arguments);
+        assert!(ended.code != Some(0) && ended.stderr.contains(expected), "{arguments:?}: {ended:?}");
+    };
+    std::fs::rename(workspace.path("base"), workspace.path("moved")).expect("a folder");
+    for arguments in [&resume[..], &["eval", "run"], &["export", "run", "--out", "x", "--merge"]] {
+        refused(arguments, "which does not exist any more: put that model back");
+    }
+    workspace.succeed(&[&resume[..], &["--set", "init.from=moved"]].concat());
+    assert_eq!(workspace.steps("on"), full[2..]);
+    // Another model of the same shape.
+    workspace.succeed(&["train", "run.toml", "--out", "base", "--set", "train.seed=5"]);
+    refused(&["eval", "run"], "has other weights now");
+    workspace.remove("base");
+    workspace.succeed(&["train", "run.toml", "--out", "base", "--set", "model.d_ff=48"]);
+    refused(&["eval", "run"], "is another model now (model.d_ff is 48 there and 32 here)");
+}

@@ -63,7 +63,8 @@ fn bytes_of(config: &Config, optimizer: &Optimizer, shapes: &Shapes) -> u64 {
         let numel = |shape: &[usize]| shape.iter().fold(1, |all: u64, size| all.saturating_mul(*size as u64));
         let weight = numel(shape).saturating_mul(F32);
         if is_frozen(name) {
-            return weight;
+            // Next to adapters, frozen weights are not saved.
+            return if config.lora.is_some() { 0 } else { weight };
         }
         let slots = optimizer.rule_of(name, shape).slots().len() as u64;
         let owned = optimizer.owned_slots_of(name, shape);

@@ -37,7 +37,8 @@ impl Sources {
             return Sources { resume: None, weights: findings.take(MODEL, "init.from", opened).flatten() };
         };
         let resume = findings.take(MODEL, "checkpoint", Checkpoint::open(folder));
-        let weights = resume.clone().map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
+        let weights = resume.as_ref().map(|resume| run::open_source(Some(resume), &setup.config));
+        let weights = weights.and_then(|opened| findings.take(MODEL, "checkpoint", opened).flatten());
         Sources { resume, weights }
     }
 }

@@ -28,7 +28,7 @@ use crate::process;
 use crate::registry::Registry;
 use kiln_checkpoint::source::ModelSource;
 use kiln_checkpoint::weights::AllowMissing;
-use kiln_checkpoint::{self as checkpoint, Checkpoint, HeldFolder, Keep, SaveOptions};
+use kiln_checkpoint::{self as checkpoint, BaseModel, Checkpoint, HeldFolder, Keep, SaveOptions};
 use kiln_config::device::{self, Peak, ResolvedDevice};
 use kiln_config::schedule;
 use kiln_config::{self as config, Config, ConfigError, ModelSection, ShardSection};
@@ -47,6 +47,8 @@ pub struct Plan {
     pub resume: Option<Checkpoint>,
     /// The source of the model and its weights: the checkpoint of `resume`, or `init.from`.
     pub source: Option<ModelSource>,
+    /// The model that the adapters of `[lora]` change, which checkpoints do not contain.
+    pub base: Option<BaseModel>,
     /// Files and settings inherited from `source`.
     pub inherited: Inherited,
     /// The device of this process.
@@ -186,6 +188,7 @@ pub(super) fn make(
         threads,
         runs: loss.runs(),
     };
+    let base = base_of(&config, source.as_ref())?;
     let (out, claim, device) = (found.out, Some(claim), device.clone());
     Ok(Plan {
         message,
@@ -194,6 +197,7 @@ pub(super) fn make(
         tokenizer,
         out,
         resume,
+        base,
         source,
         inherited,
         lock,
@@ -207,6 +211,12 @@ pub(super) fn make(
         stop: options.stop.clone(),
         start,
     })
+}
+
+/// Returns the model that the adapters of a run change, if it has adapters.
+fn base_of(config: &Config, source: Option<&ModelSource>) -> Result<Option<BaseModel>> {
+    let base = source.filter(|_| config.lora.is_some()).map(ModelSource::base_model);
+    Ok(base.map(BaseModel::describe).transpose()?)
 }
 
 /// Returns differences from the checkpoint's run in keys with device-dependent defaults and in the next learning rate.
@@ -444,6 +454,7 @@ impl PlanMessage {
                  program on all ranks"
             )));
         }
+        let base = base_of(&config, source.as_ref())?;
         let (message, claim, device) = (self, None, device.clone());
         Ok(Plan {
             message,
@@ -452,6 +463,7 @@ impl PlanMessage {
             tokenizer,
             out,
             resume,
+            base,
             source,
             inherited,
             lock,

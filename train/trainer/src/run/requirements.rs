@@ -36,7 +36,10 @@ pub fn open_source(
     config: &Config,
 ) -> Result<Option<ModelSource>, CheckpointError> {
     match resume {
-        Some(checkpoint) => Ok(Some(ModelSource::Checkpoint(Box::new(checkpoint.clone())))),
+        Some(checkpoint) => {
+            let checkpoint = checkpoint.clone().with_base(config.init_from())?;
+            Ok(Some(ModelSource::Checkpoint(Box::new(checkpoint))))
+        }
         None => config.init_from().map(ModelSource::open).transpose(),
     }
 }

@@ -310,7 +310,8 @@ fn checkpoint(error: &CheckpointError) -> Option<Page> {
         CheckpointError::Io { source, .. } => io(source),
         CheckpointError::OtherModel { .. }
         | CheckpointError::Names { .. }
-        | CheckpointError::UnusedAdapters { .. } => Page::CheckpointMismatch,
+        | CheckpointError::UnusedAdapters { .. }
+        | CheckpointError::Base { .. } => Page::CheckpointMismatch,
         CheckpointError::NoAdapters { .. } => Page::ModelUnsupported,
         CheckpointError::OtherArchitecture { .. } => Page::PartUnknown,
         CheckpointError::Layer(error) => return layer(error),

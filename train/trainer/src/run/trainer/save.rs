@@ -43,6 +43,7 @@ impl Trainer<'_> {
             config: Some(message.config.clone()),
             // Contents as of the start: data and weights may be replaced while the run continues.
             files: inherited.files.clone(),
+            base: self.plan.base.clone(),
             ..SaveContext::new(self.state.clone())
         };
         let shown = self.reporter.as_ref().map(Reporter::saving);

@@ -205,7 +205,12 @@ impl<'a> Trainer<'a> {
             start.time("load", || -> Result<()> {
                 let reader = checkpoint.reader();
                 let _line = (rank == 0).then(|| ProgressLine::for_bytes("loading", reader.meter()));
-                absent = reader.load_weights(model.engine(), &plan.allow_missing)?;
+                absent = match &plan.source {
+                    Some(source) if checkpoint.manifest().base.is_some() => {
+                        source.load_weights(model.engine(), &plan.allow_missing)?
+                    }
+                    _ => reader.load_weights(model.engine(), &plan.allow_missing)?,
+                };
                 Ok(reader.load_optimizer(model.engine(), &plan.allow_missing)?)
             })?;
             let CheckpointState { step, skipped, loss_scale, next_sample, tokens, .. } = *checkpoint.state();
