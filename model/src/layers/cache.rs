@@ -147,6 +147,29 @@ impl KeyValueCache {
 /// The part of a [`KeyValueCache`] that belongs to one place in the model, such as `layers.3.attention`.
 /// [`Context::fork`](super::Context::fork) gives each layer of a block a separate place, and each place has separate
 /// names. Rows may have the name of a state.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::tensor::Tensor;
+/// use kiln_model::layers::{Context, Layer};
+///
+/// /// Adds the previous position to each position.
+/// #[derive(Module, Debug)]
+/// struct Shift {}
+///
+/// impl Layer for Shift {
+///     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+///         let [batch, seq, d_model] = x.dims();
+///         let first = || Tensor::<3>::zeros([batch, 1, d_model], &x.device());
+///         let before = context.cache().map_or_else(first, |cache| cache.state("last", first));
+///         if let Some(cache) = context.cache() {
+///             cache.set_state("last", x.clone().narrow(1, seq - 1, 1));
+///         }
+///         let shifted = Tensor::cat(vec![before, x.clone()], 1).narrow(1, 0, seq);
+///         x + shifted
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct LayerCache {
     cache: KeyValueCache,

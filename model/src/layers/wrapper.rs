@@ -30,6 +30,34 @@ impl AnyLayer {
     /// Puts `wrapper` around this layer. The parameters of the layer keep their names, so it loads the same
     /// checkpoints as before; those of `wrapper` are next to them, such as `layers.0.ffn.lora_a.weight` next to
     /// `layers.0.ffn.up_proj.weight`.
+    ///
+    /// ```
+    /// use burn::module::{Module, Param};
+    /// use burn::tensor::Tensor;
+    /// use kiln_model::layers::{Block, Context, Layers, Wrapper, constant_parameter};
+    ///
+    /// /// Multiplies the result by a gain.
+    /// #[derive(Module, Debug)]
+    /// struct Gain {
+    ///     gain: Param<Tensor<1>>,
+    /// }
+    ///
+    /// impl Wrapper for Gain {
+    ///     fn forward(
+    ///         &self,
+    ///         layer: impl Fn(Tensor<3>) -> Tensor<3>,
+    ///         x: Tensor<3>,
+    ///         _: &Context,
+    ///     ) -> Tensor<3> {
+    ///         layer(x) * self.gain.val().unsqueeze()
+    ///     }
+    /// }
+    ///
+    /// let layers = Layers::default().block_around("gained", |init, attention, ffn| {
+    ///     let gain = constant_parameter([init.model.d_model], 1.0, init.device);
+    ///     Ok(Block::new(init, attention, ffn.wrapped(Gain { gain })))
+    /// });
+    /// ```
     pub fn wrapped(self, wrapper: impl Wrapper) -> AnyLayer {
         AnyLayer::new(Wrapped { layer: self, wrapper })
     }

@@ -85,6 +85,31 @@ impl ShardedDecoder {
     /// (see [`decoder::loss`](kiln_model::decoder::loss)). `max_norm` is the norm to which the gradient is clipped, or
     /// 0. Collective.
     ///
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor};
+    /// use kiln_checkpoint::sharded::{Pass, ShardedDecoder};
+    /// use kiln_model::{Context, Decoder, Key, Layers, ModelConfig, decoder};
+    /// use kiln_shard::{AdamW, EngineBuilder, Policy, ShardError, ranks::run_ranks};
+    ///
+    /// let preset = ModelConfig::preset("10m").expect("a preset");
+    /// let shape = ModelConfig { vocab_size: 16, layers: 1, d_model: 32, d_ff: 32, ..preset };
+    /// let losses = run_ranks(2, 1, |world| {
+    ///     let device = Device::flex();
+    ///     let decoder = Decoder::new(&Layers::default(), &shape, Key::new(0), &device);
+    ///     let builder = EngineBuilder::new(world, Policy::default(), None)?.optimizer(AdamW::default());
+    ///     let model = ShardedDecoder::new(decoder.expect("layers"), builder)?;
+    ///     let training = device.autodiff();
+    ///     let context = Context::training(Key::new(1), 0, 0.0);
+    ///     let loss = |pass: &Pass<'_>| {
+    ///         let tokens = Tensor::<2, Int>::ones([1, 4], &training);
+    ///         decoder::loss(pass, tokens.clone(), tokens, 1.0 / 8.0, &context)
+    ///     };
+    ///     Ok::<_, ShardError>(model.step(1e-3, 1.0, &training, loss)?.loss)
+    /// });
+    /// let losses = losses.expect("two ranks");
+    /// assert_eq!(losses[0], losses[1]);
+    /// ```
+    ///
     /// # Errors
     ///
     /// If the ranks lose contact, or the device fails.

@@ -11,6 +11,18 @@ use crate::error::{Result, TrainError};
 
 /// The training split of prepared data, shuffled and cut into the batches of all ranks, in the order of the stock
 /// trainer.
+///
+/// ```no_run
+/// use burn::tensor::Device;
+/// use kiln_collectives::LocalGroup;
+/// use kiln_train::batches::Batches;
+///
+/// let batches = Batches::open("runs/data/debug".as_ref(), 64, 8, 0)?;
+/// let world = &LocalGroup::new(1)[0];
+/// let batch = batches.for_rank(0, world, &Device::flex().autodiff())?;
+/// assert_eq!(batch.inputs.dims(), [8, 64]);
+/// # Ok::<(), kiln_train::error::TrainError>(())
+/// ```
 #[derive(Debug)]
 pub struct Batches {
     source: BatchSource,

@@ -12,7 +12,24 @@ use kiln_shard::ShardError;
 /// logs, checkpoints and resumption are those of every run. Add one with
 /// [`Registry::objective`](crate::registry::Registry::objective).
 ///
-/// Closures of the form `|pass, batch, cx| loss` are objectives that run the model once.
+/// Closures of the form `|pass, batch, cx| loss` are objectives that run the model once. This one trains on later tokens
+/// twice as much as on the first half of a sequence:
+///
+/// ```
+/// use kiln_checkpoint::sharded::Pass;
+/// use kiln_train::objective::{ObjectiveContext, TokenBatch};
+/// use kiln_train::registry::Registry;
+///
+/// let registry = Registry::default().objective("later", |_| {
+///     Ok(|pass: &Pass<'_>, batch: &TokenBatch, cx: &ObjectiveContext<'_>| {
+///         let [rows, seq] = batch.targets.dims();
+///         let half = batch.weights().slice([0..rows, 0..seq / 2]) * 0.5;
+///         let weights = batch.weights().slice_assign([0..rows, 0..seq / 2], half);
+///         let hidden = cx.hidden(pass, batch.inputs.clone());
+///         cx.cross_entropy(pass, hidden, batch.targets.clone(), Some(weights))
+///     })
+/// });
+/// ```
 pub trait Objective: Send + Sync {
     /// Returns the loss of a micro-batch, `[1]`. The losses of all micro-batches and ranks are added up: multiply a
     /// sum over tokens by [`ObjectiveContext::scale`], or a sum over samples by the reciprocal of

@@ -104,6 +104,12 @@ impl Registry {
     /// Adds a metric: rank 0's result for a logged step goes to `metrics.jsonl` under `name`; an error ends the run.
     /// All ranks call `value` at the same point of a step, in the order of addition, so `value` may be collective.
     ///
+    /// ```
+    /// use kiln_train::registry::Registry;
+    ///
+    /// let registry = Registry::default().metric("perplexity", |step| Ok(step.metrics.loss.exp()));
+    /// ```
+    ///
     /// # Panics
     ///
     /// If the name is empty, contains a dot, or is the name of another key.
@@ -116,6 +122,18 @@ impl Registry {
     }
 
     /// Adds a training loss, for `loss.kind = name`. Evaluations always compute the cross-entropy.
+    ///
+    /// ```
+    /// use burn::tensor::activation::log_softmax;
+    /// use kiln_model::layers::TokenLoss;
+    /// use kiln_train::registry::Registry;
+    ///
+    /// let registry = Registry::default().loss("plain", |_| {
+    ///     Ok(TokenLoss::new(|logits, targets| {
+    ///         log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)).neg().squeeze_dim(1)
+    ///     }))
+    /// });
+    /// ```
     ///
     /// # Panics
     ///

@@ -409,6 +409,19 @@ impl<'a> Trainer<'a> {
     /// Logs `value` with the next step, as `name` in `metrics.jsonl`, if that step is logged. Metrics of the registry find
     /// it in [`StepMetrics::values`]. The value of rank 0 is written. Not collective.
     ///
+    /// ```
+    /// use kiln_train::run::{LoopResult, Trainer};
+    ///
+    /// fn my_loop(mut trainer: Trainer<'_>) -> LoopResult {
+    ///     while trainer.train_step()? {
+    ///         let norms = trainer.engine().weight_norms()?;
+    ///         let largest = norms.iter().fold(0.0, |largest: f64, (_, norm)| largest.max(*norm));
+    ///         trainer.record("largest_norm", largest);
+    ///     }
+    ///     Ok(trainer.finish()?)
+    /// }
+    /// ```
+    ///
     /// # Panics
     ///
     /// If the name is empty, contains a dot, or is the name of another key.
