@@ -51,8 +51,8 @@ pub use optim::{MUON, MuonSection, OptimGroup, OptimSection, Schedule};
 pub use rewrite::rewritten;
 pub use schema::{
     Backend, BadLines, CROSS_ENTROPY, CheckpointSection, CommBackend, CommSection, Config, DataSection,
-    DeviceSection, EvalSection, InitSection, LogSection, LossSection, NonFinite, OnFailure, Precision,
-    PrecisionSection, SampleSection, ShardSection, TrainSection,
+    DeviceSection, EvalSection, InitSection, LogSection, LoraSection, LossSection, NonFinite, OnFailure,
+    Precision, PrecisionSection, SampleSection, ShardSection, TrainSection,
 };
 pub use sections::key_of_flag;
 pub use settle::DeviceDefaults;

@@ -29,8 +29,8 @@ pub struct Config {
     /// The initial weights.
     pub init: InitSection,
     /// Low-rank adapters, which are trained instead of the weights of `init.from`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lora: Option<LoraConfig>,
+    #[serde(skip_serializing_if = "LoraSection::is_default")]
+    pub lora: LoraSection,
     /// The loss that training minimises.
     #[serde(skip_serializing_if = "LossSection::is_default")]
     pub loss: LossSection,
@@ -176,6 +176,33 @@ section! {
         /// folders, or folders in the Hugging Face layout.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         frozen: BTreeMap<String, PathBuf> = BTreeMap::new(),
+    }
+}
+
+section! {
+    /// `[lora]`: low-rank adapters (Hu et al., 2021) of linear maps in the blocks, which are trained instead of the
+    /// weights of `init.from`.
+    LoraSection {
+        /// Rank of the adapters; 0 for none.
+        rank: usize = 0,
+        /// The result of an adapter is multiplied by `alpha / rank`.
+        alpha: f64 = LoraConfig::default().alpha,
+        /// Probability of dropping an element of an adapter's input.
+        dropout: f64 = LoraConfig::default().dropout,
+        /// Maps with an adapter: names, such as `q_proj`, or patterns for full names, such as `layers.0.attention.*`.
+        targets: Vec<String> = LoraConfig::default().targets,
+    }
+}
+
+impl LoraSection {
+    pub(super) fn is_default(&self) -> bool {
+        *self == LoraSection::default()
+    }
+
+    /// Returns the adapters, if there are any.
+    pub fn adapters(&self) -> Option<LoraConfig> {
+        let LoraSection { rank, alpha, dropout, ref targets } = *self;
+        (rank > 0).then(|| LoraConfig { rank, alpha, dropout, targets: targets.clone() })
     }
 }
 

@@ -102,12 +102,12 @@ impl Config {
         vocab_size: Option<usize>,
     ) -> Result<ModelConfig, String> {
         let model = self.model.resolve_from(weights, vocab_size)?;
-        Ok(ModelConfig { lora: self.lora.clone(), ..model })
+        Ok(ModelConfig { lora: self.lora.adapters(), ..model })
     }
 
     /// Returns the parameters that are not trained: those that `[train]` freezes or, with adapters, all others.
     pub fn frozen_parameters(&self) -> Frozen {
-        match &self.lora {
+        match self.lora.adapters() {
             Some(_) => Frozen::except_adapters(),
             None => self.train.frozen(),
         }
@@ -120,7 +120,10 @@ impl Config {
     }
 
     fn check_lora(&self, problems: &mut Vec<String>) {
-        if self.lora.is_none() {
+        if self.lora.adapters().is_none() {
+            if !self.lora.is_default() {
+                problems.push("lora.rank = 0 means no adapters: set lora.rank, or remove [lora]".to_owned());
+            }
             return;
         }
         if self.init_from().is_none() {

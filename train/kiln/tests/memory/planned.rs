@@ -4,7 +4,7 @@
 use burn::module::Module;
 use burn::tensor::{Bool, Tensor, activation::softmax};
 use kiln::bench::{default_config, step};
-use kiln::config::{Choice, Config, Precision};
+use kiln::config::{Choice, Config, LoraSection, Precision};
 use kiln::losses::Loss;
 use kiln::passes::RunLoss;
 use kiln::planner::{Axis, Gathers, PlannedStep, RankShape, Speed};
@@ -108,7 +108,9 @@ impl Case {
     }
 
     fn lora(mut self, lora: LoraConfig) -> Self {
-        (self.model.lora, self.config.lora) = (Some(lora.clone()), Some(lora));
+        let LoraConfig { rank, alpha, dropout, ref targets } = lora;
+        self.config.lora = LoraSection { rank, alpha, dropout, targets: targets.clone() };
+        self.model.lora = Some(lora);
         self.name.push_str(", adapters");
         self
     }

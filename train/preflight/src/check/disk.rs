@@ -64,7 +64,7 @@ fn bytes_of(config: &Config, optimizer: &Optimizer, shapes: &Shapes) -> u64 {
         let weight = numel(shape).saturating_mul(F32);
         if is_frozen(name) {
             // Next to adapters, frozen weights are not saved.
-            return if config.lora.is_some() { 0 } else { weight };
+            return if config.lora.adapters().is_some() { 0 } else { weight };
         }
         let slots = optimizer.rule_of(name, shape).slots().len() as u64;
         let owned = optimizer.owned_slots_of(name, shape);

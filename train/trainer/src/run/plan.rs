@@ -215,7 +215,7 @@ pub(super) fn make(
 
 /// Returns the model that the adapters of a run change, if it has adapters.
 fn base_of(config: &Config, source: Option<&ModelSource>) -> Result<Option<BaseModel>> {
-    let base = source.filter(|_| config.lora.is_some()).map(ModelSource::base_model);
+    let base = source.filter(|_| config.lora.adapters().is_some()).map(ModelSource::base_model);
     Ok(base.map(BaseModel::describe).transpose()?)
 }
 

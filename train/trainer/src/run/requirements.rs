@@ -18,7 +18,7 @@ pub fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
     let names = parameter_names(decoder);
     config.train.check_trained(&names)?;
     let adapted = names.iter().filter_map(|name| name.strip_suffix(".lora.a"));
-    if let Some(lora) = &config.lora
+    if let Some(lora) = config.lora.adapters()
         && let Some(target) = lora.unused_target(adapted)
     {
         let problem = format!(
