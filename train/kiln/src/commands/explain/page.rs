@@ -221,6 +221,8 @@ fn data(error: &DataError) -> Option<Page> {
         | DataError::VocabularyTooLarge { .. }
         | DataError::TokenizerTraining { .. }
         | DataError::TokenizerFile { .. }
+        | DataError::NoChatTemplate { .. }
+        | DataError::ChatTemplate { .. }
         | DataError::NoEndOfText { .. }
         | DataError::Encode { .. }
         | DataError::Decode { .. } => Page::TokenizerUnusable,
