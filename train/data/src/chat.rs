@@ -32,7 +32,7 @@ const FUEL: u64 = 10_000_000;
 const RECURSION: usize = 100;
 /// Maximum bytes of the text of one conversation.
 const MAX_OUTPUT: usize = 64 << 20;
-/// Maximum time of one rendering. Instructions have no bound of their own: one may replace in a huge string.
+/// Maximum time of one rendering. One instruction can take long, such as a replacement in a huge string.
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// Maximum growth of the process' memory in bytes while a template runs.
 const MAX_MEMORY: u64 = 1 << 30;
@@ -221,7 +221,7 @@ impl ChatTemplate {
                 .iter()
                 .map(|(count, prompt)| this.render_here(&messages[..*count], *prompt))
                 .collect();
-            // Nobody receives the result of an abandoned thread.
+            // The result of an abandoned thread has no receiver.
             let _ = sender.send(rendered);
         };
         let builder = thread::Builder::new().name("chat-template".to_owned()).stack_size(STACK);
@@ -229,24 +229,26 @@ impl ChatTemplate {
         let (start, memory) = (Instant::now(), resident_bytes());
         loop {
             match receiver.recv_timeout(CHECK) {
-                Ok(rendered) => return rendered.map_err(failed),
+                Ok(rendered) => return rendered.map_err(|failure| failure.error(&self.path)),
                 Err(RecvTimeoutError::Disconnected) => return Err(failed("it panics".to_owned())),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if start.elapsed() > MAX_TIME {
-                return Err(failed(format!("it takes longer than {} s", MAX_TIME.as_secs())));
+                let problem = format!("it takes longer than {} s", MAX_TIME.as_secs());
+                return Err(Failure::Limit(problem).error(&self.path));
             }
             if let (Some(memory), Some(now)) = (memory, resident_bytes())
                 && now.saturating_sub(memory) > MAX_MEMORY
             {
-                return Err(failed(format!("it takes more than {} MiB of memory", MAX_MEMORY >> 20)));
+                let problem = format!("it takes more than {} MiB of memory", MAX_MEMORY >> 20);
+                return Err(Failure::Limit(problem).error(&self.path));
             }
         }
     }
 
     /// Renders a conversation on this thread.
-    fn render_here(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Rendered, String> {
-        let template = self.environment.get_template("chat_template").map_err(|error| describe(&error))?;
+    fn render_here(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Rendered, Failure> {
+        let template = self.environment.get_template("chat_template").map_err(|error| Failure::of(&error))?;
         let messages = messages.iter().map(|Message { role, content }| {
             Value::from_pairs([("role", role.as_str()), ("content", content.as_str())])
         });
@@ -261,10 +263,10 @@ impl ChatTemplate {
         let mut output = Limited(Vec::new());
         let rendered = template.render_captured_to(context, &mut output);
         if output.0.len() > MAX_OUTPUT {
-            return Err(format!("its output exceeds {} MiB", MAX_OUTPUT >> 20));
+            return Err(Failure::Limit(format!("its output exceeds {} MiB", MAX_OUTPUT >> 20)));
         }
-        rendered.map_err(|error| describe(&error))?;
-        let text = String::from_utf8(output.0).map_err(|error| error.to_string())?;
+        rendered.map_err(|error| Failure::of(&error))?;
+        let text = String::from_utf8(output.0).map_err(|error| Failure::Refused(error.to_string()))?;
         Ok(if self.has_generation { unmark(&text) } else { Rendered { text, generation: Vec::new() } })
     }
 }
@@ -272,6 +274,31 @@ impl ChatTemplate {
 impl fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChatTemplate").field("path", &self.path).field("tokens", &self.tokens).finish()
+    }
+}
+
+/// A failed rendering.
+enum Failure {
+    /// The template refuses the conversation, or is wrong.
+    Refused(String),
+    /// The template exceeds a limit.
+    Limit(String),
+}
+
+impl Failure {
+    fn of(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::OutOfFuel => Self::Limit(describe(error)),
+            _ => Self::Refused(describe(error)),
+        }
+    }
+
+    fn error(self, path: &Path) -> DataError {
+        let path = path.to_path_buf();
+        match self {
+            Self::Refused(problem) => DataError::ChatTemplate { path, problem },
+            Self::Limit(problem) => DataError::ChatTemplateLimit { path, problem },
+        }
     }
 }
 

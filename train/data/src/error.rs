@@ -133,6 +133,10 @@ pub enum DataError {
     /// A chat template is invalid, refuses the conversation, or exceeds its limits.
     #[error("the chat template of {}: {problem}", path.display())]
     ChatTemplate { path: PathBuf, problem: String },
+    /// A chat template exceeds the limits of time, memory, output, recursion or instructions. Its thread may still run:
+    /// end the program.
+    #[error("the chat template of {} is stopped: {problem}; check that the template comes from its model", path.display())]
+    ChatTemplateLimit { path: PathBuf, problem: String },
     /// The tokenizer has no end-of-text token. `known`: spellings searched for; `special`: its special tokens.
     #[error(
         "the end-of-text token is unknown: no special token of the tokenizer is one of {known}. Its special tokens are: \

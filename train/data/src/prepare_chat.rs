@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kiln_sys::words::number_of;
 use rayon::prelude::*;
@@ -70,7 +70,6 @@ pub(super) fn fill(
         division: None,
         conversations: 0,
     };
-    let encode = |messages: Vec<Message>| encode(&tokenizer, &template, &messages);
     let limit = options.limit.unwrap_or(u64::MAX);
     let input_bytes = files.iter().map(|listed| listed.bytes).sum();
     let (mut skipped, mut bad_lines, mut batch) = (0_u64, Counted::default(), Vec::new());
@@ -92,19 +91,39 @@ pub(super) fn fill(
         if batch.is_empty() {
             break;
         }
-        let encoded: Vec<(&PathBuf, u64, Result<Option<Encoded>, String>)> = batch
+        // Bounds the time after a failure that ends the preparation: a hostile template takes long for each conversation.
+        let failed = AtomicBool::new(false);
+        let encoded: Vec<(&PathBuf, u64, Result<Option<Encoded>>)> = batch
             .par_drain(..)
-            .map(|(path, Entry { line, conversation })| (path, line, conversation.and_then(encode)))
+            .map(|(path, Entry { line, conversation })| {
+                if failed.load(Ordering::Relaxed) || stop.load(Ordering::Relaxed) {
+                    return (path, line, Ok(None));
+                }
+                let named = |problem| DataError::Conversation { path: path.clone(), line, problem };
+                let encoded = conversation.map_err(named).and_then(|messages| {
+                    encode(&tokenizer, &template, &messages).map_err(|error| match error {
+                        error @ DataError::ChatTemplateLimit { .. } => error,
+                        error => named(error.to_string()),
+                    })
+                });
+                if let Err(error) = &encoded {
+                    let is_skipped =
+                        options.skip_bad_lines && matches!(error, DataError::Conversation { .. });
+                    failed.fetch_or(!is_skipped, Ordering::Relaxed);
+                }
+                (path, line, encoded)
+            })
             .collect();
+        check(stop)?;
         let mut whole = Vec::new();
         for (path, line, encoded) in encoded {
             match encoded {
                 Ok(Some(encoded)) => whole.push(encoded),
                 Ok(None) => skipped += 1,
-                Err(problem) if options.skip_bad_lines => {
+                Err(DataError::Conversation { problem, .. }) if options.skip_bad_lines => {
                     bad_lines.add(|| format!("{}, line {line}: {problem}", path.display()));
                 }
-                Err(problem) => return Err(DataError::Conversation { path: path.clone(), line, problem }),
+                Err(error) => return Err(error),
             }
         }
         writer.write(&whole, options)?;
@@ -170,7 +189,7 @@ pub(super) fn encode(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
     messages: &[Message],
-) -> Result<Option<Encoded>, String> {
+) -> Result<Option<Encoded>> {
     let turns: Vec<usize> =
         (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
     if turns.is_empty() {
@@ -180,22 +199,23 @@ pub(super) fn encode(
     if !template.has_generation() {
         prefixes.extend(turns.iter().flat_map(|turn| [(*turn, true), (turn + 1, false)]));
     }
-    let mut rendered = template.render_marked(messages, &prefixes).map_err(|error| error.to_string())?;
+    let mut rendered = template.render_marked(messages, &prefixes)?;
     let whole = rendered.remove(0);
     let mut ranges = whole.generation;
     for (pair, turn) in rendered.chunks(2).zip(&turns) {
         if let Some(part) = pair.iter().find(|part| !whole.text.starts_with(&part.text)) {
             let same = part.text.bytes().zip(whole.text.bytes()).take_while(|(a, b)| a == b).count();
-            return Err(format!(
-                "the chat template writes the messages before the answer in message {} differently when more \
+            let problem = format!(
+                "it writes the messages before the answer in message {} differently when more \
                  messages follow (from byte {same}), so its tokens are unknown; mark the assistant's text in the \
                  template with {{% generation %}} and {{% endgeneration %}}",
                 turn + 1
-            ));
+            );
+            return Err(DataError::ChatTemplate { path: template.path().to_path_buf(), problem });
         }
         ranges.push(pair[0].text.len()..pair[1].text.len());
     }
-    let (ids, counting) = tokenizer.encode_ranges(&whole.text, &ranges).map_err(|error| error.to_string())?;
+    let (ids, counting) = tokenizer.encode_ranges(&whole.text, &ranges)?;
     Ok((!counting.is_empty()).then_some(Encoded { ids, counting }))
 }
 

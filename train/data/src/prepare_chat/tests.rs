@@ -114,7 +114,7 @@ fn marked_blocks_count_in_templates_that_change_earlier_turns() {
     let messages = vec![Message::new("user", "Hi"), Message::new("assistant", "It is.")];
     let encoded = |source: &str| {
         let (tokenizer, template) = open(&model(source, &special));
-        let encoded = encode(&tokenizer, &template, &messages)?.unwrap();
+        let encoded = encode(&tokenizer, &template, &messages).map_err(|error| error.to_string())?.unwrap();
         Ok::<_, String>(tokenizer.decode(&encoded.ids[encoded.counting[0].clone()]).unwrap())
     };
     let problem = encoded(&source.replace("MARK", "").replace("END", "")).unwrap_err();
@@ -201,6 +201,17 @@ fn damaged_conversations_are_named_or_skipped() {
         assert_eq!(prepare(&skipping, &mut |_| {}).unwrap().documents, 3);
         fs::remove_dir_all(&skipping.out).unwrap();
     }
+}
+
+#[test]
+fn a_hostile_template_ends_the_preparation_once() {
+    let source = "{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}";
+    let model = model(source, &["<|endoftext|>", "<|im_end|>"]);
+    let options = options(&model, &(0..500).map(line).collect::<String>());
+    let start = std::time::Instant::now();
+    let message = refused(&PrepareOptions { skip_bad_lines: true, ..options });
+    assert!(message.contains("is stopped: it takes "), "{message}");
+    assert!(start.elapsed() < std::time::Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -228,6 +228,7 @@ fn data(error: &DataError) -> Option<Page> {
         | DataError::TokenizerFile { .. }
         | DataError::NoChatTemplate { .. }
         | DataError::ChatTemplate { .. }
+        | DataError::ChatTemplateLimit { .. }
         | DataError::NoEndOfText { .. }
         | DataError::Encode { .. }
         | DataError::Decode { .. } => Page::TokenizerUnusable,
