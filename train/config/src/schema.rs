@@ -67,6 +67,14 @@ section! {
         #[serde(deserialize_with = "forms::paths")]
         #[schemars(with = "forms::Paths")]
         text: Vec<PathBuf> = Vec::new(),
+        /// Files of conversations from which `path` is prepared, instead of `text`: the assistant's turns count. An
+        /// existing `path` must have been prepared from these files.
+        #[serde(deserialize_with = "forms::paths", skip_serializing_if = "Vec::is_empty")]
+        #[schemars(with = "forms::Paths")]
+        chat: Vec<PathBuf> = Vec::new(),
+        /// Folder with the tokenizer and the chat template for `chat`; by default that of `init.from`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tokenizer: Option<PathBuf> = None,
         /// A source of samples that the program adds, instead of `text`; `path` then holds its description.
         #[serde(skip_serializing_if = "Option::is_none")]
         source: Option<String> = None,
@@ -93,9 +101,16 @@ section! {
         /// Recognize special tokens in the text, as in chat transcripts, when `path` is prepared.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         special_tokens: bool = false,
-        /// Treatment of unusable lines in `.jsonl` files, when `path` is prepared.
+        /// Treatment of unusable lines in `.jsonl` files, and of conversations, when `path` is prepared.
         #[serde(skip_serializing_if = "is_default")]
         bad_lines: BadLines = BadLines::Error,
+    }
+}
+
+impl DataSection {
+    /// Returns the files and folders from which `path` is prepared: text or conversations.
+    pub fn inputs(&self) -> &[PathBuf] {
+        if self.chat.is_empty() { &self.text } else { &self.chat }
     }
 }
 

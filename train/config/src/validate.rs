@@ -306,6 +306,17 @@ impl Config {
                 ));
             }
         }
+        if !self.data.chat.is_empty() && (self.data.source.is_some() || !self.data.text.is_empty()) {
+            problems
+                .push("data.chat is set together with data.text or data.source: keep one of them".to_owned());
+        }
+        if self.data.tokenizer.is_some() && self.data.chat.is_empty() {
+            problems.push(
+                "data.tokenizer is the tokenizer of data.chat, which is not set: remove it. data.text trains its own \
+                 tokenizer; `kiln data prepare --tokenizer` uses an existing one"
+                    .to_owned(),
+            );
+        }
         if self.data.source.is_none() && !self.data.extra.is_empty() {
             problems.push(
                 "data.extra has settings of a source that the program adds: name it in data.source"

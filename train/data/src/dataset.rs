@@ -56,6 +56,10 @@ impl TokenFile {
         Ok(Self { path, split, info, file, blocks, seq_len, num_samples })
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Returns the number of samples: `(tokens - 1) / seq_len`.
     pub fn num_samples(&self) -> u64 {
         self.num_samples
@@ -85,10 +89,24 @@ impl TokenFile {
                 samples: self.num_samples,
             });
         }
+        let length = inputs.len();
         // The sample was within the file when it was opened, so nothing overflows.
-        let start = sample * self.seq_len as u64;
+        self.read_tokens(sample * self.seq_len as u64, self.seq_len + 1, sample, inputs)?;
+        targets.extend_from_slice(&inputs[length + 1..]);
+        inputs.truncate(length + self.seq_len);
+        Ok(())
+    }
+
+    /// Appends `count` tokens from `start` to `tokens`, as part of sample `sample`.
+    pub(super) fn read_tokens(
+        &self,
+        start: u64,
+        count: usize,
+        sample: u64,
+        tokens: &mut Vec<i32>,
+    ) -> Result<()> {
         let width = self.info.dtype.bytes();
-        let mut bytes = vec![0; (self.seq_len + 1) * width];
+        let mut bytes = vec![0; count * width];
         if let Some(blocks) = &self.blocks {
             let place = start * width as u64..start * width as u64 + bytes.len() as u64;
             blocks.confirm(&self.file, place).map_err(|fault| self.error_from(sample, fault))?;
@@ -96,22 +114,22 @@ impl TokenFile {
         self.file
             .read_exact_at(&mut bytes, start * width as u64)
             .map_err(|error| self.unreadable(sample, error))?;
-        let length = inputs.len();
+        let length = tokens.len();
         match self.info.dtype {
             TokenWidth::U16 => {
-                inputs.extend(bytes.as_chunks().0.iter().map(|&token| i32::from(u16::from_le_bytes(token))))
+                tokens.extend(bytes.as_chunks().0.iter().map(|&token| i32::from(u16::from_le_bytes(token))))
             }
             // An id beyond `i32` becomes negative, which the check below rejects.
             TokenWidth::U32 => {
-                inputs.extend(bytes.as_chunks().0.iter().map(|&token| i32::from_le_bytes(token)));
+                tokens.extend(bytes.as_chunks().0.iter().map(|&token| i32::from_le_bytes(token)));
             }
         }
         // As unsigned numbers, negative ids are outside every vocabulary.
         let vocab_size = self.info.vocab_size;
         let outside = |&token: &i32| token as u32 as usize >= vocab_size;
-        if let Some(offset) = inputs[length..].iter().position(outside) {
-            let id = inputs[length + offset] as u32;
-            inputs.truncate(length);
+        if let Some(offset) = tokens[length..].iter().position(outside) {
+            let id = tokens[length + offset] as u32;
+            tokens.truncate(length);
             return Err(DataError::TokenOutOfRange {
                 path: self.path.clone(),
                 position: start + offset as u64,
@@ -119,8 +137,6 @@ impl TokenFile {
                 vocab_size,
             });
         }
-        targets.extend_from_slice(&inputs[length + 1..]);
-        inputs.truncate(length + self.seq_len);
         Ok(())
     }
 
@@ -188,6 +204,7 @@ pub(super) mod tests {
             unknown: 0,
             unigram_entropy: None,
             source: None,
+            chat: None,
         };
         info.save(folder.path()).unwrap();
         fs::write(folder.path().join("train.bin"), &bytes).unwrap();

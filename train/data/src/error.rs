@@ -41,6 +41,34 @@ pub enum DataError {
         path.display()
     )]
     JsonLine { path: PathBuf, line: u64, problem: String },
+    /// A conversation could not be used. `line`: its line or row.
+    #[error(
+        "{}, line {line}: {problem}. To skip such conversations, set data.bad_lines = \"skip\" (`kiln data prepare \
+         --bad-lines skip`)",
+        path.display()
+    )]
+    Conversation { path: PathBuf, line: u64, problem: String },
+    /// A file cannot hold conversations.
+    #[error("{} has no conversations: {problem}", path.display())]
+    NotConversations { path: PathBuf, problem: String },
+    /// Conversations need the tokenizer of a model.
+    #[error(
+        "conversations need the tokenizer and the chat template of a model: name its folder with data.tokenizer, \
+         init.from or `kiln data prepare --tokenizer`"
+    )]
+    ChatTokenizer,
+    /// There are too few conversations for a training and a validation split.
+    #[error(
+        "the inputs hold {conversations} usable conversations; at least two are needed, one to train and one to validate \
+         on"
+    )]
+    TooFewConversations { conversations: u64 },
+    /// The conversations have no token that counts within the sequence length.
+    #[error(
+        "in {}, no conversation has an answer within its first {seq_len} tokens; raise data.seq_len",
+        path.display()
+    )]
+    NothingCounts { path: PathBuf, seq_len: usize },
     /// An input is a `.parquet` file, which this build cannot read.
     #[error(
         "{} is a Parquet file, which this build cannot read; rebuild with `--features parquet`",
@@ -95,6 +123,20 @@ pub enum DataError {
         path.display()
     )]
     TokenizerFile { path: PathBuf, problem: String },
+    /// A model has no chat template.
+    #[error(
+        "{} has no chat template: it has neither chat_template.jinja nor tokenizer_config.json with the key \
+         chat_template; name the folder of a model that was trained on conversations",
+        folder.display()
+    )]
+    NoChatTemplate { folder: PathBuf },
+    /// A chat template is invalid, refuses the conversation, or exceeds its limits.
+    #[error("the chat template of {}: {problem}", path.display())]
+    ChatTemplate { path: PathBuf, problem: String },
+    /// A chat template exceeds the limits of time, memory, output, recursion or instructions. Its thread may still run:
+    /// end the program.
+    #[error("the chat template of {} is stopped: {problem}; check that the template comes from its model", path.display())]
+    ChatTemplateLimit { path: PathBuf, problem: String },
     /// The tokenizer has no end-of-text token. `known`: spellings searched for; `special`: its special tokens.
     #[error(
         "the end-of-text token is unknown: no special token of the tokenizer is one of {known}. Its special tokens are: \

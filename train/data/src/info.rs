@@ -38,6 +38,14 @@ impl Split {
         }
     }
 
+    /// Returns the name of the file with the tokens that count, if the data are conversations.
+    pub(super) fn turns_name(self) -> &'static str {
+        match self {
+            Self::Train => "train.turns",
+            Self::Validation => "val.turns",
+        }
+    }
+
     pub(super) fn block_sums_name(self) -> &'static str {
         match self {
             Self::Train => "train.crc",
@@ -76,6 +84,16 @@ pub struct DataInfo {
     /// The program's own source of the samples, if there are no token files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<SourceInfo>,
+    /// Present if the token files have conversations, of which only the assistant's tokens count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat: Option<ChatInfo>,
+}
+
+/// The description of conversations in `data.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChatInfo {
+    /// Numbers of training and validation tokens that count.
+    pub counting: [u64; 2],
 }
 
 /// The description of a source in `data.json`.

@@ -1,11 +1,10 @@
 //! `inputs.json`: the inputs and options that a folder was prepared from, to detect later changes.
 
-use super::corpus::Corpus;
 use super::listing::{Format, Listed, list};
 use super::progress::{Counted, NAMED};
 use super::sums::{read_small_file, write_small_file};
 use super::tokenizer::read_named_tokenizer;
-use super::{DataError, PrepareOptions, Result, TokenizerSource};
+use super::{DataError, PrepareOptions, Result, TokenizerSource, prepare_chat};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -37,6 +36,9 @@ pub(super) struct Inputs {
     special_tokens: bool,
     #[serde(default)]
     skip_bad_lines: bool,
+    /// SHA-256 of the chat template, if the files are conversations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    chat_template: Option<String>,
     files: Vec<InputFile>,
 }
 
@@ -87,8 +89,12 @@ impl fmt::Display for Tokenizer {
 }
 
 impl Inputs {
-    /// Records `options` and hashes every file of `corpus`. `tokenizer`: the content of the tokenizer file.
-    pub(super) fn new(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self> {
+    /// Records `options` and `files` with their SHA-256. `tokenizer`: the content of the tokenizer file.
+    pub(super) fn new(
+        files: Vec<(&Listed, String)>,
+        options: &PrepareOptions,
+        tokenizer: &[u8],
+    ) -> Result<Self> {
         let file = |(listed, sha256): (&Listed, String)| InputFile {
             path: name(&listed.path),
             bytes: listed.bytes,
@@ -105,7 +111,8 @@ impl Inputs {
             end_of_text: options.end_of_text.clone(),
             special_tokens: options.special_tokens,
             skip_bad_lines: options.skip_bad_lines,
-            files: corpus.digests()?.into_iter().map(file).collect(),
+            chat_template: chat_template(options)?,
+            files: files.into_iter().map(file).collect(),
         })
     }
 
@@ -150,6 +157,10 @@ impl Inputs {
         let bos = |bos: Option<bool>| bos.map_or("auto".to_owned(), |bos| bos.to_string());
         let end = |end: &Option<String>| end.clone().unwrap_or_else(|| "not set".to_owned());
         let bad_lines = |skip: bool| if skip { "skip" } else { "error" }.to_owned();
+        let template = |sha256: &Option<String>| match sha256 {
+            Some(sha256) => format!("one with SHA-256 {}…", sha256.get(..12).unwrap_or(sha256)),
+            None => "none".to_owned(),
+        };
         let documents = |limit: Option<u64>| limit.map_or("all".to_owned(), |n| format!("the first {n}"));
         for (key, then, now) in [
             (
@@ -162,6 +173,7 @@ impl Inputs {
             ("data.end_of_text", end(&self.end_of_text), end(&options.end_of_text)),
             ("data.special_tokens", self.special_tokens.to_string(), options.special_tokens.to_string()),
             ("data.bad_lines", bad_lines(self.skip_bad_lines), bad_lines(options.skip_bad_lines)),
+            ("chat template", template(&self.chat_template), template(&chat_template(options)?)),
             ("documents", documents(self.limit), documents(options.limit)),
         ] {
             if then != now {
@@ -253,6 +265,10 @@ impl Inputs {
         let paired: HashSet<usize> = pairs.iter().flatten().copied().collect();
         (0..self.files.len()).filter(move |index| !paired.contains(index))
     }
+}
+
+fn chat_template(options: &PrepareOptions) -> Result<Option<String>> {
+    options.chat.then(|| Ok(prepare_chat::digest(&prepare_chat::model_of(options)?.1))).transpose()
 }
 
 fn same(group: &[&str]) -> String {

@@ -12,6 +12,7 @@
 //! | `data.json`      | [`DataInfo`]: format version, width, vocabulary, counts, checksums |
 //! | `tokenizer.json` | the tokenizer that produced the ids, in the `tokenizers` format |
 //! | `inputs.json`    | the source of the data: options, and each file with size, modification time and SHA-256 |
+//! | `train.turns`, `val.turns` | the tokens that count, if the data are conversations |
 //! | `SHA256SUMS`     | SHA-256 of all of these files, as `sha256sum --check` reads it |
 //!
 //! A token file has no header. Ids are little-endian `u16`, or `u32` when the vocabulary is larger than 65,536. An
@@ -25,6 +26,8 @@
 //! With a sequence length of `L`, sample `k` is the `L + 1` tokens `k * L ..= (k + 1) * L`: the first `L` are the
 //! inputs and the last `L` are the targets. A file of `T` tokens has `(T - 1) / L` samples.
 //!
+//! Conversations are packed instead: a sample has several whole ones; see [`PackedChats`].
+//!
 //! A program can make its samples itself, as a [`DataSource`]: its folder has `data.json` and `tokenizer.json` only.
 //!
 //! [`SampleOrder`] defines which sample comes at each position of a run, and [`BatchSource`] reads a range of
@@ -33,6 +36,8 @@
 mod batch;
 mod blocks;
 mod builtin;
+mod chat;
+mod conversation;
 mod corpus;
 mod counts;
 mod cut;
@@ -49,10 +54,12 @@ mod mix;
 mod options;
 mod order;
 mod output;
+mod packed;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod piece;
 mod prepare;
+mod prepare_chat;
 mod progress;
 mod samples;
 mod source;
@@ -63,14 +70,18 @@ mod tokenizer;
 mod verify;
 
 pub use batch::{Batch, BatchSource, slice_for};
+pub use chat::{ChatTemplate, Message};
 pub use dataset::TokenFile;
 pub use error::DataError;
 use error::Result;
-pub use info::{DataInfo, FORMAT_VERSION, SourceInfo, Split, SplitInfo, TokenWidth, UnigramEntropy};
+pub use info::{
+    ChatInfo, DataInfo, FORMAT_VERSION, SourceInfo, Split, SplitInfo, TokenWidth, UnigramEntropy,
+};
 pub use jsonl::describe as describe_json;
 pub use listing::check_input;
 pub use options::{PrepareOptions, TokenizerSource};
 pub use order::SampleOrder;
+pub use packed::PackedChats;
 pub use prepare::{differences, prepare, prepare_until_stopped};
 pub use progress::{OnProgress, Progress, Remark};
 pub use samples::Samples;

@@ -1,10 +1,15 @@
 use std::path::PathBuf;
 
+use super::info::TOKENIZER_FILE;
+
 /// Inputs, output and options of [`prepare()`](super::prepare()).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrepareOptions {
     /// Files, folders and `builtin:arithmetic`, read in this order. `-` is the standard input.
     pub inputs: Vec<PathBuf>,
+    /// True if the inputs are conversations in `.jsonl` or `.parquet` files, of which only the assistant's tokens
+    /// count. The chat template is next to the tokenizer, which is a file.
+    pub chat: bool,
     /// The folder to create; it may exist if it is empty.
     pub out: PathBuf,
     /// Source of the tokenizer.
@@ -36,6 +41,7 @@ impl PrepareOptions {
     pub fn new(inputs: Vec<PathBuf>, out: PathBuf, tokenizer: TokenizerSource) -> Self {
         Self {
             inputs,
+            chat: false,
             out,
             tokenizer,
             validation_fraction: Self::VALIDATION_FRACTION,
@@ -56,4 +62,11 @@ pub enum TokenizerSource {
     Train { vocab_size: usize },
     /// Read from a `tokenizer.json`.
     File(PathBuf),
+}
+
+impl TokenizerSource {
+    /// Returns the source for a `tokenizer.json`, or for the one in a folder.
+    pub fn named(path: PathBuf) -> Self {
+        Self::File(if path.is_dir() { path.join(TOKENIZER_FILE) } else { path })
+    }
 }

@@ -11,7 +11,7 @@ use super::output::OutputFolder;
 use super::progress::{Counted, OnProgress, Progress, Remark, check};
 use super::sums::Sums;
 use super::tokenizer::{TokenNames, read_named_tokenizer};
-use super::{DataError, DataInfo, Result, Split, Stream, TokenWidth, Tokenizer};
+use super::{DataError, DataInfo, Result, Split, Stream, TokenWidth, Tokenizer, prepare_chat};
 use kiln_sys::words::number_of;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -53,6 +53,7 @@ pub fn prepare_until_stopped(
     }
     let listing = list(&options.inputs)?;
     let output = OutputFolder::create(&options.out)?;
+    let fill = if options.chat { prepare_chat::fill } else { fill };
     let info = fill(output.path(), listing, stop, options, progress)?;
     output.commit()?;
     Ok(info)
@@ -97,7 +98,7 @@ fn fill(
         TokenizerSource::File(path) => (read_named_tokenizer(path, stop)?, TokenNames::next_to(path)?),
         TokenizerSource::Train { .. } => (Vec::new(), TokenNames::default()),
     };
-    let inputs = Inputs::new(&corpus, options, &given)?;
+    let inputs = Inputs::new(corpus.digests()?, options, &given)?;
     let repeated = inputs.repeated();
     if repeated.count > 0 {
         let message = format!("the same content occurs more than once: {repeated}");
@@ -154,6 +155,7 @@ fn fill(
         unknown: encoded.unknown,
         unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
         source: None,
+        chat: None,
     };
     check(stop)?;
     inputs.save(folder)?;

@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use super::source::OwnSamples;
-use super::{DataInfo, Result, Sources, Split, TokenFile};
+use super::{DataInfo, PackedChats, Result, Sources, Split, TokenFile};
 
 /// The samples of one split of prepared data.
 #[derive(Debug)]
 pub enum Samples {
     /// Samples of a token file.
     File(Box<TokenFile>),
+    /// Samples that consist of conversations.
+    Chats(Box<PackedChats>),
     /// Samples of a [`DataSource`](super::DataSource).
     Own(OwnSamples),
 }
@@ -23,8 +25,12 @@ impl Samples {
     /// As for [`TokenFile::open`], and if the samples come from a source that the program does not have.
     pub fn open(folder: impl AsRef<Path>, split: Split, seq_len: usize, sources: &Sources) -> Result<Self> {
         let folder = folder.as_ref();
-        match DataInfo::load(folder)?.source {
+        let info = DataInfo::load(folder)?;
+        match info.source {
             Some(source) => OwnSamples::open(sources, &source, split, seq_len).map(Samples::Own),
+            None if info.chat.is_some() => {
+                PackedChats::open(folder, split, seq_len).map(|chats| Samples::Chats(Box::new(chats)))
+            }
             None => TokenFile::open(folder, split, seq_len).map(Samples::from),
         }
     }
@@ -33,6 +39,7 @@ impl Samples {
     pub fn num_samples(&self) -> Option<u64> {
         match self {
             Samples::File(file) => Some(file.num_samples()),
+            Samples::Chats(chats) => Some(chats.num_samples()),
             Samples::Own(own) => own.num_samples(),
         }
     }
@@ -41,6 +48,7 @@ impl Samples {
     pub fn seq_len(&self) -> usize {
         match self {
             Samples::File(file) => file.seq_len(),
+            Samples::Chats(chats) => chats.seq_len(),
             Samples::Own(own) => own.seq_len(),
         }
     }
@@ -49,7 +57,7 @@ impl Samples {
     /// [`DataSource::group_size`](super::DataSource::group_size).
     pub fn group_size(&self) -> usize {
         match self {
-            Samples::File(_) => 1,
+            Samples::File(_) | Samples::Chats(_) => 1,
             Samples::Own(own) => own.group_size(),
         }
     }
@@ -58,6 +66,7 @@ impl Samples {
     pub fn is_weighted(&self) -> bool {
         match self {
             Samples::File(_) => false,
+            Samples::Chats(_) => true,
             Samples::Own(own) => own.is_weighted(),
         }
     }
@@ -71,6 +80,7 @@ impl Samples {
     pub fn check(&self) -> Result<()> {
         match self {
             Samples::File(file) => file.check(),
+            Samples::Chats(chats) => chats.check(),
             Samples::Own(own) => own.read(0).map(drop),
         }
     }
@@ -84,6 +94,7 @@ impl Samples {
     pub fn read(&self, index: u64, inputs: &mut Vec<i32>, targets: &mut Vec<i32>) -> Result<Vec<f32>> {
         match self {
             Samples::File(file) => file.read_sample(index, inputs, targets).map(|()| Vec::new()),
+            Samples::Chats(chats) => chats.read(index, inputs, targets),
             Samples::Own(own) => {
                 let sample = own.read(index)?;
                 let ids = || sample.tokens.iter().map(|id| id.cast_signed());

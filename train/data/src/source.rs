@@ -203,6 +203,7 @@ impl Sources {
             unknown: 0,
             unigram_entropy: None,
             source: Some(info.clone()),
+            chat: None,
         };
         match described.check() {
             Ok(()) => Ok((described, tokenizer)),

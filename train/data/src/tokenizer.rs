@@ -7,12 +7,15 @@ use kiln_sys::files::{self, MAX_WHOLE};
 use serde_json::Value;
 use std::fs;
 use std::io::Write as _;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, Encoding, ModelWrapper, PostProcessor as _, Tokenizer as Inner};
+use tokenizers::{
+    AddedToken, Encoding, ModelWrapper, PostProcessor as _, PostProcessorWrapper, Tokenizer as Inner,
+};
 
 /// Smallest vocabulary that can be trained: all bytes and the end of text.
 pub const VOCABULARY_MINIMUM: usize = 257;
@@ -283,6 +286,43 @@ impl Tokenizer {
 
     fn in_front_of(&self, ids: &[u32]) -> &[u32] {
         if ids.starts_with(&self.start_of_text) { &[] } else { &self.start_of_text }
+    }
+
+    /// Returns a tokenizer for text that a chat template wrote: special tokens are read as tokens, and every byte
+    /// belongs to a token.
+    pub(super) fn for_rendered_text(self) -> Self {
+        let mut rendered = self.reading_special_tokens(true);
+        // It adds no tokens here, but may exclude white space from the ranges of tokens.
+        rendered.inner.with_post_processor(None::<PostProcessorWrapper>);
+        rendered
+    }
+
+    /// Returns the token ids of a text, and the ranges of tokens that overlap the byte ranges `ranges`. A range ends
+    /// with its last special token, if only white space follows. Empty ranges are omitted.
+    pub(super) fn encode_ranges(
+        &self,
+        text: &str,
+        ranges: &[Range<usize>],
+    ) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        let encoding = self.inner.encode(text, false).map_err(encode_failed)?;
+        let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
+        let is_special = |id: u32| {
+            let token = self.inner.id_to_token(id);
+            token.is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+        };
+        let tokens = ranges.iter().map(|bytes| {
+            let start = offsets.partition_point(|(_, end)| *end <= bytes.start);
+            let mut end = offsets.partition_point(|(start, _)| *start < bytes.end).max(start);
+            let space =
+                |at: usize| text.get(offsets[at].1..bytes.end).is_none_or(|rest| rest.trim().is_empty());
+            if let Some(last) = (start..end).rev().take_while(|at| space(*at)).find(|at| is_special(ids[*at]))
+            {
+                end = last + 1;
+            }
+            start..end
+        });
+        let tokens = tokens.filter(|range| !range.is_empty()).collect();
+        Ok((ids.to_vec(), tokens))
     }
 
     /// Returns the text of token ids, including special tokens. Bytes that do not form a character become U+FFFD. Ids

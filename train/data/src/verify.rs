@@ -57,6 +57,9 @@ pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verif
     // Samples that a program makes are in no file.
     for split in splits.into_iter().filter(|_| info.source.is_none()) {
         check.check_tokens(split)?;
+        if info.chat.is_some() {
+            check.check_small_file(split.turns_name())?;
+        }
     }
     let of_text = info.source.is_none().then_some(INPUTS_FILE);
     for name in [INFO_FILE, TOKENIZER_FILE].into_iter().chain(of_text) {

@@ -40,14 +40,15 @@ const HEADS: usize = 4;
 
 impl Smoke {
     /// Shrinks the run: each rank trains on two micro-batches of one sequence, or of two with a loss that the program
-    /// adds, which may compare pairs. A source of samples that the program adds may need its sequence length.
+    /// adds, which may compare pairs. A source of samples that the program adds may need its sequence length, as do conversations.
     pub fn shrink(self, config: &mut Config) {
         let Config { data, loss, train, optim, eval, checkpoint, log, sample, .. } = config;
-        if data.seq_len > SEQ_LEN && data.source.is_none() {
+        let keeps_length = data.source.is_some() || !data.chat.is_empty();
+        if data.seq_len > SEQ_LEN && !keeps_length {
             // Answers may not fit into shorter sequences; `kiln check` checks them.
             eval.prompts = None;
         }
-        if data.source.is_none() {
+        if !keeps_length {
             data.seq_len = data.seq_len.min(SEQ_LEN);
         }
         train.steps = STEPS;

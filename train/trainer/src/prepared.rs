@@ -1,45 +1,51 @@
 //! Prepared data for a run: existing, or prepared from text first.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use crate::metrics::print_line;
 use crate::process::output::ProgressLine;
-use kiln_config::{BadLines, DataSection};
+use kiln_checkpoint::source::ModelSource;
+use kiln_config::{BadLines, Config};
 use kiln_data::{
     self as data, DataError, DataInfo, PrepareOptions, Progress, SourceInfo, Sources, Stream,
     TokenizerSource, Verified,
 };
 use kiln_sys::words::number_of;
 
-/// Opens the data of `section`; first prepares missing data from `data.text`, unless `stop` becomes true, or describes
-/// those of `data.source`, one of `sources`.
+/// Opens the data of `config`; first prepares missing data from `data.text` or `data.chat`, unless `stop` becomes true,
+/// or describes those of `data.source`, one of `sources`.
 ///
 /// A resumed run passes its tokens' SHA-256 as `trained_on`: for the same tokens, changed text only causes a warning.
 pub fn open(
-    section: &DataSection,
-    seed: u64,
+    config: &Config,
     sources: &Sources,
     trained_on: Option<&str>,
     stop: &AtomicBool,
 ) -> Result<DataInfo, DataError> {
+    let section = &config.data;
     if let Some(name) = &section.source {
         let (name, extra) = (name.clone(), section.extra.clone());
         let source = SourceInfo { name, extra, ..SourceInfo::default() };
         return sources.prepare(&section.path, &source, section.seq_len);
     }
-    if section.text.is_empty() {
+    if section.inputs().is_empty() {
         return DataInfo::load(&section.path);
     }
-    let tokenizer = TokenizerSource::Train { vocab_size: section.vocab_size };
+    let is_chat = !section.chat.is_empty();
+    let tokenizer = match is_chat {
+        true => TokenizerSource::named(tokenizer_of_chats(config)?),
+        false => TokenizerSource::Train { vocab_size: section.vocab_size },
+    };
     let options = PrepareOptions {
+        chat: is_chat,
         validation_fraction: section.validation_fraction,
-        seed,
+        seed: config.train.seed,
         bos: section.bos.given(),
         end_of_text: section.end_of_text.clone(),
         special_tokens: section.special_tokens,
         skip_bad_lines: section.bad_lines == BadLines::Skip,
-        ..PrepareOptions::new(section.text.clone(), section.path.clone(), tokenizer)
+        ..PrepareOptions::new(section.inputs().to_vec(), section.path.clone(), tokenizer)
     };
     if !section.path.join("data.json").exists() {
         match prepare(&options, stop) {
@@ -53,14 +59,14 @@ pub fn open(
     let info = DataInfo::load(&section.path)?;
     if let Some(source) = &info.source {
         let differences =
-            vec![format!("data.source was {} and is not set now, but data.text is", source.name)];
+            vec![format!("data.source was {} and is not set now, but other inputs are", source.name)];
         return Err(DataError::OtherSource { path: section.path.clone(), differences });
     }
     let path = section.path.display();
     match data::differences(&options)? {
         None => tracing::warn!(
             "{path} does not record its source, because another program or an older build wrote it. The run \
-             uses it unchanged and ignores data.text; remove data.text to silence this warning"
+             uses it unchanged and ignores data.text and data.chat; remove them to silence this warning"
         ),
         Some(differences) if differences.is_empty() => {}
         Some(differences) if trained_on.is_some() && trained_on == info.train.sha256.as_deref() => {
@@ -78,6 +84,13 @@ pub fn open(
     Ok(info)
 }
 
+/// Returns the tokenizer for `data.chat`: the one that the user names, or that of the initial weights.
+fn tokenizer_of_chats(config: &Config) -> Result<PathBuf, DataError> {
+    let named = config.data.tokenizer.clone();
+    let initial = || ModelSource::open(config.init_from()?).ok().map(|source| source.tokenizer());
+    named.or_else(initial).ok_or(DataError::ChatTokenizer)
+}
+
 /// Prepares data and shows the progress, until `stop` becomes true.
 pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, DataError> {
     let line = ProgressLine::start("data", "reading the inputs");
@@ -85,9 +98,12 @@ pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, 
         data::prepare_until_stopped(stop, options, &mut |progress| tell(&line, options.limit, progress));
     drop(line);
     let info = prepared?;
+    let counted = match info.chat {
+        Some(_) => number_of(info.documents, "conversation"),
+        None => number_of(info.documents, "document"),
+    };
     print_line(&format!(
-        "data: {}, {} training and {} validation tokens, vocabulary {} -> {}",
-        number_of(info.documents, "document"),
+        "data: {counted}, {} training and {} validation tokens, vocabulary {} -> {}",
         info.train.tokens,
         info.validation.tokens,
         info.vocab_size,

@@ -17,8 +17,13 @@ pub(crate) use show::ShowArgs;
 #[derive(Args)]
 pub(crate) struct PrepareArgs {
     /// Text, .jsonl (field "text") or .parquet files, or folders of them; "-" reads standard input.
-    #[arg(long, required = true, num_args = 1.., value_name = "FILE|DIR")]
+    #[arg(long, required_unless_present = "chat", num_args = 1.., value_name = "FILE|DIR")]
     input: Vec<String>,
+    /// Conversations instead of text: .jsonl or .parquet files with `messages`, `conversations`, or `instruction` and
+    /// `output`. The assistant's turns count. --tokenizer names a model with a chat template.
+    #[arg(long, conflicts_with_all = ["input", "vocab_size", "bos", "special_tokens"], num_args = 1..,
+        value_name = "FILE|DIR")]
+    chat: Vec<String>,
     /// Folder to create.
     #[arg(long)]
     out: PathBuf,
@@ -74,22 +79,23 @@ struct TokenizerArgs {
     /// Train a byte-level BPE tokenizer with this vocabulary size.
     #[arg(long, value_name = "N")]
     vocab_size: Option<usize>,
-    /// Use an existing tokenizer.
-    #[arg(long, value_name = "tokenizer.json")]
+    /// Use an existing tokenizer: a tokenizer.json, or the folder of a model.
+    #[arg(long, value_name = "FILE|DIR")]
     tokenizer: Option<PathBuf>,
 }
 
 impl PrepareArgs {
     pub(crate) fn run(self) -> Result<()> {
         let tokenizer = match (self.tokenizer.tokenizer, self.tokenizer.vocab_size) {
-            (Some(file), _) => TokenizerSource::File(file),
+            (Some(path), _) => TokenizerSource::named(path),
             (None, vocab_size) => TokenizerSource::Train {
                 // The argument parser requires one of the two.
                 vocab_size: vocab_size.unwrap_or_default(),
             },
         };
-        let inputs = self.input.iter().map(PathBuf::from).collect();
+        let inputs = [&self.input[..], &self.chat].concat().iter().map(PathBuf::from).collect();
         let options = PrepareOptions {
+            chat: !self.chat.is_empty(),
             validation_fraction: self.validation_fraction,
             seed: self.seed,
             limit: self.limit,

@@ -29,7 +29,7 @@ fn decoder(model: &ModelConfig) -> Decoder {
 #[test]
 fn every_configuration_loads_and_fits_together() {
     let mut files: Vec<_> = PRESETS.iter().map(|preset| format!("{preset}.toml")).collect();
-    files.extend(["debug", "moe", "quickstart"].map(|name| format!("{name}.toml")));
+    files.extend(["debug", "moe", "quickstart", "sft"].map(|name| format!("{name}.toml")));
     files.sort();
     // The folder also contains subfolders with scripts, and the schema.
     let found: Vec<_> = names(&folder()).into_iter().filter(|name| name.ends_with(".toml")).collect();

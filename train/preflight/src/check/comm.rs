@@ -76,7 +76,7 @@ pub(super) fn examine(
     }
     let out = setup.out.as_ref().map(|(named, _)| nearest(named).to_owned());
     comparison.shared("run folder", out, "name one with --out")?;
-    let is_prepared_later = !section.text.is_empty() && !section.path.join("data.json").exists();
+    let is_prepared_later = !section.inputs().is_empty() && !section.path.join("data.json").exists();
     if comparison.any("data folder", is_prepared_later)? {
         let folder = nearest(&section.path).to_owned();
         comparison.shared("data folder", Some(folder), "name one with data.path")?;

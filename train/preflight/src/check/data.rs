@@ -37,13 +37,13 @@ pub(super) fn examine(
     findings: &mut Findings,
 ) -> Found {
     let section = &config.data;
-    if !section.text.is_empty() && !section.path.join("data.json").exists() {
+    if !section.inputs().is_empty() && !section.path.join("data.json").exists() {
         return inputs(config, findings);
     }
     let trained_on = resume.and_then(|from| from.state().data_sha256.as_deref());
     // The data is prepared already, so this call does not prepare any.
     let sources = registry.sources();
-    let open = || prepared::open(section, config.train.seed, sources, trained_on, &AtomicBool::new(false));
+    let open = || prepared::open(config, sources, trained_on, &AtomicBool::new(false));
     let opened = process::in_pool(open).map_err(TrainError::threads("threads that check the data"));
     let opened = opened.and_then(|opened| Ok(opened?));
     let Some(info) = findings.take(DATA, "data", opened) else {
@@ -73,7 +73,7 @@ pub(super) fn examine(
 }
 
 fn inputs(config: &Config, findings: &mut Findings) -> Found {
-    let (path, text) = (config.data.path.display(), &config.data.text);
+    let (path, text) = (config.data.path.display(), config.data.inputs());
     for input in text {
         findings.take(DATA, "text", data::check_input(input));
     }
@@ -142,6 +142,13 @@ fn check_split(
         Samples::File(file) => {
             format!("{} tokens, {}", file.info().split(split).tokens, number_of(samples, "sequence"))
         }
+        Samples::Chats(chats) => {
+            if let Some(warning) = chats.too_long().filter(|_| is_train) {
+                findings.warn(DATA, what, warning, "raise data.seq_len, or shorten the conversations");
+            }
+            let conversations = number_of(chats.conversations(), "conversation");
+            format!("{conversations} in {}", number_of(samples, "sequence"))
+        }
         Samples::Own(_) if samples == endless => "sequences without end".to_owned(),
         Samples::Own(_) => number_of(samples, "sequence"),
     };
@@ -150,7 +157,7 @@ fn check_split(
         text += &format!("; the run takes {taken}, which is {:.2} epochs", taken as f64 / samples as f64);
     }
     let source = BatchSource::new(file, is_train && section.shuffle, config.train.seed)?;
-    let read = samples.min(if matches!(source.samples(), Samples::File(_)) { READ } else { MADE });
+    let read = samples.min(if matches!(source.samples(), Samples::Own(_)) { MADE } else { READ });
     let known = tokenizer.map_or(usize::MAX, Tokenizer::vocab_size);
     for index in 0..read {
         let sample = ((index + 1) as u128 * u128::from(samples) / u128::from(read)) as u64 - 1;

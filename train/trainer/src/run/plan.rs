@@ -335,7 +335,7 @@ impl Draft {
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let sources = options.registry.sources();
-        let open = || prepared::open(&config.data, config.train.seed, sources, trained_on, &options.stop);
+        let open = || prepared::open(config, sources, trained_on, &options.stop);
         let data = start.time("data", || process::in_pool(open));
         let data = data.map_err(TrainError::threads("threads that open or prepare the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
@@ -353,6 +353,11 @@ impl Draft {
         for split in [Split::Train, Split::Validation] {
             let samples = Samples::open(&config.data.path, split, config.data.seq_len, sources)?;
             samples.check()?;
+            if let Samples::Chats(chats) = &samples
+                && split == Split::Train
+            {
+                warnings.extend(chats.too_long());
+            }
             check_groups_of_samples(config, samples.group_size())?;
         }
         let changed = match &resume {

@@ -53,6 +53,20 @@ impl ShowArgs {
                 text += &split_row("validation", validation, Split::Validation);
                 text += &lengths(train)?;
             }
+            (Samples::Chats(train), Samples::Chats(validation)) => {
+                for (name, split, chats) in
+                    [("training", Split::Train, train), ("validation", Split::Validation, validation)]
+                {
+                    let counting = info.chat.as_ref().map_or(0, |chat| chat.counting[split as usize]);
+                    text += &format!(
+                        "  {name:<10} {:>14} conversations in {} sequences of {seq_len}, {counting} of {} tokens count\n",
+                        chats.conversations(),
+                        chats.num_samples(),
+                        info.split(split).tokens,
+                    );
+                }
+                text += &train.too_long().map_or_else(String::new, |remark| remark + "\n");
+            }
             _ => {
                 let count =
                     |samples: &Samples| samples.num_samples().map_or("endless".to_owned(), |n| n.to_string());
@@ -89,7 +103,10 @@ fn summary(folder: &Path, info: &DataInfo, tokenizer: &Tokenizer) -> Result<Stri
     let documents = match info.documents {
         // Data that another program has written does not count documents.
         0 => String::new(),
-        documents => format!("{} in both splits, ", number_of(documents, "document")),
+        documents => {
+            let what = if info.chat.is_some() { "conversation" } else { "document" };
+            format!("{} in both splits, ", number_of(documents, what))
+        }
     };
     Ok(format!(
         "{}: {documents}vocabulary {}, ids of {} bytes, end of a document {} ({end})\n",

@@ -200,20 +200,25 @@ fn data(error: &DataError) -> Option<Page> {
         | DataError::UnknownBuiltin { .. }
         | DataError::ValidationFraction { .. }
         | DataError::NoStartOfText
+        | DataError::ChatTokenizer
         | DataError::UnknownToken { .. }
         | DataError::ZeroSequenceLength
         | DataError::Source { .. } => Page::Configuration,
         DataError::Missing { .. } | DataError::NoFolder { .. } | DataError::NotPrepared { .. } => {
             Page::DataMissing
         }
-        DataError::NotText { .. } | DataError::JsonLine { .. } | DataError::Parquet { .. } => {
-            Page::TextUnusable
-        }
+        DataError::NotText { .. }
+        | DataError::JsonLine { .. }
+        | DataError::Conversation { .. }
+        | DataError::NotConversations { .. }
+        | DataError::Parquet { .. } => Page::TextUnusable,
         DataError::ParquetDisabled { .. } => Page::NotBuilt,
         DataError::Walk { .. } => Page::FileAccess,
         DataError::NoText { .. }
         | DataError::EmptyInputs { .. }
         | DataError::TooLittleText { .. }
+        | DataError::TooFewConversations { .. }
+        | DataError::NothingCounts { .. }
         | DataError::TooFewTokens { .. }
         | DataError::NoSamples
         | DataError::SampleOutOfRange { .. } => Page::TooLittleText,
@@ -221,6 +226,9 @@ fn data(error: &DataError) -> Option<Page> {
         | DataError::VocabularyTooLarge { .. }
         | DataError::TokenizerTraining { .. }
         | DataError::TokenizerFile { .. }
+        | DataError::NoChatTemplate { .. }
+        | DataError::ChatTemplate { .. }
+        | DataError::ChatTemplateLimit { .. }
         | DataError::NoEndOfText { .. }
         | DataError::Encode { .. }
         | DataError::Decode { .. } => Page::TokenizerUnusable,
