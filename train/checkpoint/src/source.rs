@@ -15,7 +15,7 @@ use kiln_sys::files;
 use kiln_sys::output::ProgressLine;
 use serde_json::{Value, json};
 
-use crate::hugging_face::{self, HuggingFaceFolder};
+use crate::hugging_face::{self, HuggingFaceFolder, SamplingDefaults};
 use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AllowMissing, Weights};
 use crate::{Architecture, Checkpoint, CheckpointError, TOKENIZER_FILE, error::Result};
@@ -147,6 +147,11 @@ impl ModelSource {
     /// Returns the end-of-text ids that the folder specifies, in addition to the tokenizer's own.
     pub fn end_ids(&self) -> Result<Vec<u32>> {
         Ok(hugging_face::token_ids(self.folder())?.end)
+    }
+
+    /// Returns the settings for generating text that the folder recommends.
+    pub fn sampling_defaults(&self) -> Result<SamplingDefaults> {
+        hugging_face::sampling_defaults(self.folder())
     }
 
     /// Returns the weights, for reading in parts.

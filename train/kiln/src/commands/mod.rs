@@ -13,6 +13,7 @@ pub(crate) mod metrics;
 pub(crate) mod own;
 pub(crate) mod plan;
 pub(crate) mod report;
+pub(crate) mod sampling;
 pub(crate) mod status;
 pub(crate) mod sweep;
 pub(crate) mod tools;
