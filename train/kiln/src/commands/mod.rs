@@ -1,6 +1,7 @@
 //! The commands, one file each: its arguments, and the call of the crate that does the work.
 
 pub(crate) mod attach;
+pub(crate) mod chat;
 pub(crate) mod convert;
 pub(crate) mod data;
 pub(crate) mod documents;

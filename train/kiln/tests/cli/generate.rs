@@ -5,7 +5,8 @@ use std::cell::Cell;
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln::data::Tokenizer;
 use kiln::generate::{Batch, Continuation, Counts, End, Sampling, texts};
-use kiln_model::decoder::{self, Decoder};
+use kiln_model::decoder::{self, Decoder, Modules, WithLoss};
+use kiln_model::layers::{AnyLayer, Embed, Head};
 use kiln_model::{Key, Layers, ModelConfig};
 
 use crate::support::{VOCAB, Workspace, tokenizer};
@@ -573,4 +574,73 @@ fn defaults_are_those_of_the_model() {
     workspace.write("hf/generation_config.json", config.to_string());
     let ended = workspace.kiln(&["generate", "hf", "--prompt", "a"]);
     assert!(ended.code == Some(2) && ended.stderr.contains("--top-p = 7"), "{ended:?}");
+}
+
+/// A decoder that counts the positions that it computes.
+struct Counting(Decoder, Cell<usize>);
+
+impl Modules for Counting {
+    fn num_blocks(&self) -> usize {
+        self.0.num_blocks()
+    }
+
+    fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3> {
+        let x = self.0.embed(run);
+        let [batch, seq, _] = x.dims();
+        self.1.set(self.1.get() + batch * seq);
+        x
+    }
+
+    fn block(
+        &self,
+        index: usize,
+        x: Tensor<3>,
+        run: impl Fn(&AnyLayer, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+    ) -> WithLoss {
+        self.0.block(index, x, run)
+    }
+
+    fn head<const D: usize>(
+        &self,
+        x: Tensor<3>,
+        run: impl FnOnce(&Head, Option<&Embed>, Tensor<3>) -> Tensor<D>,
+    ) -> Tensor<D> {
+        self.0.head(x, run)
+    }
+}
+
+/// The next turn of a conversation computes only its new tokens, if it begins with the turns before it.
+#[test]
+fn a_text_that_goes_on_keeps_the_cache() {
+    let tokenizer = tokenizer().ending_with(Some(u32::MAX));
+    let sampling = greedy(4, 100);
+    let model = Counting(opinionated(), Cell::new(0));
+    let text = |ids: Vec<u32>| Continuation::from_ids(&tokenizer, ids, &sampling).expect("a text");
+    // Runs the batch to its end. Returns the text's ids and the number of positions computed.
+    let finish = |batch: &mut Batch| {
+        model.1.set(0);
+        while batch.advance(&model, &Device::flex(), || Ok(())).expect("a token") {}
+        (batch.texts()[0].ids().to_vec(), model.1.get())
+    };
+    let first = tokenizer.encode("the quick brown fox").expect("ids");
+    let mut batch = Batch::new(vec![text(first.clone())]);
+    let (mut ids, computed) = finish(&mut batch);
+    assert_eq!(computed, first.len() + 3);
+    // The second turn needs a larger cache, which also has room for the third.
+    for (turn, is_known) in [(0, false), (1, true)] {
+        ids.extend(tokenizer.encode(" jumps").expect("ids"));
+        batch.follow(text(ids.clone()));
+        let (next, computed) = finish(&mut batch);
+        // The last token of the turn before was not read.
+        assert_eq!(computed, if is_known { 1 + 6 + 3 } else { ids.len() + 3 }, "turn {turn}");
+        assert_eq!(next, finish(&mut Batch::new(vec![text(ids.clone())])).0);
+        ids = next;
+    }
+    // Another text, and one that ends within the known tokens, are computed from the start.
+    for other in [tokenizer.encode("another text").expect("ids"), ids[..9].to_vec()] {
+        batch.follow(text(other.clone()));
+        let (next, computed) = finish(&mut batch);
+        assert_eq!(computed, other.len() + 3);
+        assert_eq!(next, finish(&mut Batch::new(vec![text(other)])).0);
+    }
 }

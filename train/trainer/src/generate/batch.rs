@@ -25,6 +25,8 @@ pub struct Batch<'a> {
     /// Number of ids of each such text that the model has read, or that were dropped unread because the context is
     /// full.
     read: usize,
+    /// Number of leading ids that are not in the cache, because the context was full.
+    dropped: usize,
 }
 
 impl<'a> Batch<'a> {
@@ -39,7 +41,7 @@ impl<'a> Batch<'a> {
         assert!(is_even, "a batch of prompts with different numbers of tokens: {lengths:?}");
         let capacity = texts.iter().map(Continuation::positions).max().unwrap_or(1);
         let live = (0..texts.len()).filter(|index| texts[*index].end().is_none()).collect();
-        Batch { texts, live, cache: KeyValueCache::new(capacity), read: 0 }
+        Batch { texts, live, cache: KeyValueCache::new(capacity), read: 0, dropped: 0 }
     }
 
     /// Returns the texts, in the order in which they were given.
@@ -50,6 +52,32 @@ impl<'a> Batch<'a> {
     /// Returns the texts, in the order in which they were given.
     pub fn into_texts(self) -> Vec<Continuation<'a>> {
         self.texts
+    }
+
+    /// Replaces the batch by one text, such as the next turn of a conversation. Keeps the cache if the text starts with
+    /// the tokens in the cache, so that a pass reads only the others.
+    ///
+    /// # Panics
+    ///
+    /// If the batch has several texts.
+    pub fn follow(&mut self, next: Continuation<'a>) {
+        assert_eq!(self.texts.len(), 1, "a batch of several texts has no next text");
+        let ids = next.all_ids();
+        let known = &self.texts[0].all_ids()[..self.read];
+        let continues = self.dropped == 0 && ids.len() > known.len() && ids.starts_with(known);
+        let (positions, capacity) = (next.positions(), self.cache.capacity());
+        if positions > capacity {
+            // Room for later turns, so that few turns need a larger cache.
+            let room = (2 * positions).min(next.context_length()).max(positions);
+            self.cache = KeyValueCache::new(room);
+            self.read = 0;
+        } else if !continues {
+            self.cache.clear();
+            self.read = 0;
+        }
+        self.dropped = 0;
+        self.live = if next.end().is_none() { vec![0] } else { Vec::new() };
+        self.texts = vec![next];
     }
 
     /// Adds a token to each text that has not ended. Returns whether any text continues. Calls `after_pass` before
@@ -132,7 +160,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Returns the index of the first id to read of each text. Clears the cache if it has no room for the rest.
-    fn first_unread(&self) -> usize {
+    fn first_unread(&mut self) -> usize {
         let (capacity, count) = (self.cache.capacity(), self.texts[self.live[0]].all_ids().len());
         if count - self.read <= capacity - self.cache.len() {
             return self.read;
@@ -140,7 +168,8 @@ impl<'a> Batch<'a> {
         // A prompt may fill the whole context; of a text that has outgrown it, the last half is kept.
         let keep = if self.cache.is_empty() { capacity } else { (capacity / 2).max(1) };
         self.cache.clear();
-        count - keep
+        self.dropped = count - keep;
+        self.dropped
     }
 
     /// Keeps only the texts that have not ended. `row_of` has the sequence in the cache of each live text.

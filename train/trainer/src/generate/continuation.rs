@@ -184,6 +184,11 @@ impl<'a> Continuation<'a> {
         positions.min(self.sampling.context_length).max(1)
     }
 
+    /// Returns the maximum number of tokens that the model reads at a time.
+    pub(super) fn context_length(&self) -> usize {
+        self.sampling.context_length
+    }
+
     /// Chooses the next token, given the logits of all tokens of the tokenizer.
     pub(super) fn choose(&self, logits: &[f32]) -> u32 {
         self.sampling.choose(logits, &self.ids, self.log_probabilities.len() as u64)
