@@ -33,6 +33,7 @@
 mod batch;
 mod blocks;
 mod builtin;
+mod chat;
 mod corpus;
 mod counts;
 mod cut;
@@ -63,6 +64,7 @@ mod tokenizer;
 mod verify;
 
 pub use batch::{Batch, BatchSource, slice_for};
+pub use chat::{ChatTemplate, Message};
 pub use dataset::TokenFile;
 pub use error::DataError;
 use error::Result;
