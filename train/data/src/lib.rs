@@ -34,6 +34,7 @@ mod batch;
 mod blocks;
 mod builtin;
 mod chat;
+mod conversation;
 mod corpus;
 mod counts;
 mod cut;
@@ -65,6 +66,7 @@ mod verify;
 
 pub use batch::{Batch, BatchSource, slice_for};
 pub use chat::{ChatTemplate, Message};
+pub use conversation::{ConversationEncoder, ConversationTokens};
 pub use dataset::TokenFile;
 pub use error::DataError;
 use error::Result;
