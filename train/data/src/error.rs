@@ -95,6 +95,16 @@ pub enum DataError {
         path.display()
     )]
     TokenizerFile { path: PathBuf, problem: String },
+    /// A model has no chat template.
+    #[error(
+        "{} has no chat template: it has neither chat_template.jinja nor tokenizer_config.json with the key \
+         chat_template; name the folder of a model that was trained on conversations",
+        folder.display()
+    )]
+    NoChatTemplate { folder: PathBuf },
+    /// A chat template is invalid, refuses the conversation, or exceeds its limits.
+    #[error("the chat template of {}: {problem}", path.display())]
+    ChatTemplate { path: PathBuf, problem: String },
     /// The tokenizer has no end-of-text token. `known`: spellings searched for; `special`: its special tokens.
     #[error(
         "the end-of-text token is unknown: no special token of the tokenizer is one of {known}. Its special tokens are: \

@@ -33,6 +33,8 @@
 mod batch;
 mod blocks;
 mod builtin;
+mod chat;
+mod conversation;
 mod corpus;
 mod counts;
 mod cut;
@@ -63,6 +65,8 @@ mod tokenizer;
 mod verify;
 
 pub use batch::{Batch, BatchSource, slice_for};
+pub use chat::{ChatTemplate, Message};
+pub use conversation::{ConversationEncoder, ConversationTokens};
 pub use dataset::TokenFile;
 pub use error::DataError;
 use error::Result;

@@ -7,12 +7,15 @@ use kiln_sys::files::{self, MAX_WHOLE};
 use serde_json::Value;
 use std::fs;
 use std::io::Write as _;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, Encoding, ModelWrapper, PostProcessor as _, Tokenizer as Inner};
+use tokenizers::{
+    AddedToken, Encoding, ModelWrapper, PostProcessor as _, PostProcessorWrapper, Tokenizer as Inner,
+};
 
 /// Smallest vocabulary that can be trained: all bytes and the end of text.
 pub const VOCABULARY_MINIMUM: usize = 257;
@@ -149,6 +152,12 @@ impl Tokenizer {
         self
     }
 
+    /// Removes the post-processor, which adds tokens and changes offsets.
+    pub(super) fn without_post_processor(mut self) -> Self {
+        self.inner.with_post_processor(None::<PostProcessorWrapper>);
+        self
+    }
+
     /// Sets `id` as the end-of-text token; `None` keeps the current one.
     pub fn ending_with(mut self, id: Option<u32>) -> Self {
         self.end_of_text = id.or(self.end_of_text);
@@ -279,6 +288,14 @@ impl Tokenizer {
         let begins = encoding.get_offsets().iter().position(|(_, end)| *end > border);
         let (prompt, answer) = ids.split_at(begins.unwrap_or(ids.len()));
         Ok(([self.in_front_of(ids), prompt].concat(), answer.to_vec()))
+    }
+
+    /// Returns the token ids of a text, without added tokens, and each token's bytes in the text. A post-processor may
+    /// omit white space from them: see [`Self::without_post_processor`].
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        let encoding = self.inner.encode(text, false).map_err(encode_failed)?;
+        let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect();
+        Ok((encoding.get_ids().to_vec(), offsets))
     }
 
     fn in_front_of(&self, ids: &[u32]) -> &[u32] {

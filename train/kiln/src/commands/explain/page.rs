@@ -222,6 +222,8 @@ fn data(error: &DataError) -> Option<Page> {
         | DataError::TokenizerTraining { .. }
         | DataError::TokenizerFile { .. }
         | DataError::NoEndOfText { .. }
+        | DataError::NoChatTemplate { .. }
+        | DataError::ChatTemplate { .. }
         | DataError::Encode { .. }
         | DataError::Decode { .. } => Page::TokenizerUnusable,
         DataError::AlreadyPrepared { .. } | DataError::Output { .. } => Page::OutputExists,
