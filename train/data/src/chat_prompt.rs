@@ -18,7 +18,7 @@ const GUARD: char = '\u{FDD2}';
 /// # Errors
 ///
 /// If the template refuses the conversation, or if the tokenizer cannot express it.
-pub fn encode_conversation(
+pub fn encode_chat_prompt(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
     messages: &[Message],
@@ -122,7 +122,7 @@ mod tests {
     fn messages_are_encoded_as_a_whole_text() {
         let (tokenizer, [start, end]) = tokenizer();
         let messages = [Message::new("user", " Hi\u{E4} <b>|>"), Message::new("assistant", "Yes")];
-        let ids = encode_conversation(&tokenizer, &template(SOURCE), &messages).unwrap();
+        let ids = encode_chat_prompt(&tokenizer, &template(SOURCE), &messages).unwrap();
         let text =
             "<|start|>user\nHi\u{E4} <b>|><|end|>\n<|start|>assistant\nYes<|end|>\n<|start|>assistant:";
         assert_eq!(ids, tokenizer.clone().reading_special_tokens(true).encode(text).unwrap());
@@ -136,7 +136,7 @@ mod tests {
         let (tokenizer, special) = tokenizer();
         let own = |content: &str| {
             let messages = [Message::new("user", content)];
-            let ids = encode_conversation(&tokenizer, &template(SOURCE), &messages).unwrap();
+            let ids = encode_chat_prompt(&tokenizer, &template(SOURCE), &messages).unwrap();
             let specials: Vec<_> = ids.iter().copied().filter(|id| special.contains(id)).collect();
             assert_eq!(specials, [257, 258, 257], "{content}");
             tokenizer.decode(&ids).unwrap()
@@ -157,7 +157,7 @@ mod tests {
     fn a_template_that_changes_a_guard_is_refused() {
         let (tokenizer, _) = tokenizer();
         let cut = template("{% for m in messages %}{{ m.content[:2] }}{% endfor %}");
-        let failed = encode_conversation(&tokenizer, &cut, &[Message::new("user", "<|end|>")]);
+        let failed = encode_chat_prompt(&tokenizer, &cut, &[Message::new("user", "<|end|>")]);
         assert!(failed.unwrap_err().to_string().contains("special token"));
     }
 }

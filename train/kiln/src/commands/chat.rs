@@ -10,7 +10,7 @@ use clap::Args;
 use kiln_checkpoint::source::ModelSource;
 use kiln_config::device::{self, DeviceFlag, DeviceRequest};
 use kiln_config::{CommSection, Precision};
-use kiln_data::{ChatTemplate, DataError, Message, Tokenizer, encode_conversation};
+use kiln_data::{ChatTemplate, DataError, Message, Tokenizer, encode_chat_prompt};
 use kiln_model::decoder::Modules;
 use kiln_model::{Decoder, Layers};
 use kiln_shard::ranks::run_ranks;
@@ -186,7 +186,7 @@ impl Chat<'_> {
         let mut dropped = 0;
         let prompt = loop {
             let conversation = [&self.system[..], &self.messages].concat();
-            let ids = encode_conversation(self.tokenizer, self.template, &conversation)?;
+            let ids = encode_chat_prompt(self.tokenizer, self.template, &conversation)?;
             let room = context.saturating_sub(ids.len());
             if room >= least {
                 break Some((ids, room));

@@ -3,8 +3,6 @@
 use std::io::Write as _;
 use std::process::Stdio;
 
-use rustix::process::Signal;
-
 use crate::support::{Ended, Workspace, tokenizer};
 use crate::terminal::Terminal;
 
@@ -67,10 +65,10 @@ fn a_full_context_drops_the_oldest_turns() {
     let workspace = trained("24");
     let plain = ["--chat-template", "plain.jinja"];
     // After two turns of 8 tokens, a third has room only without the first.
-    let ended = chat(&workspace, "abc\nbcd\nefg\n", &plain);
+    let ended = chat(&workspace, "abc\nbcd\nefga\n", &plain);
     assert_eq!((ended.code, ended.stdout.lines().count()), (Some(0), 3), "{ended:?}");
     let second = ended.stdout.lines().nth(1).expect("an answer");
-    let third = continued(&workspace, &format!("bcd{second}efg"));
+    let third = continued(&workspace, &format!("bcd{second}efga"));
     assert_eq!(ended.stdout.lines().nth(2), Some(third.as_str()));
     assert!(ended.stderr.contains("[the context of 24 tokens is full: the oldest 1 turn was dropped]"));
     // A message that never fits is refused, and forgotten.
@@ -98,11 +96,14 @@ fn a_model_without_a_template_is_refused_with_advice() {
 #[test]
 fn an_interrupt_ends_the_answer() {
     let workspace = trained("100000");
-    let arguments = ["chat", "run", "--chat-template", "plain.jinja", "--max-tokens", "90000"];
+    let arguments =
+        ["chat", "run", "--chat-template", "plain.jinja", "--max-tokens", "90000", "--temperature", "0"];
     for end in ["\u{3}", "\u{4}"] {
         let mut command = workspace.command(&arguments);
         command.env_remove("NO_COLOR");
         let mut terminal = Terminal::start(crate::signals::with_defaults(&mut command));
+        // It would keep the terminal open.
+        drop(command);
         terminal.expect("> ");
         terminal.enter("abc");
         terminal.expect("defg");
@@ -118,18 +119,4 @@ fn an_interrupt_ends_the_answer() {
         let (status, screen) = terminal.end();
         assert!(status.success(), "{status}: {screen}");
     }
-}
-
-/// Before the first answer, and for a second signal, SIGINT acts as in any other program.
-#[test]
-fn an_interrupt_without_an_answer_ends_the_program() {
-    let workspace = trained("64");
-    let mut command = workspace.command(&["chat", "run", "--chat-template", "plain.jinja"]);
-    let mut child =
-        crate::signals::with_defaults(&mut command).stdin(Stdio::piped()).spawn().expect("the binary starts");
-    let mut pipe = child.stdin.take().expect("a pipe");
-    pipe.write_all(b"abc\n").expect("it is read");
-    crate::support::signal(&child, Signal::INT);
-    let ended = workspace.end(child);
-    assert_eq!(ended.code, None, "{ended:?}");
 }

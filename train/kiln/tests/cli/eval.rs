@@ -431,7 +431,8 @@ const TASK: &str = r#"{"prompt": "abc", "answer": " def \n"}
 /// Returns a model that has learned to repeat the first letters of the alphabet, with a chat template.
 fn with_template() -> Workspace {
     let workspace = Workspace::new();
-    let ids: Vec<u16> = ids(&"abcdefg".repeat(250)).into_iter().map(|id| u16::try_from(id).expect("small")).collect();
+    let ids: Vec<u16> =
+        ids(&"abcdefg".repeat(250)).into_iter().map(|id| u16::try_from(id).expect("small")).collect();
     workspace.write_data("data", &ids);
     workspace.config("run.toml", &[("train.steps", "40"), ("optim.lr", "3e-2")]);
     workspace.succeed(&["train", "run.toml", "--out", "run"]);

@@ -5,10 +5,10 @@ use std::path::Path;
 use burn::tensor::Device;
 use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_checkpoint::source::ModelSource;
-use kiln_data::{ChatTemplate, Message, Tokenizer, encode_conversation};
+use kiln_data::{ChatTemplate, DataError, Message, Tokenizer, encode_chat_prompt};
 use serde::Deserialize;
 
-use crate::error::{EvalError, Result};
+use crate::error::{EvalError, Result, TrainError};
 use crate::generate::{Continuation, Counts, End, Sampling, texts};
 use crate::lines;
 
@@ -73,9 +73,9 @@ pub fn read_task(path: &Path, source: &ModelSource, tokenizer: &Tokenizer) -> Re
             (None, Some(messages)) => {
                 let template = match &template {
                     Some(template) => template,
-                    None => template.insert(ChatTemplate::load(source.folder())?),
+                    None => template.insert(load_template(source, path, line)?),
                 };
-                encode_conversation(tokenizer, template, &messages)?
+                encode_chat_prompt(tokenizer, template, &messages)?
             }
             (Some(_), Some(_)) => return Err(invalid(line, "it has both prompt and messages").into()),
             (None, None) => return Err(invalid(line, "it has neither prompt nor messages").into()),
@@ -89,6 +89,17 @@ pub fn read_task(path: &Path, source: &ModelSource, tokenizer: &Tokenizer) -> Re
         questions.push(Question { line, answer, ids });
     }
     Ok(questions)
+}
+
+fn load_template(source: &ModelSource, path: &Path, line: usize) -> Result<ChatTemplate> {
+    ChatTemplate::load(source.folder()).map_err(|error| match error {
+        DataError::NoChatTemplate { folder } => TrainError::usage(format!(
+            "{}, line {line}: {} has no chat template for messages: use prompts, or add a chat_template.jinja",
+            path.display(),
+            folder.display()
+        )),
+        error => error.into(),
+    })
 }
 
 /// Generates an answer to each question, in batches of at most `rows`, the same on every rank. The most probable tokens
