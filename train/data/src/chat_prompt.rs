@@ -12,7 +12,7 @@ const GUARD: char = '\u{FDD2}';
 /// Returns the token ids of a conversation that ends with the start of the assistant's next turn.
 ///
 /// The rendered text is encoded as a whole, with the template's special tokens as tokens, as in transformers. A special
-/// token that is spelled out in a message is encoded apart, as plain text: whoever writes a message cannot forge the
+/// token that is spelled out in a message is encoded apart, as plain text, so that users cannot forge the
 /// end of a turn.
 ///
 /// # Errors

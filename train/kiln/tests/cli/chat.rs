@@ -6,7 +6,7 @@ use std::process::Stdio;
 use crate::support::{Ended, Workspace, tokenizer};
 use crate::terminal::Terminal;
 
-/// A template without any text of its own, so that the conversation is one text.
+/// A template that adds no text, so that the conversation is one text.
 const PLAIN: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
 
 /// Returns a model that has learned to repeat the first letters of the alphabet, and the template [`PLAIN`].

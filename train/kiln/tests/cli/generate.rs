@@ -450,7 +450,7 @@ fn eight_samples_take_the_passes_of_one() {
     assert_eq!(passes(8, 1), 20 * 8 * PROMPTS.len());
 }
 
-/// With a byte-level vocabulary, each character is a token of its own, so stop strings straddle tokens.
+/// With a byte-level vocabulary, each character is a separate token, so stop strings straddle tokens.
 #[test]
 fn a_text_ends_before_a_stop_string() {
     let tokenizer = tokenizer();

@@ -1,4 +1,4 @@
-//! Tasks: questions that a model answers with text of its own, which is compared with the expected answer.
+//! Tasks: questions to a model, whose generated answers are compared with the expected ones.
 
 use std::path::Path;
 
