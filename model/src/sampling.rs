@@ -1,5 +1,8 @@
 //! Choice of the next token.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
 use crate::Key;
 
 /// Settings for choosing tokens.
@@ -14,22 +17,51 @@ pub struct Sampling {
     /// Restricts the choice to the most probable tokens that together reach this probability (nucleus
     /// sampling, Holtzman et al., 2020); 1 for all. Must be above 0, and at most 1.
     pub top_p: f64,
+    /// Excludes tokens whose probability is less than this share of the most probable token's (min-p sampling, Nguyen
+    /// et al., 2024); 0 for none. Must be from 0 to 1.
+    pub min_p: f64,
+    /// Makes tokens that the text already contains less probable: divides their positive logits by this number, and
+    /// multiplies their negative ones by it (CTRL, Keskar et al., 2019). 1 for no change. Must be finite and above 0.
+    pub repetition_penalty: f64,
     /// Key of the random choices.
     pub key: Key,
     /// Maximum number of tokens that the model reads at a time.
     pub context_length: usize,
     /// Tokens that end the generated text, in addition to the tokenizer's end-of-text token.
     pub end_ids: Vec<u32>,
+    /// Strings that end the generated text, which then lacks them. Empty strings are ignored.
+    pub stop: Vec<String>,
+}
+
+impl Default for Sampling {
+    /// Draws from all tokens with the model's probabilities, and ends only after 200 tokens or at the tokenizer's
+    /// end-of-text token.
+    fn default() -> Self {
+        Sampling {
+            max_tokens: 200,
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            key: Key::new(0),
+            context_length: usize::MAX,
+            end_ids: Vec::new(),
+            stop: Vec::new(),
+        }
+    }
 }
 
 impl Sampling {
-    /// Returns the id of the next token, given the logits of all tokens. The choice depends only on the key,
-    /// `counter` and the logits; use a new `counter` for each choice.
+    /// Returns the id of the next token, given the logits of all tokens and the `ids` of the text so far, prompt
+    /// included. The choice depends only on the settings, the key, `counter`, the logits and, with a repetition
+    /// penalty, `ids`; use a new `counter` for each choice.
     ///
-    /// The temperature is applied first, then top-k, then top-p to the remaining tokens, and then a token is drawn.
-    /// Among equal logits, the lower id counts as more probable. NaN is less than all other values. The id is 0 for
-    /// an empty slice.
-    pub fn choose(&self, logits: &[f32], counter: u64) -> u32 {
+    /// The order is that of transformers: the repetition penalty changes the logits, the temperature divides them,
+    /// then top-k, top-p and min-p each apply to the remaining tokens, and then a token is drawn. Among equal logits,
+    /// the lower id counts as more probable. NaN is less than all other values. The id is 0 for an empty slice.
+    pub fn choose(&self, logits: &[f32], ids: &[u32], counter: u64) -> u32 {
+        let logits = &*self.penalized(logits, ids);
         let best = (0..logits.len())
             .fold(0, |best, id| if value(logits[id]) > value(logits[best]) { id } else { best });
         if self.temperature <= 0.0 || logits.is_empty() {
@@ -56,6 +88,31 @@ impl Sampling {
         logits.iter().copied().find(|logit| !logit.is_finite())
     }
 
+    /// Returns the natural logarithm of the model's probability of token `id`, before any setting changes it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no logit of `id`.
+    pub fn log_probability(logits: &[f32], id: u32) -> f64 {
+        let largest = logits.iter().fold(f64::NEG_INFINITY, |largest, logit| largest.max(f64::from(*logit)));
+        let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+        f64::from(logits[id as usize]) - largest - sum.ln()
+    }
+
+    fn penalized<'a>(&self, logits: &'a [f32], ids: &[u32]) -> Cow<'a, [f32]> {
+        if self.repetition_penalty == 1.0 {
+            return logits.into();
+        }
+        let mut logits = logits.to_vec();
+        for id in ids.iter().collect::<BTreeSet<_>>() {
+            if let Some(logit) = logits.get_mut(*id as usize) {
+                let penalty = self.repetition_penalty as f32;
+                *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+            }
+        }
+        logits.into()
+    }
+
     /// Returns the ids that can be chosen, in ascending order.
     fn kept(&self, logits: &[f32], weight: impl Fn(u32) -> f64) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
@@ -77,6 +134,10 @@ impl Sampling {
             });
             ids.truncate(enough.map_or(ids.len(), |last| last + 1));
         }
+        if self.min_p > 0.0 {
+            // The weight of the most probable token is 1.
+            ids.retain(|id| weight(*id) >= self.min_p);
+        }
         ids.sort_unstable();
         ids
     }
@@ -93,9 +154,7 @@ mod tests {
     use super::*;
 
     fn sampling(temperature: f64, top_k: usize, top_p: f64) -> Sampling {
-        let key = Key::new(1).fork("test");
-        let (max_tokens, context_length, end_ids) = (1, 8, Vec::new());
-        Sampling { max_tokens, temperature, top_k, top_p, key, context_length, end_ids }
+        Sampling { temperature, top_k, top_p, key: Key::new(1).fork("test"), ..Sampling::default() }
     }
 
     /// Returns logits with the given probabilities.
@@ -109,7 +168,7 @@ mod tests {
     fn shares(sampling: &Sampling, logits: &[f32]) -> Vec<f64> {
         let mut counts = vec![0u64; logits.len()];
         for counter in 0..DRAWS {
-            counts[sampling.choose(logits, counter) as usize] += 1;
+            counts[sampling.choose(logits, &[], counter) as usize] += 1;
         }
         counts.into_iter().map(|count| count as f64 / DRAWS as f64).collect()
     }
@@ -172,14 +231,15 @@ mod tests {
     #[test]
     fn equal_logits_go_by_their_ids() {
         let equal = [0.0f32, -0.0, 0.0, 0.0];
-        assert_eq!(sampling(0.0, 0, 1.0).choose(&equal, 0), 0);
-        assert_eq!(sampling(0.0, 0, 1.0).choose(&[-1.0, 2.0, 2.0], 0), 1);
+        assert_eq!(sampling(0.0, 0, 1.0).choose(&equal, &[], 0), 0);
+        assert_eq!(sampling(0.0, 0, 1.0).choose(&[-1.0, 2.0, 2.0], &[], 0), 1);
         assert_shares(&sampling(1.0, 2, 1.0), &equal, &[0.5, 0.5, 0.0, 0.0]);
         assert_shares(&sampling(1.0, 0, 0.7), &equal, &[1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
         // Among many tokens, of which the last are more probable.
         let mut many = vec![0.0; 300];
         many[250..].fill(1.0);
-        let drawn: Vec<_> = (0..2000).map(|counter| sampling(1.0, 60, 1.0).choose(&many, counter)).collect();
+        let drawn: Vec<_> =
+            (0..2000).map(|counter| sampling(1.0, 60, 1.0).choose(&many, &[], counter)).collect();
         assert!(drawn.iter().all(|id| *id < 10 || *id >= 250), "{drawn:?}");
         assert!(drawn.contains(&9) && drawn.contains(&299));
     }
@@ -189,7 +249,7 @@ mod tests {
         let (logits, first) = (logits(&P), sampling(1.0, 0, 1.0));
         let second = Sampling { key: Key::new(2), ..first.clone() };
         let draws = |sampling: &Sampling, counters: &mut dyn Iterator<Item = u64>| -> Vec<u32> {
-            counters.map(|counter| sampling.choose(&logits, counter)).collect()
+            counters.map(|counter| sampling.choose(&logits, &[], counter)).collect()
         };
         let forward = draws(&first, &mut (0..100));
         let mut backward = draws(&first, &mut (0..100).rev());
@@ -201,15 +261,122 @@ mod tests {
     #[test]
     fn greedy_ignores_seed_and_truncation() {
         for (top_k, top_p) in [(0, 1.0), (3, 0.2)] {
-            assert_eq!(sampling(0.0, top_k, top_p).choose(&logits(&P), 7), 1);
+            assert_eq!(sampling(0.0, top_k, top_p).choose(&logits(&P), &[], 7), 1);
         }
-        assert_eq!(sampling(1.0, 1, 1.0).choose(&logits(&P), 7), 1);
+        assert_eq!(sampling(1.0, 1, 1.0).choose(&logits(&P), &[], 7), 1);
+    }
+
+    /// Returns chi-squared statistic and degrees of freedom of 20,000 draws after the text `ids`, for the probabilities
+    /// `expected`. A token of probability 0 must never be drawn.
+    fn chi_squared(sampling: &Sampling, logits: &[f32], ids: &[u32], expected: &[f64]) -> (f64, usize) {
+        const TOKENS: u64 = 20_000;
+        let mut counts = vec![0u64; logits.len()];
+        for counter in 0..TOKENS {
+            counts[sampling.choose(logits, ids, counter) as usize] += 1;
+        }
+        let (mut statistic, mut possible) = (0.0, 0);
+        for (id, (count, p)) in counts.iter().zip(expected).enumerate() {
+            if *p == 0.0 {
+                assert_eq!(*count, 0, "{sampling:?}: id {id} is impossible");
+                continue;
+            }
+            let expected = p * TOKENS as f64;
+            statistic += (*count as f64 - expected).powi(2) / expected;
+            possible += 1;
+        }
+        (statistic, possible - 1)
+    }
+
+    /// Returns the probabilities under `sampling`, as softmax of masked logits after each step, which is how
+    /// transformers defines them.
+    fn probabilities(sampling: &Sampling, logits: &[f32], ids: &[u32]) -> Vec<f64> {
+        let softmax = |scores: &[f64]| {
+            let total: f64 = scores.iter().map(|score| score.exp()).sum();
+            scores.iter().map(|score| score.exp() / total).collect::<Vec<_>>()
+        };
+        let mut scores: Vec<f64> = logits.iter().map(|logit| f64::from(*logit)).collect();
+        for (id, score) in scores.iter_mut().enumerate() {
+            if ids.contains(&(id as u32)) {
+                let penalty = sampling.repetition_penalty;
+                *score *= if *score < 0.0 { penalty } else { 1.0 / penalty };
+            }
+            *score /= sampling.temperature;
+        }
+        let remove = |scores: &mut Vec<f64>, is_removed: &dyn Fn(f64, &[f64]) -> bool| {
+            let p = softmax(scores);
+            scores.iter_mut().zip(&p).for_each(|(score, own)| {
+                if is_removed(*own, &p) {
+                    *score = f64::NEG_INFINITY;
+                }
+            });
+        };
+        if sampling.top_k > 0 {
+            // As many tokens as k, or more, are more probable.
+            remove(&mut scores, &|own, p| p.iter().filter(|p| **p > own).count() >= sampling.top_k);
+        }
+        // The more probable tokens already reach top-p.
+        remove(&mut scores, &|own, p| p.iter().filter(|p| **p > own).sum::<f64>() >= sampling.top_p);
+        remove(&mut scores, &|own, p| own < sampling.min_p * p.iter().copied().fold(0.0, f64::max));
+        softmax(&scores)
+    }
+
+    /// The bound is the statistic's 99.9th percentile (Wilson and Hilferty, 1931); the draws are fixed by their key.
+    #[test]
+    fn every_option_has_its_distribution() {
+        let logits: Vec<f32> = (0..24).map(|id| (id * 7 % 24) as f32 * 0.2 - 2.3).collect();
+        let text = [3, 3, 7, 20, 23, 11, 40];
+        let all = Sampling { key: Key::new(8).fork("test"), ..Sampling::default() };
+        let options = [
+            all.clone(),
+            Sampling { temperature: 0.7, ..all.clone() },
+            Sampling { top_k: 9, ..all.clone() },
+            Sampling { top_p: 0.8, ..all.clone() },
+            Sampling { min_p: 0.15, ..all.clone() },
+            Sampling { repetition_penalty: 1.4, ..all.clone() },
+            Sampling { repetition_penalty: 0.8, ..all.clone() },
+            Sampling {
+                temperature: 1.5,
+                top_k: 20,
+                top_p: 0.9,
+                min_p: 0.2,
+                repetition_penalty: 1.2,
+                ..all.clone()
+            },
+        ];
+        let mut seen: Vec<Vec<f64>> = Vec::new();
+        for sampling in &options {
+            let expected = probabilities(sampling, &logits, &text);
+            let (statistic, freedom) = chi_squared(sampling, &logits, &text, &expected);
+            let spread = 2.0 / (9.0 * freedom as f64);
+            let bound = freedom as f64 * (1.0 - spread + 3.09 * spread.sqrt()).powi(3);
+            assert!(statistic < bound, "{sampling:?}: {statistic} of {bound}, {freedom} degrees of freedom");
+            assert!(!seen.contains(&expected), "{sampling:?} changes nothing");
+            seen.push(expected);
+        }
+    }
+
+    #[test]
+    fn greedy_choices_heed_the_repetition_penalty() {
+        let sampling = Sampling { repetition_penalty: 2.0, ..sampling(0.0, 0, 1.0) };
+        for (logits, expected) in [([3.0, 2.0], 1), ([-1.0, -1.5], 1), ([3.0, 1.0], 0)] {
+            // How often a token occurs makes no difference.
+            assert_eq!(sampling.choose(&logits, &[0, 0, 0], 0), expected, "{logits:?}");
+            assert_eq!(sampling.choose(&logits, &[], 0), 0);
+        }
+    }
+
+    #[test]
+    fn log_probabilities_are_of_the_model() {
+        for (id, p) in P.iter().enumerate() {
+            let found = Sampling::log_probability(&logits(&P), id as u32);
+            assert!((found - p.ln()).abs() < 1e-6, "{found}, not {}", p.ln());
+        }
     }
 
     #[test]
     fn what_is_no_number_is_never_chosen() {
         let logits = [f32::NAN, 1.0, f32::NEG_INFINITY, 1.0];
-        assert_eq!(sampling(0.0, 0, 1.0).choose(&logits, 0), 1);
+        assert_eq!(sampling(0.0, 0, 1.0).choose(&logits, &[], 0), 1);
         for (top_k, top_p) in [(0, 1.0), (3, 1.0), (0, 0.9)] {
             assert_shares(&sampling(1.0, top_k, top_p), &logits, &[0.0, 0.5, 0.0, 0.5]);
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor, TensorData};
 
 use super::side_channel::inner_place;
 
@@ -45,17 +45,31 @@ struct Slot {
     written_in: Option<u64>,
 }
 
-/// A tensor of any number of dimensions.
+/// A tensor of any number of dimensions, the first of which is the batch.
 #[derive(Debug)]
 struct Held {
     tensor: Box<dyn Any + Send>,
     bytes: usize,
+    /// Returns the rows of the batch with these indices, given a tensor like this one.
+    select: fn(Self, &[i32]) -> Self,
 }
 
 impl Held {
     fn new<const D: usize>(tensor: Tensor<D>) -> Self {
         let bytes = tensor.shape().num_elements() * tensor.dtype().size();
-        Held { tensor: Box::new(tensor), bytes }
+        Held { tensor: Box::new(tensor), bytes, select: Self::select::<D> }
+    }
+
+    fn select<const D: usize>(self, sequences: &[i32]) -> Self {
+        let Some(tensor) = self.take::<D>() else {
+            unreachable!("invariant: `new` chose this function for a tensor of {D} dimensions")
+        };
+        let batch = tensor.dims()[0];
+        let exist = sequences.iter().all(|sequence| usize::try_from(*sequence).is_ok_and(|s| s < batch));
+        assert!(exist, "cache: sequences {sequences:?} of {batch}");
+        let indices = TensorData::new(sequences.to_vec(), [sequences.len()]);
+        let indices = Tensor::<1, Int>::from_data(indices, &tensor.device());
+        Held::new(tensor.select(0, indices))
     }
 
     /// Returns the tensor, if it has `D` dimensions.
@@ -110,6 +124,24 @@ impl KeyValueCache {
         let mut contents = self.lock();
         contents.filled = 0;
         contents.states.clear();
+    }
+
+    /// Replaces the sequences by those with these indices, in this order. A sequence that occurs several times is
+    /// copied, and one that does not occur is dropped. Rows and states must have a sequence for each index of their
+    /// first dimension. Between passes only.
+    ///
+    /// # Panics
+    ///
+    /// If there is no sequence with one of the indices.
+    pub fn select(&self, sequences: &[usize]) {
+        // An index that does not fit is refused as one without a sequence.
+        let sequences: Vec<_> =
+            sequences.iter().map(|sequence| i32::try_from(*sequence).unwrap_or(-1)).collect();
+        let mut contents = self.lock();
+        let Contents { rows, states, .. } = &mut *contents;
+        for slot in rows.values_mut().chain(states.values_mut()) {
+            slot.now = slot.now.take().map(|held| (held.select)(held, &sequences));
+        }
     }
 
     /// Returns the size in bytes of the rows and states of all layers.
@@ -218,8 +250,8 @@ impl LayerCache {
         }
     }
 
-    /// Sets the state `name` of the layer after this pass: a tensor of any shape, such as `[batch, heads, head_dim,
-    /// head_dim]`. It takes effect at the end of the pass, because a block may run twice in a pass, and stays until
+    /// Sets the state `name` of the layer after this pass: a tensor of any shape that begins with the batch, such as
+    /// `[batch, heads, head_dim, head_dim]`. It takes effect at the end of the pass, because a block may run twice in a pass, and stays until
     /// another pass sets it.
     ///
     /// # Panics
@@ -446,6 +478,28 @@ mod tests {
         layer.set_state("s", numbers([batch, 2], 0));
         layer.append("x", numbers([batch, 1, 2], 0));
         cache.advance(1);
+    }
+
+    #[test]
+    fn sequences_are_copied_and_dropped() {
+        let cache = KeyValueCache::new(4);
+        write_both(&cache, 3);
+        cache.select(&[2, 0, 2, 2]);
+        let layer = run_at(&cache, "attention");
+        let state: Tensor<2> = layer.state("s", || numbers([1, 1], 9));
+        let expected = [[4.0, 5.0], [0.0, 1.0], [4.0, 5.0], [4.0, 5.0]];
+        assert!(equal(state, Tensor::from_data(expected, &Device::flex())));
+        let rows = layer.append("x", numbers([4, 1, 2], 10)).slice([0..4, 0..1, 0..2]).reshape([4, 2]);
+        assert!(equal(rows, Tensor::from_data(expected, &Device::flex())));
+        assert_eq!(cache.len(), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "cache: sequences [1, 3] of 3")]
+    fn only_sequences_in_the_cache_are_selected() {
+        let cache = KeyValueCache::new(4);
+        write_both(&cache, 3);
+        cache.select(&[1, 3]);
     }
 
     #[test]

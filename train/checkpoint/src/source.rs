@@ -15,7 +15,7 @@ use kiln_sys::files;
 use kiln_sys::output::ProgressLine;
 use serde_json::{Value, json};
 
-use crate::hugging_face::{self, AdapterFolder, HuggingFaceFolder};
+use crate::hugging_face::{self, AdapterFolder, HuggingFaceFolder, SamplingDefaults};
 use crate::merge::MergedWeights;
 use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AdaptedWeights, AllowMissing, Weights};
@@ -170,6 +170,11 @@ impl ModelSource {
     /// Returns the end-of-text ids that the folder specifies, in addition to the tokenizer's own.
     pub fn end_ids(&self) -> Result<Vec<u32>> {
         Ok(hugging_face::token_ids(self.tokenizer_folder())?.end)
+    }
+
+    /// Returns the settings for generating text that the folder recommends.
+    pub fn sampling_defaults(&self) -> Result<SamplingDefaults> {
+        hugging_face::sampling_defaults(self.tokenizer_folder())
     }
 
     /// Returns the weights, for reading in parts.

@@ -37,6 +37,7 @@ mod batch;
 mod blocks;
 mod builtin;
 mod chat;
+mod chat_prompt;
 mod conversation;
 mod corpus;
 mod counts;
@@ -71,6 +72,7 @@ mod verify;
 
 pub use batch::{Batch, BatchSource, slice_for};
 pub use chat::{ChatTemplate, Message};
+pub use chat_prompt::encode_chat_prompt;
 pub use dataset::TokenFile;
 pub use error::DataError;
 use error::Result;

@@ -10,6 +10,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use kiln_collectives::tcp::JoinError;
 
 use crate::commands::attach::AttachArgs;
+use crate::commands::chat::ChatArgs;
 use crate::commands::convert::{ConvertArgs, ExportArgs, ImportArgs};
 use crate::commands::data::{PrepareArgs, ShowArgs, VerifyArgs};
 use crate::commands::documents::{CompletionsArgs, ManArgs};
@@ -90,6 +91,8 @@ enum Command {
     },
     /// Generate text with a model.
     Generate(GenerateArgs),
+    /// Talk to a model in the terminal.
+    Chat(ChatArgs),
     /// Evaluate a model: validation loss, answer loss, or logits.
     Eval(EvalArgs),
     /// Import a Hugging Face model as a checkpoint.
@@ -130,7 +133,7 @@ enum Command {
 const GROUPS: [(&str, &[&str]); 7] = [
     ("Train", &["train", "launch", "plan", "tune", "sweep", "check", "config"]),
     ("Data", &["data"]),
-    ("Use", &["generate", "eval"]),
+    ("Use", &["generate", "chat", "eval"]),
     ("Checkpoints", &["inspect", "convert", "import", "export"]),
     ("Watch", &["status", "watch", "report", "metrics"]),
     ("Debug", &["attach", "diff", "bisect", "replay", "trace", "explain"]),
@@ -263,6 +266,7 @@ fn run(command: Command, program: Program) -> Result<u8> {
         }
         Command::Data { command: DataCommand::Verify(args) } => print(args.run()?),
         Command::Generate(args) => done(args.run(registry.layers())?),
+        Command::Chat(args) => done(args.run(registry.layers())?),
         Command::Eval(args) => Ok(args.run(&registry)?),
         Command::Import(args) => done(on_files(|| args.run())?),
         Command::Export(args) => done(on_files(|| args.run())?),

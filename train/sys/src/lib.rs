@@ -41,7 +41,9 @@ pub use launcher::{GraceError, end_with_launcher, state_of};
 pub use lines::{LineReader, Lines, MAX_LINE, Records};
 pub use log::{LogLevelError, is_detail};
 pub use output::Meter;
-pub use signals::{PREEMPTIONS, hear_of_children, is_ignored, stop_on_signals, stop_signal, was_interrupted};
+pub use signals::{
+    PREEMPTIONS, hear_of_children, interruption, is_ignored, stop_on_signals, stop_signal, was_interrupted,
+};
 pub use stream::Stream;
 pub use threads::{Repeat, in_pool};
 

@@ -101,6 +101,22 @@ pub fn is_ignored(signal: c_int) -> bool {
     action_of(signal).is_some_and(|action| action.sa_sigaction == libc::SIG_IGN)
 }
 
+/// Returns a flag that becomes true on SIGINT. A SIGINT while the flag is true ends the process, as does every one
+/// before the caller sets it to false for the first time.
+///
+/// # Errors
+///
+/// If the system refuses the handler.
+pub fn interruption() -> io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(true));
+    if !is_ignored(SIGINT) {
+        // In this order, a signal ends the process only if an earlier one has set the flag.
+        signal_hook::flag::register_conditional_default(SIGINT, flag.clone())?;
+        signal_hook::flag::register(SIGINT, flag.clone())?;
+    }
+    Ok(flag)
+}
+
 /// Restores the default action of SIGCHLD for this process and its children. A process that ignores SIGCHLD, perhaps by
 /// inheritance, cannot wait for its children.
 pub fn hear_of_children() {

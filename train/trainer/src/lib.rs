@@ -11,6 +11,7 @@ pub mod flight;
 pub mod generate;
 pub mod kernels;
 pub mod launch;
+pub mod lines;
 pub mod logged;
 pub mod losses;
 pub mod metrics;

@@ -22,7 +22,9 @@ pub use adapter::AdapterFolder;
 pub use config::{FolderConfig, has_architecture};
 pub use folder::HuggingFaceFolder;
 pub use hub::download;
-pub use tokens::{CarriedFile, TokenIds, carried_files, generation_file, token_ids};
+pub use tokens::{
+    CarriedFile, SamplingDefaults, TokenIds, carried_files, generation_file, sampling_defaults, token_ids,
+};
 
 pub(crate) const CONFIG_FILE: &str = "config.json";
 pub(crate) const GENERATION_FILE: &str = "generation_config.json";

@@ -64,6 +64,33 @@ pub fn token_ids(folder: &Path) -> Result<TokenIds> {
     Ok(ids)
 }
 
+/// Settings for generating text that a model's authors recommend, in `generation_config.json`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[allow(missing_docs, reason = "as in `kiln_model::Sampling`")]
+pub struct SamplingDefaults {
+    pub temperature: Option<f64>,
+    pub top_k: Option<usize>,
+    pub top_p: Option<f64>,
+    pub min_p: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+}
+
+/// Returns the settings in `generation_config.json` of `folder`. Fails if a setting has another type.
+pub fn sampling_defaults(folder: &Path) -> Result<SamplingDefaults> {
+    let path = folder.join(GENERATION_FILE);
+    if !path.is_file() {
+        return Ok(SamplingDefaults::default());
+    }
+    let keys = Keys::read(&path)?;
+    Ok(SamplingDefaults {
+        temperature: keys.number("temperature")?,
+        top_k: keys.size("top_k")?,
+        top_p: keys.number("top_p")?,
+        min_p: keys.number("min_p")?,
+        repetition_penalty: keys.number("repetition_penalty")?,
+    })
+}
+
 /// Name and content of a copied file.
 pub type CarriedFile = (String, Arc<[u8]>);
 

@@ -14,12 +14,13 @@ use kiln_model::{Decoder, Layers};
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
 
-use kiln_data::Sources;
+use kiln_data::{Sources, Tokenizer};
 use kiln_train::error::{Result, TrainError};
 use kiln_train::eval::{
-    EvalError, Pair, TokenPair, Validation, ValidationOptions, answer_losses, check_tokens, logits,
-    read_pairs,
+    EvalError, Pair, Question, TokenPair, Validation, ValidationOptions, answer_losses, answers,
+    check_tokens, logits, read_pairs, read_task,
 };
+use kiln_train::generate::Sampling;
 use kiln_train::kernels;
 use kiln_train::launch;
 use kiln_train::process::output::{ProgressLine, print_line};
@@ -35,8 +36,14 @@ use report::{Outcome, Report};
 /// Default number of validation sequences per forward pass of one rank.
 const ROWS: usize = 4;
 
+/// Default number of texts that are generated at once.
+const TEXTS: usize = 16;
+
+/// Default maximum number of tokens of an answer of a task.
+const ANSWER: usize = 64;
+
 /// Flags that request something other than the loss on validation data.
-const OTHERS: [&str; 3] = ["prompt", "pairs", "tokens"];
+const OTHERS: [&str; 4] = ["prompt", "pairs", "tokens", "task"];
 
 /// Flags of `kiln eval`.
 #[derive(Args, Clone, Debug)]
@@ -53,8 +60,8 @@ pub(crate) struct EvalArgs {
     /// Tokens per validation sequence [default: as in training, or the context length, at most 2048].
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     seq_len: Option<NonZero<usize>>,
-    /// Validation sequences per forward pass [default: 4].
-    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
+    /// Validation sequences per forward pass [default: 4], or answers of --task generated at once [default: 16].
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = ["prompt", "pairs", "tokens"])]
     rows: Option<NonZero<usize>>,
     /// Report the loss of --answer after this prompt; may be empty.
     #[arg(long, value_name = "TEXT", requires = "answer", conflicts_with_all = ["pairs", "tokens"])]
@@ -66,6 +73,16 @@ pub(crate) struct EvalArgs {
     /// Report the loss of the answers in this file: one object with "prompt" and "answer" per line.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with = "tokens")]
     pairs: Option<PathBuf>,
+    /// Answer the questions in this file and count the correct answers: one object with "answer", and with "prompt" or
+    /// "messages", per line. The most likely tokens are generated.
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "pairs", "tokens"])]
+    task: Option<PathBuf>,
+    /// Maximum number of tokens of an answer to --task [default: 64].
+    #[arg(long, value_name = "N", value_parser = at_least_one, requires = "task")]
+    max_tokens: Option<NonZero<usize>>,
+    /// End an answer to --task before this string, such as a line break; may be repeated.
+    #[arg(long, value_name = "STRING", requires = "task", allow_hyphen_values = true)]
+    stop: Vec<String>,
     /// Treat special tokens in prompts and answers as plain text.
     #[arg(long, conflicts_with_all = ["data", "samples", "seq_len", "rows", "tokens"])]
     plain_text: bool,
@@ -203,6 +220,7 @@ enum Task {
     Answer(TokenPair),
     Answers(Vec<TokenPair>),
     Logits { tokens: Vec<i32>, path: PathBuf },
+    Questions { questions: Vec<Question>, tokenizer: Box<Tokenizer>, sampling: Sampling, rows: usize },
 }
 
 impl Work {
@@ -264,6 +282,18 @@ impl Work {
                 }
                 Outcome::Logits { path: path.clone(), shape: logits.shape }
             }
+            Task::Questions { questions, tokenizer, sampling, rows } => {
+                let line = (rank == 0).then(|| ProgressLine::on_stderr("evaluating", "the first answers"));
+                let of = questions.len();
+                let progress = |done| {
+                    let count = |line: &ProgressLine| {
+                        line.set(format!("answer {done} of {of}"), done as u64, of as u64);
+                    };
+                    line.iter().for_each(count);
+                };
+                let answers = answers(&model, device, tokenizer, questions, sampling, *rows, progress)?;
+                Outcome::Task(answers)
+            }
         };
         outcome.check()?;
         Ok(Report { outcome, ranks, strategy: *strategy })
@@ -287,6 +317,23 @@ impl Task {
                 source.context_length(),
                 &tokenizer,
             )?));
+        }
+        if let Some(path) = &args.task {
+            let tokenizer = source.load_tokenizer()?.reading_special_tokens(!args.plain_text);
+            let sampling = Sampling {
+                max_tokens: args.max_tokens.map_or(ANSWER, NonZero::get),
+                temperature: 0.0,
+                context_length: source.context_length(),
+                end_ids: source.end_ids()?,
+                stop: args.stop.clone(),
+                ..Sampling::default()
+            };
+            return Ok(Task::Questions {
+                questions: read_task(path, source, &tokenizer)?,
+                tokenizer: Box::new(tokenizer),
+                sampling,
+                rows: args.rows.map_or(TEXTS, NonZero::get),
+            });
         }
         if let (Some(tokens), Some(path)) = (&args.tokens, &args.logits) {
             return Ok(Task::Logits { tokens: check_tokens(source, tokens)?, path: path.clone() });

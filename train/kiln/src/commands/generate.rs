@@ -1,22 +1,23 @@
-mod stream;
-
 use std::io::{IsTerminal, Write, stdout};
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::Args;
-use kiln_model::{Decoder, Key, Layers};
+use kiln_model::{Decoder, Layers};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
+use serde::Serialize;
 
 use kiln_sys::output;
 use kiln_train::error::{Result, TrainError};
-use kiln_train::generate::{Continuation, Sampling, check_prompt};
+use kiln_train::generate::{Batch, Continuation, Counts, End, check_prompt, sample_of, texts};
 use kiln_train::kernels;
+use kiln_train::lines::read_prompts;
 
+use super::sampling::SamplingFlags;
 use kiln_checkpoint::source::ModelSource;
 use kiln_config::device::{self, DeviceFlag, DeviceRequest};
-use kiln_config::{CommSection, ConfigError, Precision};
-use stream::TextStream;
+use kiln_config::{CommSection, Precision};
 
 /// Flags of `kiln generate`.
 #[derive(Args, Clone, Debug)]
@@ -25,49 +26,60 @@ pub(crate) struct GenerateArgs {
     #[arg(value_name = "CHECKPOINT")]
     checkpoint: PathBuf,
     /// Text to continue.
-    #[arg(long, allow_hyphen_values = true)]
-    prompt: String,
-    /// Treat special tokens in the prompt as plain text.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, required_unless_present = "prompts")]
+    prompt: Option<String>,
+    /// Continue every prompt of this file: one per line or, in a .jsonl file, one object with "prompt" per line.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    prompts: Option<PathBuf>,
+    /// Number of texts for each prompt.
+    #[arg(long, value_name = "N", default_value_t = NonZero::<usize>::MIN)]
+    samples: NonZero<usize>,
+    /// Maximum number of texts that are generated at once. More are faster, and need more memory.
+    #[arg(long, value_name = "N", default_value_t = ROWS)]
+    rows: NonZero<usize>,
+    /// Treat special tokens in prompts as plain text.
     #[arg(long)]
     plain_text: bool,
-    /// Maximum number of tokens to generate.
-    #[arg(long, allow_negative_numbers = true, default_value_t = 200)]
+    /// Maximum number of tokens to generate for each text.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 200)]
     max_tokens: usize,
-    /// Sampling temperature: 0 always picks the most likely token, higher values are more random.
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0.8)]
-    temperature: f64,
-    /// Sample from the K most likely tokens; 0 means all.
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
-    top_k: usize,
-    /// Sample from the most likely tokens whose probabilities add up to P; 1 means all.
-    #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
-    top_p: f64,
-    /// Seed of the sampling.
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    sampling: SamplingFlags,
+    /// Print a JSON object for each text: prompt_index, sample, prompt, text, tokens, finish_reason.
+    #[arg(long)]
+    json: bool,
+    /// Add the log-probability of each token under the model, "logprobs", to the JSON. Implies --json.
+    #[arg(long)]
+    logprobs: bool,
     #[command(flatten)]
     device: DeviceFlag,
 }
 
+/// Default number of texts that are generated at once.
+const ROWS: NonZero<usize> = NonZero::new(16).unwrap();
+
 impl GenerateArgs {
-    /// Continues the prompt on one rank. Prints token by token on a terminal, else the whole text at the end.
+    /// Continues the prompts on one rank. On a terminal, prints a single text token by token, else each text at its
+    /// end.
     pub(crate) fn run(self, layers: &Layers) -> Result<()> {
         memory::use_huge_pages();
-        let mut sampling = Sampling {
-            max_tokens: self.max_tokens,
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            key: Key::new(self.seed),
-            context_length: 0,
-            end_ids: Vec::new(),
-        };
-        check_flags(&sampling)?;
+        self.sampling.check()?;
         let source = ModelSource::open_with(&self.checkpoint, layers)?;
-        sampling.context_length = source.context_length();
-        sampling.end_ids = source.end_ids()?;
+        let sampling = self.sampling.sampling(&source, self.max_tokens)?;
         let tokenizer = source.load_tokenizer()?.reading_special_tokens(!self.plain_text);
-        check_prompt("--prompt", &self.prompt, &tokenizer, sampling.context_length)?;
+        let prompts: Vec<(String, String)> = match (&self.prompts, &self.prompt) {
+            (Some(path), _) => {
+                let place = |line| format!("{}, line {line}", path.display());
+                read_prompts(path)?.into_iter().map(|(line, prompt)| (place(line), prompt)).collect()
+            }
+            (None, prompt) => vec![("--prompt".to_owned(), prompt.clone().unwrap_or_default())],
+        };
+        let mut starts = Vec::new();
+        for (index, (place, prompt)) in prompts.iter().enumerate() {
+            check_prompt(place, prompt, &tokenizer, sampling.context_length)?;
+            let start = Continuation::new(&tokenizer, prompt, &sampling)?;
+            starts.push(start.with_key(sampling.key.fork_index(index as u64)));
+        }
         let threads = device::threads_per_rank(&Default::default(), 1);
         let (backend, strategy) = (self.device.backend(), Strategy::NoShard);
         let parameters = Decoder::count_parameters(layers, source.model())?;
@@ -75,72 +87,84 @@ impl GenerateArgs {
         let selected = DeviceFlag::select(&request, None)?;
         kernels::settle_in(Precision::F32, source.model(), &selected, None, &CommSection::default())?;
         let device = selected.device();
-        let live = stdout().is_terminal();
+        let is_json = self.json || self.logprobs;
+        let is_one = starts.len() == 1 && self.samples.get() == 1;
         run_ranks(1, threads, |world| {
             let policy = Policy { strategy, ..Policy::default() };
             let model = source.decoder(layers, EngineBuilder::new(world, policy, None)?, &device)?;
-            let mut continuation = Continuation::new(&tokenizer, &self.prompt, &sampling)?;
-            let mut stream = TextStream::default();
-            let decode = |ids: &[u32]| tokenizer.decode(ids);
             let pass = model.pass(&device);
-            while continuation.advance(&pass, &device, || model.engine().finish_evaluation())? {
-                if live {
-                    let new = stream.next(continuation.ids(), decode)?;
-                    // If the reader has closed the output, that is not an error.
-                    let _ = write!(stdout(), "{}", on_terminal(&new)).and_then(|()| stdout().flush());
+            let after_pass = || model.engine().finish_evaluation();
+            if is_one && !is_json && stdout().is_terminal() {
+                let mut batch = Batch::new(vec![sample_of(&starts[0], 0)]);
+                show(&batch.texts()[0].prompt()?);
+                let mut shown = 0;
+                loop {
+                    let continues = batch.advance(&pass, &device, after_pass)?;
+                    let settled = batch.texts()[0].settled();
+                    show(&settled[shown..]);
+                    shown = settled.len();
+                    if !continues {
+                        break;
+                    }
                 }
+                let _ = writeln!(output::Console::Stdout);
+                return Ok(());
             }
-            // Output that is not a terminal gets the text unchanged.
-            let rest = match live {
-                true => on_terminal(&stream.rest(continuation.ids(), decode)?),
-                false => continuation.text()?,
-            };
-            let _ = writeln!(output::Console::Stdout, "{rest}");
+            let counts = Counts { samples: self.samples.get(), rows: self.rows.get() };
+            texts(&pass, &device, &starts, counts, after_pass, Ok, |index, sample, text| {
+                if is_json {
+                    let line = Line {
+                        prompt_index: index,
+                        sample,
+                        prompt: &prompts[index].1,
+                        text: text.added(),
+                        tokens: text.tokens(),
+                        finish_reason: text.end(),
+                        logprobs: self.logprobs.then(|| text.log_probabilities()),
+                    };
+                    let line = serde_json::to_string(&line).unwrap_or_default();
+                    let _ = writeln!(output::Console::Stdout, "{line}");
+                    return Ok(());
+                }
+                if !is_one {
+                    output::print_line(&format!("== prompt {}, sample {} ==", index + 1, sample + 1));
+                }
+                let whole = text.text()?;
+                // Output that is not a terminal gets the text unchanged.
+                let whole = if stdout().is_terminal() { on_terminal(&whole) } else { whole };
+                let _ = writeln!(output::Console::Stdout, "{whole}");
+                Ok(())
+            })?;
             Ok::<_, TrainError>(())
         })?;
         Ok(())
     }
 }
 
+/// A text as JSON.
+#[derive(Serialize)]
+struct Line<'a> {
+    /// Number of the prompt, from 0.
+    prompt_index: usize,
+    /// Number of the text among those of its prompt, from 0.
+    sample: usize,
+    prompt: &'a str,
+    /// The text after the prompt.
+    text: &'a str,
+    /// Ids of the tokens after the prompt, without an end token. With a stop string, they include its tokens.
+    tokens: &'a [u32],
+    finish_reason: Option<End>,
+    /// Natural logarithms of the model's probabilities of `tokens`, before any setting changes them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<&'a [f64]>,
+}
+
+/// Writes text to a terminal at once. If the reader has closed the output, that is not an error.
+fn show(text: &str) {
+    let _ = write!(stdout(), "{}", on_terminal(text)).and_then(|()| stdout().flush());
+}
+
 /// Escapes text for a terminal: a model's author could otherwise make it send control sequences.
 fn on_terminal(text: &str) -> String {
     output::printable(&text.replace('\r', "")).into_owned()
-}
-
-fn check_flags(sampling: &Sampling) -> Result<(), ConfigError> {
-    let Sampling { temperature, top_p, .. } = *sampling;
-    let problem = if !(temperature >= 0.0 && temperature.is_finite()) {
-        format!("--temperature = {temperature}: must be zero or more, and finite")
-    } else if !(top_p > 0.0 && top_p <= 1.0) {
-        format!("--top-p = {top_p}: must be above 0 and at most 1")
-    } else {
-        return Ok(());
-    };
-    Err(ConfigError::Invalid { problems: vec![problem] })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sampling(temperature: f64, top_p: f64) -> Sampling {
-        let (max_tokens, top_k, key) = (1, 0, Key::new(1));
-        Sampling { max_tokens, temperature, top_k, top_p, key, context_length: 8, end_ids: Vec::new() }
-    }
-
-    #[test]
-    fn values_out_of_range_are_refused_by_name() {
-        let said = |temperature, top_p| {
-            check_flags(&sampling(temperature, top_p)).expect_err("out of range").to_string()
-        };
-        for top_p in [0.0, -0.5, 1.5, f64::NAN] {
-            let expected = format!("--top-p = {top_p}: must be above 0 and at most 1");
-            assert_eq!(said(1.0, top_p), expected);
-        }
-        for temperature in [-1.0, f64::NAN, f64::INFINITY] {
-            assert!(said(temperature, 1.0).starts_with("--temperature = "));
-        }
-        check_flags(&sampling(0.0, 1.0)).expect("in range");
-        check_flags(&sampling(5.0, 1e-9)).expect("in range");
-    }
 }

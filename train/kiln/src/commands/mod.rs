@@ -1,6 +1,7 @@
 //! The commands, one file each: its arguments, and the call of the crate that does the work.
 
 pub(crate) mod attach;
+pub(crate) mod chat;
 pub(crate) mod convert;
 pub(crate) mod data;
 pub(crate) mod documents;
@@ -13,6 +14,7 @@ pub(crate) mod metrics;
 pub(crate) mod own;
 pub(crate) mod plan;
 pub(crate) mod report;
+pub(crate) mod sampling;
 pub(crate) mod status;
 pub(crate) mod sweep;
 pub(crate) mod tools;

@@ -419,3 +419,93 @@ fn evaluations_that_fail_say_why() {
     messages.fails("tokenizer of another model", &workspace, &answer);
     insta::assert_snapshot!(messages.finish());
 }
+
+/// Four questions, of which the model answers two as expected, and one blank line.
+const TASK: &str = r#"{"prompt": "abc", "answer": " def \n"}
+{"prompt": "b", "answer": "cd"}
+
+{"messages": [{"role": "user", "content": "ab"}], "answer": "cde"}
+{"prompt": "cdea", "answer": "no"}
+"#;
+
+/// Returns a model that has learned to repeat the first letters of the alphabet, with a chat template.
+fn with_template() -> Workspace {
+    let workspace = Workspace::new();
+    let ids: Vec<u16> =
+        ids(&"abcdefg".repeat(250)).into_iter().map(|id| u16::try_from(id).expect("small")).collect();
+    workspace.write_data("data", &ids);
+    workspace.config("run.toml", &[("train.steps", "40"), ("optim.lr", "3e-2")]);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    workspace.succeed(&["export", "run", "--out", "hf"]);
+    workspace.write("hf/chat_template.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+    workspace.write("task.jsonl", TASK);
+    workspace
+}
+
+#[test]
+fn a_task_counts_correct_answers() {
+    let workspace = with_template();
+    let task = |options: &[&str]| -> Vec<Json> {
+        let arguments = ["eval", "hf", "--task", "task.jsonl", "--max-tokens", "3", "--json"];
+        let said = workspace.succeed(&[&arguments, options].concat());
+        said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    let lines = task(&[]);
+    for (line, prompt) in lines.iter().zip(["abc", "b", "ab", "cdea"]) {
+        // The answer is the text that `generate` adds.
+        let arguments = ["generate", "hf", "--temperature", "0", "--max-tokens", "3", "--prompt", prompt];
+        let text = workspace.succeed(&arguments);
+        assert_eq!(text, format!("{prompt}{}\n", line["answer"].as_str().expect("a string")));
+        let is_expected = line["answer"].as_str().map(str::trim) == line["expected"].as_str().map(str::trim);
+        assert_eq!(line["correct"], is_expected, "{line}");
+        assert_eq!(line["finish_reason"], "length");
+    }
+    let numbers: Vec<_> = lines[..4].iter().map(|line| line["line"].as_u64().expect("a number")).collect();
+    assert_eq!(numbers, [1, 2, 4, 5]);
+    let correct: Vec<_> =
+        lines[..4].iter().map(|line| line["correct"].as_bool().expect("a boolean")).collect();
+    assert_eq!(correct, [true, false, true, false], "{lines:?}");
+    assert_eq!((&lines[4]["questions"], &lines[4]["correct"]), (&4.into(), &2.into()));
+    assert_eq!(number(&lines[4], "accuracy"), 0.5);
+    assert_close("standard error", number(&lines[4], "standard_error"), (0.25f64 / 3.0).sqrt(), 1e-12);
+    // Ranks and batches change no answer.
+    for options in [&["--rows", "1"][..], &["--ranks", "2"], &["--ranks", "3", "--strategy", "NO_SHARD"]] {
+        assert_eq!(task(options)[..4], lines[..4], "{options:?}");
+    }
+    let said = workspace.succeed(&["eval", "hf", "--task", "task.jsonl", "--max-tokens", "3"]);
+    assert!(said.contains("line 5: expected \"no\", got \""), "{said}");
+    assert!(said.contains("accuracy 0.5000 ± 0.2887 (standard error), 2 of 4 answers correct (FULL_SHARD"));
+    // An answer may end at a stop string.
+    assert_eq!(task(&["--stop", "f"])[0]["answer"], "de");
+}
+
+#[test]
+fn bad_tasks_are_refused_with_their_line() {
+    let workspace = with_template();
+    for (content, checkpoint, expected) in [
+        (
+            "{\"prompt\": \"a\", \"answer\": \"b\"}\n\n{\"answer\": \"b\"}",
+            "hf",
+            "task.jsonl, line 3: it has neither",
+        ),
+        (
+            "{\"prompt\": \"a\", \"messages\": [], \"answer\": \"b\"}",
+            "hf",
+            "line 1: it has both prompt and messages",
+        ),
+        ("{\"prompt\": \"a\"}", "hf", "line 1: missing field `answer`"),
+        ("[]", "hf", "line 1: invalid"),
+        ("\n", "hf", "task.jsonl has no lines: write an object with"),
+        (
+            "{\"prompt\": \"abcabcab\", \"answer\": \"b\"}",
+            "hf",
+            "task.jsonl, line 1: 9 tokens are more than the 8",
+        ),
+        ("{\"messages\": [], \"answer\": \"b\"}", "run", "has no chat template"),
+    ] {
+        workspace.write("task.jsonl", content);
+        let ended = workspace.kiln(&["eval", checkpoint, "--task", "task.jsonl"]);
+        assert_eq!(ended.code, Some(2), "{content}: {ended:?}");
+        assert!(ended.stderr.contains(expected), "{content}: {ended:?}");
+    }
+}

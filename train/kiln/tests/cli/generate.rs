@@ -4,8 +4,9 @@ use std::cell::Cell;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln::data::Tokenizer;
-use kiln::generate::{Continuation, Sampling};
-use kiln_model::decoder::{self, Decoder};
+use kiln::generate::{Batch, Continuation, Counts, End, Sampling, texts};
+use kiln_model::decoder::{self, Decoder, Modules, WithLoss};
+use kiln_model::layers::{AnyLayer, Embed, Head};
 use kiln_model::{Key, Layers, ModelConfig};
 
 use crate::support::{VOCAB, Workspace, tokenizer};
@@ -114,8 +115,9 @@ fn prompts_start_as_the_post_processor_says() {
     let model = opinionated();
     let plain = tokenizer.encode("abc").expect("ids");
     let sampling = greedy(4, 16);
-    let mut text = Continuation::new(&tokenizer, "abc", &sampling).expect("a prompt");
-    assert!(text.advance(&model, &Device::flex(), || Ok(())).expect("a token"));
+    let mut batch = Batch::new(vec![Continuation::new(&tokenizer, "abc", &sampling).expect("a prompt")]);
+    assert!(batch.advance(&model, &Device::flex(), || Ok(())).expect("a token"));
+    let text = &batch.texts()[0];
     let expected = likeliest(&model, &[&start[..], &plain].concat());
     assert_ne!(expected, likeliest(&model, &plain));
     // The prefix is not part of the text.
@@ -218,8 +220,7 @@ fn in_window(window: Option<usize>, pattern: Option<&str>) -> Decoder {
 }
 
 fn greedy(max_tokens: usize, context_length: usize) -> Sampling {
-    let (temperature, top_k, top_p, key, end_ids) = (0.0, 0, 1.0, Key::new(0), Vec::new());
-    Sampling { max_tokens, temperature, top_k, top_p, key, context_length, end_ids }
+    Sampling { max_tokens, temperature: 0.0, context_length, ..Sampling::default() }
 }
 
 /// Returns the ids that continue a prompt, and the number of forward passes.
@@ -234,13 +235,13 @@ fn continued_by(
     sampling: &Sampling,
 ) -> (Vec<u32>, usize) {
     let passes = Cell::new(0);
-    let mut text = Continuation::new(tokenizer, prompt, sampling).expect("a prompt");
+    let mut batch = Batch::new(vec![Continuation::new(tokenizer, prompt, sampling).expect("a prompt")]);
     let after_pass = || {
         passes.set(passes.get() + 1);
         Ok(())
     };
-    while text.advance(model, &Device::flex(), after_pass).expect("a token") {}
-    (text.ids().to_vec(), passes.get())
+    while batch.advance(model, &Device::flex(), after_pass).expect("a token") {}
+    (batch.texts()[0].ids().to_vec(), passes.get())
 }
 
 /// Returns the likeliest token after `window`, from a pass over the whole window.
@@ -370,5 +371,276 @@ fn sharded_ranks_say_what_one_rank_says() {
         let said = workspace.succeed(&arguments);
         let text = generate(&workspace, "run", "abcdefga", &["--temperature", "0"]);
         assert!(said.contains(&format!("\nsample: {text}next ")), "{strategy}: {said}");
+    }
+}
+
+/// Prompts with one, two and three different numbers of tokens.
+const PROMPTS: [&str; 5] = ["abc", "d", "the quick", "abc", "x y"];
+
+/// Returns the texts of [`PROMPTS`] in the order in which they come, and the number of forward passes.
+fn all_texts<'a>(
+    model: &Decoder,
+    tokenizer: &'a Tokenizer,
+    sampling: &Sampling,
+    counts: Counts,
+) -> (Vec<(usize, usize, Continuation<'a>)>, usize) {
+    let (passes, mut all) = (Cell::new(0), Vec::new());
+    let after_pass = || {
+        passes.set(passes.get() + 1);
+        Ok(())
+    };
+    let start = |(index, prompt): (u64, &&str)| {
+        let start = Continuation::new(tokenizer, prompt, sampling).expect("a prompt");
+        start.with_key(sampling.key.fork_index(index))
+    };
+    let prompts: Vec<_> = (0..).zip(&PROMPTS).map(start).collect();
+    let done = |prompt, sample, text: &Continuation<'a>| {
+        all.push((prompt, sample, text.clone()));
+        Ok(())
+    };
+    texts(model, &Device::flex(), &prompts, counts, after_pass, Ok, done).expect("texts");
+    (all, passes.get())
+}
+
+/// Some texts end early, and leave the cache of the others.
+#[test]
+fn texts_of_a_batch_are_those_of_one_by_one() {
+    let tokenizer = tokenizer();
+    for (window, pattern) in [(None, None), (Some(5), Some("wf"))] {
+        let model = in_window(window, pattern);
+        // The end ids are a third of the vocabulary, so that texts end at different lengths.
+        for (context, ends) in [(64, VOCAB as u32), (12, 0)] {
+            let end_ids = (0..ends).step_by(12).collect();
+            let sampling = Sampling { temperature: 2.0, end_ids, ..greedy(24, context) };
+            let (alone, _) = all_texts(&model, &tokenizer, &sampling, Counts { samples: 4, rows: 1 });
+            let places: Vec<_> = alone.iter().map(|(prompt, sample, _)| (*prompt, *sample)).collect();
+            let expected: Vec<_> = (0..PROMPTS.len()).flat_map(|p| (0..4).map(move |s| (p, s))).collect();
+            assert_eq!(places, expected);
+            let lengths: Vec<_> = alone.iter().map(|(_, _, text)| text.tokens().len()).collect();
+            let early = lengths.iter().filter(|length| **length < 24).count();
+            assert!(ends == 0 || (5..20).contains(&early), "{lengths:?}");
+            for rows in [2, 3, 16] {
+                let (batched, _) = all_texts(&model, &tokenizer, &sampling, Counts { samples: 4, rows });
+                for ((prompt, sample, a), (_, _, b)) in alone.iter().zip(&batched) {
+                    assert_eq!(a.ids(), b.ids(), "prompt {prompt}, sample {sample}, {rows} rows");
+                    assert_eq!((a.end(), a.added()), (b.end(), b.added()));
+                }
+            }
+            let ids: std::collections::BTreeSet<_> = alone.iter().map(|(_, _, text)| text.ids()).collect();
+            assert_eq!(ids.len(), alone.len(), "each sample of each prompt has its own choices");
+        }
+    }
+}
+
+#[test]
+fn eight_samples_take_the_passes_of_one() {
+    // No text ends early.
+    let tokenizer = tokenizer().ending_with(Some(u32::MAX));
+    let sampling = Sampling { temperature: 1.0, ..greedy(20, 64) };
+    let passes = |samples, rows| {
+        let (all, passes) = all_texts(&opinionated(), &tokenizer, &sampling, Counts { samples, rows });
+        assert_eq!(all.len(), PROMPTS.len() * samples);
+        passes
+    };
+    let lengths: std::collections::BTreeSet<_> =
+        PROMPTS.iter().map(|prompt| tokenizer.encode(prompt).expect("ids").len()).collect();
+    // A pass reads the prompts of one length, and each of the others a token of every text.
+    assert_eq!(passes(8, 100), 20 * lengths.len());
+    assert_eq!(passes(1, 100), 20 * lengths.len());
+    assert_eq!(passes(8, 1), 20 * 8 * PROMPTS.len());
+}
+
+/// With a byte-level vocabulary, each character is a separate token, so stop strings straddle tokens.
+#[test]
+fn a_text_ends_before_a_stop_string() {
+    let tokenizer = tokenizer();
+    let text = |stop: &[&str], max_tokens: usize| {
+        let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
+        let sampling = Sampling { stop, ..greedy(max_tokens, 64) };
+        let mut batch = Batch::new(vec![Continuation::new(&tokenizer, "abcd", &sampling).expect("a prompt")]);
+        let mut settled = String::new();
+        loop {
+            let continues = batch.advance(&opinionated(), &Device::flex(), || Ok(())).expect("a token");
+            let now = batch.texts()[0].settled();
+            assert!(now.starts_with(&settled), "{now:?} after {settled:?}");
+            settled = now.to_owned();
+            if !continues {
+                break;
+            }
+        }
+        let text = &batch.texts()[0];
+        assert_eq!(
+            (settled.as_str(), text.text().expect("a text")),
+            (text.added(), format!("abcd{settled}"))
+        );
+        (text.added().to_owned(), text.tokens().len(), text.end())
+    };
+    let (whole, tokens, end) = text(&[], 30);
+    assert_eq!((tokens, end), (30, Some(End::Length)));
+    let chars: Vec<_> =
+        whole.char_indices().filter(|(_, c)| *c != '\u{FFFD}').map(|(index, _)| index).collect();
+    // A string of three characters in the middle of the text.
+    let middle = chars.len() / 2;
+    let stop = &whole[chars[middle]..chars[middle + 3]];
+    let expected = &whole[..whole.find(stop).expect("it is there")];
+    for stops in [&[stop][..], &["never said", stop], &[stop, &format!("{stop}{stop}")]] {
+        let (found, _, end) = text(stops, 30);
+        assert_eq!((found.as_str(), end), (expected, Some(End::StopString)), "{stops:?}");
+    }
+    // A stop string in the prompt, one that is incomplete at the end, and an empty one end nothing.
+    let incomplete = format!("{}never", &whole[*chars.last().expect("a character")..]);
+    assert_eq!(text(&["abcd", &incomplete, ""], 30).0.len(), whole.len());
+}
+
+/// Several prompts and samples as JSON lines, each of which has what the same text has alone.
+#[test]
+fn many_texts_are_json_lines() {
+    let workspace = trained();
+    workspace.write("prompts.txt", "abc\n\n d\n".to_owned());
+    workspace.write("prompts.jsonl", "{\"prompt\": \"abc\"}\n{\"prompt\": \" d\", \"id\": 7}\n".to_owned());
+    let json = |options: &[&str]| -> Vec<serde_json::Value> {
+        let arguments = ["generate", "run", "--samples", "3", "--max-tokens", "5", "--temperature", "2"];
+        let said = workspace.succeed(&[&arguments, options].concat());
+        said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    let lines = json(&["--prompts", "prompts.txt", "--json"]);
+    assert_eq!(lines, json(&["--prompts", "prompts.jsonl", "--json", "--rows", "1"]));
+    assert_eq!(lines[..3], json(&["--prompt", "abc", "--json"]));
+    let places: Vec<_> = lines
+        .iter()
+        .map(|line| {
+            (line["prompt"].as_str().unwrap(), line["prompt_index"].as_u64(), line["sample"].as_u64())
+        })
+        .collect();
+    assert_eq!(places[0], ("abc", Some(0), Some(0)));
+    assert_eq!(places[5], (" d", Some(1), Some(2)));
+    assert!(lines.iter().all(|line| line["finish_reason"] == "length" && line["logprobs"].is_null()));
+    // Log-probabilities are those of `eval`, whatever the temperature.
+    let with = json(&["--prompt", "ab", "--logprobs", "--top-k", "3", "--repetition-penalty", "1.5"]);
+    let losses = with.iter().map(|line| {
+        let text = line["text"].as_str().unwrap();
+        let evaluated = workspace.succeed(&["eval", "run", "--prompt", "ab", "--answer", text, "--json"]);
+        let evaluated: serde_json::Value = serde_json::from_str(&evaluated).expect("JSON");
+        evaluated["sum"].as_f64().expect("a number")
+    });
+    for (line, loss) in with.iter().zip(losses) {
+        let sum: f64 = line["logprobs"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).sum();
+        assert!((sum + loss).abs() < 1e-4 * loss.max(1.0), "{line}: {loss}");
+    }
+    // As text, each has a heading if there are several.
+    let text = workspace.succeed(&["generate", "run", "--prompts", "prompts.txt", "--max-tokens", "2"]);
+    assert!(
+        text.starts_with("== prompt 1, sample 1 ==\nabc") && text.contains("\n== prompt 2, sample 1 ==\n d")
+    );
+    let stopped = generate(&workspace, "run", "abc", &["--temperature", "0", "--stop", "ga"]);
+    assert_eq!(stopped, "abcdef\n");
+}
+
+#[test]
+fn bad_files_of_prompts_are_refused_with_their_line() {
+    let workspace = trained();
+    workspace.write("empty.txt", "\n \n".to_owned());
+    workspace.write("long.txt", format!("abc\n{}\n", "abcdefg".repeat(3)));
+    workspace.write("bad.jsonl", "{\"prompt\": \"a\"}\n\n{\"text\": \"b\"}\n".to_owned());
+    for (file, expected) in [
+        ("empty.txt", "empty.txt has no lines: write a prompt on each line"),
+        ("long.txt", "long.txt, line 2: 21 tokens are more than the 8 that the model reads"),
+        ("bad.jsonl", "bad.jsonl, line 3: missing field `prompt`"),
+        ("absent.txt", "cannot read absent.txt"),
+    ] {
+        let ended = workspace.kiln(&["generate", "run", "--prompts", file]);
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.stderr.contains(expected), "{ended:?}");
+    }
+}
+
+/// The settings that a model's authors recommend hold unless a flag says otherwise.
+#[test]
+fn defaults_are_those_of_the_model() {
+    let workspace = trained();
+    workspace.succeed(&["export", "run", "--out", "hf"]);
+    let hot = |checkpoint: &str, options: &[&str]| generate(&workspace, checkpoint, "abc", options);
+    let usual = hot("hf", &["--seed", "5"]);
+    assert_eq!(usual, hot("hf", &["--seed", "5", "--temperature", "0.8", "--top-p", "1", "--min-p", "0"]));
+    let mut config = workspace.json("hf/generation_config.json");
+    config["temperature"] = serde_json::json!(5.0);
+    config["top_k"] = serde_json::json!(40);
+    workspace.write("hf/generation_config.json", config.to_string());
+    let recommended = hot("hf", &["--seed", "5"]);
+    assert_eq!(recommended, hot("hf", &["--seed", "5", "--temperature", "5", "--top-k", "40"]));
+    assert_eq!(usual, hot("hf", &["--seed", "5", "--temperature", "0.8", "--top-k", "0"]));
+    assert_ne!(usual, recommended);
+    config["top_p"] = serde_json::json!(7);
+    workspace.write("hf/generation_config.json", config.to_string());
+    let ended = workspace.kiln(&["generate", "hf", "--prompt", "a"]);
+    assert!(ended.code == Some(2) && ended.stderr.contains("--top-p = 7"), "{ended:?}");
+}
+
+/// A decoder that counts the positions that it computes.
+struct Counting(Decoder, Cell<usize>);
+
+impl Modules for Counting {
+    fn num_blocks(&self) -> usize {
+        self.0.num_blocks()
+    }
+
+    fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3> {
+        let x = self.0.embed(run);
+        let [batch, seq, _] = x.dims();
+        self.1.set(self.1.get() + batch * seq);
+        x
+    }
+
+    fn block(
+        &self,
+        index: usize,
+        x: Tensor<3>,
+        run: impl Fn(&AnyLayer, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+    ) -> WithLoss {
+        self.0.block(index, x, run)
+    }
+
+    fn head<const D: usize>(
+        &self,
+        x: Tensor<3>,
+        run: impl FnOnce(&Head, Option<&Embed>, Tensor<3>) -> Tensor<D>,
+    ) -> Tensor<D> {
+        self.0.head(x, run)
+    }
+}
+
+/// The next turn of a conversation computes only its new tokens, if it begins with the turns before it.
+#[test]
+fn a_text_that_goes_on_keeps_the_cache() {
+    let tokenizer = tokenizer().ending_with(Some(u32::MAX));
+    let sampling = greedy(4, 100);
+    let model = Counting(opinionated(), Cell::new(0));
+    let text = |ids: Vec<u32>| Continuation::from_ids(&tokenizer, ids, &sampling).expect("a text");
+    // Runs the batch to its end. Returns the text's ids and the number of positions computed.
+    let finish = |batch: &mut Batch| {
+        model.1.set(0);
+        while batch.advance(&model, &Device::flex(), || Ok(())).expect("a token") {}
+        (batch.texts()[0].ids().to_vec(), model.1.get())
+    };
+    let first = tokenizer.encode("the quick brown fox").expect("ids");
+    let mut batch = Batch::new(vec![text(first.clone())]);
+    let (mut ids, computed) = finish(&mut batch);
+    assert_eq!(computed, first.len() + 3);
+    // The second turn needs a larger cache, which also has room for the third.
+    for (turn, is_known) in [(0, false), (1, true)] {
+        ids.extend(tokenizer.encode(" jumps").expect("ids"));
+        batch.follow(text(ids.clone()));
+        let (next, computed) = finish(&mut batch);
+        // The last token of the turn before was not read.
+        assert_eq!(computed, if is_known { 1 + 6 + 3 } else { ids.len() + 3 }, "turn {turn}");
+        assert_eq!(next, finish(&mut Batch::new(vec![text(ids.clone())])).0);
+        ids = next;
+    }
+    // Another text, and one that ends within the known tokens, are computed from the start.
+    for other in [tokenizer.encode("another text").expect("ids"), ids[..9].to_vec()] {
+        batch.follow(text(other.clone()));
+        let (next, computed) = finish(&mut batch);
+        assert_eq!(computed, other.len() + 3);
+        assert_eq!(next, finish(&mut Batch::new(vec![text(other)])).0);
     }
 }

@@ -15,7 +15,7 @@
 //! - `kernel_check`: the check of the kernels of a GPU (feature `wgpu`);
 //! - `captured`: operations on CUDA, for their kernels; `trace`: whole runs, for the order of calls to the
 //!   driver;
-//! - `interface`, `order`, `prepare`, `generate`, `bench`, `tune`: commands, files, and their guarantees;
+//! - `interface`, `order`, `prepare`, `generate`, `chat`, `bench`, `tune`: commands, files, and their guarantees;
 //! - `data_verify`: prepared data that was changed; `text_in`: messages about inputs, and leftovers of a
 //!   killed prepare;
 //! - `config_command`: every key of a configuration, for users and editors;
@@ -52,6 +52,7 @@ mod bench;
 mod cached_layers;
 #[cfg(feature = "cuda")]
 mod captured;
+mod chat;
 mod check;
 mod check_processes;
 mod checkpoints;

@@ -231,7 +231,7 @@ fn prompts_that_cannot_be_used_are_refused_before_the_run() {
     for (key, says) in [
         ("eval.prompts=gone.jsonl", "cannot read gone.jsonl: No such file or directory"),
         ("eval.prompts=data", "cannot read data: it is not a regular file"),
-        ("eval.prompts=empty.jsonl", "empty.jsonl has no pairs: write one object"),
+        ("eval.prompts=empty.jsonl", "empty.jsonl has no lines: write an object"),
         ("eval.prompts=bad.jsonl", "bad.jsonl, line 2: missing field `answer`"),
         ("eval.prompts=no_answer.jsonl", "no_answer.jsonl, line 1: the answer is empty"),
         (

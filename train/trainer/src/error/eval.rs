@@ -53,7 +53,7 @@ pub enum EvalError {
         "{what}: {tokens} tokens are more than the {context} that the model reads; use fewer, or a model \
          with a longer context"
     )]
-    TooLong { what: &'static str, tokens: usize, context: usize },
+    TooLong { what: String, tokens: usize, context: usize },
     /// The validation data are shorter than one sequence.
     #[error(
         "{} has {tokens} validation tokens, and a sequence of --seq-len {seq_len} needs {}: lower --seq-len, or \
@@ -75,15 +75,12 @@ pub enum EvalError {
     /// An answer has no tokens.
     #[error("{place}: the answer is empty, so it has no loss: write an answer")]
     EmptyAnswer { place: String },
-    /// A line of a prompt-and-answer file is not a pair of prompt and answer.
-    #[error(
-        "{}, line {line}: {problem}; every line must be an object with the strings \"prompt\" and \"answer\"",
-        .path.display()
-    )]
-    Line { path: PathBuf, line: usize, problem: String },
-    /// A prompt-and-answer file has no pairs.
-    #[error("{} has no pairs: write one object with \"prompt\" and \"answer\" per line", .path.display())]
-    NoPairs { path: PathBuf },
+    /// A line of a file of prompts is not what the command expects.
+    #[error("{}, line {line}: {problem}; every line must be {expected}", .path.display())]
+    Line { path: PathBuf, line: usize, problem: String, expected: &'static str },
+    /// A file of prompts has no lines, or only blank ones.
+    #[error("{} has no lines: write {expected} on each line", .path.display())]
+    NoLines { path: PathBuf, expected: &'static str },
     /// The token at `position`, from 1, is outside the vocabulary of `known` tokens, of which there is at least one.
     #[error("--tokens: {id} (number {position}) is not a token of the model, whose ids are 0 to {}", .known - 1)]
     UnknownToken { id: u32, position: usize, known: usize },

@@ -1,7 +1,6 @@
 //! Loss on answers: how likely a model finds a given continuation of a prompt.
 //! Prompt and answer are split as in lm-evaluation-harness. The end-of-text token replaces a prompt without tokens.
 
-use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use burn::tensor::Device;
@@ -10,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
 use crate::error::Result;
+use crate::lines;
 use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_config::device;
-use kiln_data::{Tokenizer, describe_json};
-use kiln_sys::files::{self, MAX_WHOLE};
+use kiln_data::Tokenizer;
 
 /// Target id that excludes a position from the loss.
 const IGNORED: i32 = -1;
@@ -65,24 +64,7 @@ pub fn mean_answer_loss(losses: &[AnswerLoss]) -> f64 {
 ///
 /// If the file cannot be read, has no pair, or has a line that is not a pair.
 pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
-    let text = files::read(path, MAX_WHOLE).and_then(|bytes| {
-        String::from_utf8(bytes)
-            .map_err(|_| io::Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
-    });
-    let text = text.map_err(|source| EvalError::Read { path: path.to_owned(), source })?;
-    // A byte order mark does not belong to the first line.
-    let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text);
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let pairs: Vec<_> = lines
-        .map(|(index, line)| match serde_json::from_str(line) {
-            Ok(pair) => Ok((index + 1, pair)),
-            Err(error) => {
-                let problem = describe_json(&error);
-                Err(EvalError::Line { path: path.to_owned(), line: index + 1, problem })
-            }
-        })
-        .collect::<Result<_, _>>()?;
-    if pairs.is_empty() { Err(EvalError::NoPairs { path: path.to_owned() }) } else { Ok(pairs) }
+    lines::read_json(path, "an object with the strings \"prompt\" and \"answer\"")
 }
 
 impl TokenPair {

@@ -26,7 +26,7 @@ pub struct Logits {
 pub fn check_tokens(model: &ModelSource, tokens: &[u32]) -> Result<Vec<i32>, EvalError> {
     let (known, context) = (model.model().vocab_size, model.context_length());
     if tokens.len() > context {
-        return Err(EvalError::TooLong { what: "--tokens", tokens: tokens.len(), context });
+        return Err(EvalError::TooLong { what: "--tokens".to_owned(), tokens: tokens.len(), context });
     }
     let outside = tokens.iter().position(|id| *id as usize >= known);
     match outside {

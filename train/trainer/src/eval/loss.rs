@@ -58,7 +58,7 @@ impl Validation {
     ) -> Result<Self> {
         let context = model.context_length();
         if let Some(seq_len) = options.seq_len.filter(|seq_len| *seq_len > context) {
-            return Err(EvalError::TooLong { what: "--seq-len", tokens: seq_len, context }.into());
+            return Err(EvalError::TooLong { what: "--seq-len".to_owned(), tokens: seq_len, context }.into());
         }
         let data = match data {
             Some(data) if !data.exists() => {

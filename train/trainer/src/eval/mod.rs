@@ -4,6 +4,7 @@ mod answers;
 mod evaluate;
 mod logits;
 mod loss;
+mod task;
 
 pub use crate::error::EvalError;
 pub use answers::answer_losses_while;
@@ -12,3 +13,4 @@ pub use evaluate::evaluate;
 pub(crate) use evaluate::{Evaluated, evaluate_while, objective_while, passes_of};
 pub use logits::{Logits, check_tokens, logits};
 pub use loss::{Validation, ValidationLoss, ValidationOptions};
+pub use task::{Answered, Question, answers, read_task};

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use kiln_shard::Strategy;
 use serde::Serialize;
 
+use kiln_sys::output::one_line;
 use kiln_sys::words::number_of;
 use kiln_train::error::{Result, TrainError};
-use kiln_train::eval::{AnswerLoss, ValidationLoss, mean_answer_loss};
+use kiln_train::eval::{AnswerLoss, Answered, ValidationLoss, mean_answer_loss};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Report {
@@ -25,6 +26,8 @@ pub(crate) enum Outcome {
     Answers(Vec<AnswerLoss>),
     /// Logits, written to a file. `shape`: positions and vocabulary.
     Logits { path: PathBuf, shape: [usize; 2] },
+    /// Answers to the questions of a task, in order.
+    Task(Vec<Answered>),
 }
 
 impl Outcome {
@@ -36,7 +39,7 @@ impl Outcome {
                 ("the loss of an answer", answers.iter().map(|answer| answer.sum).collect())
             }
             // Logits are written even if they are not finite.
-            Outcome::Logits { .. } => return Ok(()),
+            Outcome::Logits { .. } | Outcome::Task(_) => return Ok(()),
         };
         match losses.into_iter().find(|loss| !loss.is_finite()) {
             Some(value) => Err(TrainError::NotANumber { what, value }),
@@ -62,6 +65,31 @@ impl Total {
     }
 }
 
+/// Number of wrong answers that are shown.
+const WRONG: usize = 5;
+
+/// Columns of an answer that is shown.
+const COLUMNS: usize = 60;
+
+/// Share of correct answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Accuracy {
+    correct: usize,
+    /// Correct answers by questions.
+    share: f64,
+    /// Standard error of the share, estimated from the sample as in lm-evaluation-harness; `None` for one question.
+    error: Option<f64>,
+}
+
+impl Accuracy {
+    fn of(answers: &[Answered]) -> Self {
+        let (count, correct) = (answers.len(), answers.iter().filter(|answer| answer.is_correct()).count());
+        let share = correct as f64 / count as f64;
+        let error = (count > 1).then(|| (share * (1.0 - share) / (count as f64 - 1.0)).sqrt());
+        Accuracy { correct, share, error }
+    }
+}
+
 impl Report {
     /// Returns JSON, one object per line. Losses are in nats; a non-finite number is `null`.
     ///
@@ -71,6 +99,8 @@ impl Report {
     ///   `pairs`, `loss` and `perplexity` over all `tokens`, and `mean_sum`, the mean over the pairs of their
     ///   sums.
     /// - Logits: `logits` (the file), `shape`.
+    /// - A task: a line per question with `line` (its number in the file), `expected`, `answer`, `correct` and
+    ///   `finish_reason`; then `questions`, `correct`, `accuracy` and its `standard_error`, `null` for one question.
     ///
     /// The last line also has `ranks` and `strategy`.
     pub(crate) fn to_json(&self) -> String {
@@ -110,6 +140,24 @@ impl Report {
             }
             Outcome::Logits { path, shape } => {
                 serde_json::json!({ "logits": path.to_string_lossy(), "shape": shape })
+            }
+            Outcome::Task(answers) => {
+                lines.extend(answers.iter().map(|answer| {
+                    line(&serde_json::json!({
+                        "line": answer.line,
+                        "expected": answer.expected,
+                        "answer": answer.found,
+                        "correct": answer.is_correct(),
+                        "finish_reason": answer.end,
+                    }))
+                }));
+                let Accuracy { correct, share, error } = Accuracy::of(answers);
+                serde_json::json!({
+                    "questions": answers.len(),
+                    "correct": correct,
+                    "accuracy": share,
+                    "standard_error": error,
+                })
             }
         };
         lines.push(line(&WithRanks { result: last, ranks: *ranks, strategy: *strategy }));
@@ -158,6 +206,23 @@ impl fmt::Display for Report {
             }
             Outcome::Logits { path, shape: [rows, columns] } => {
                 write!(f, "logits {rows} x {columns} -> {}", path.display())?;
+            }
+            Outcome::Task(answers) => {
+                for answer in answers.iter().filter(|answer| !answer.is_correct()).take(WRONG) {
+                    let [expected, found] =
+                        [&answer.expected, &answer.found].map(|text| one_line(text, COLUMNS));
+                    writeln!(f, "line {}: expected \"{expected}\", got \"{found}\"", answer.line)?;
+                }
+                let Accuracy { correct, share, error } = Accuracy::of(answers);
+                let wrong = answers.len() - correct;
+                if wrong > WRONG {
+                    writeln!(f, "… and {} more wrong answers; --json has all", wrong - WRONG)?;
+                }
+                write!(f, "accuracy {share:.4}")?;
+                if let Some(error) = error {
+                    write!(f, " ± {error:.4} (standard error)")?;
+                }
+                write!(f, ", {correct} of {} correct", number_of(answers.len(), "answer"))?;
             }
         }
         write!(f, " ({}, {})", self.strategy, number_of(self.ranks, "rank"))

@@ -366,7 +366,7 @@ fn eval(error: &EvalError) -> Option<Page> {
         | EvalError::TooFewTokens { .. }
         | EvalError::PairTooLong { .. }
         | EvalError::EmptyAnswer { .. }
-        | EvalError::NoPairs { .. }
+        | EvalError::NoLines { .. }
         | EvalError::UnknownToken { .. } => Page::EvaluationInput,
         EvalError::Line { .. } => Page::TextUnusable,
         EvalError::Read { source, .. } | EvalError::Write { source, .. } => io(source),

@@ -7,7 +7,7 @@ use kiln_sys::Lines;
 
 use super::state::{Text, Trainer};
 use crate::error::{Result, TrainError};
-use crate::generate::{Continuation, Sampling};
+use crate::generate::{Batch, Continuation, Sampling};
 use crate::process::output::{columns, one_line};
 use crate::run::folder::samples_of_run;
 use kiln_data::Tokenizer;
@@ -61,20 +61,19 @@ impl Trainer<'_> {
             let sampling = Sampling {
                 max_tokens: section.max_tokens,
                 temperature: section.temperature,
-                top_k: 0,
-                top_p: 1.0,
                 key: if index == 0 { key } else { key.fork_index(index as u64) },
                 context_length: plan.inherited.context_length,
                 end_ids: plan.inherited.end_ids.clone(),
+                ..Sampling::default()
             };
-            let mut continuation = Continuation::new(&tokenizer, prompt, &sampling)?;
+            let mut batch = Batch::new(vec![Continuation::new(&tokenizer, prompt, &sampling)?]);
             loop {
                 // Rank 0 chooses, because the last bits of the logits differ between kinds of machines.
-                let agree = |choice| {
-                    let own = if *rank == 0 { choice } else { 0.0 };
-                    Ok(engine.sum_over_ranks("sample", &[own])?[0])
+                let agree = |choices: Vec<f64>| {
+                    let own = if *rank == 0 { choices } else { vec![0.0; choices.len()] };
+                    engine.sum_over_ranks("sample", &own)
                 };
-                match continuation.advance_together(&pass, device, || engine.finish_evaluation(), agree) {
+                match batch.advance_together(&pass, device, || engine.finish_evaluation(), agree) {
                     Ok(true) => {}
                     Ok(false) => break,
                     // All ranks see the same error, and the steps report its cause.
@@ -91,8 +90,9 @@ impl Trainer<'_> {
                     return Ok(Vec::new());
                 }
             }
-            let sample = Sample { step, prompt: prompt.to_owned(), text: continuation.added()? };
-            texts.push(Text { whole: continuation.text()?, sample });
+            let text = &batch.texts()[0];
+            let sample = Sample { step, prompt: prompt.to_owned(), text: text.added().to_owned() };
+            texts.push(Text { whole: text.text()?, sample });
         }
         // A run with nothing left to do wrote its texts earlier.
         if *rank == 0 && self.progress.has_trained {

@@ -9,7 +9,7 @@ const PENDING: usize = 16;
 
 /// Records how much of a text has been shown. Decodes each piece with the previous one, on which its text may depend,
 /// and never the whole text, so that the work per token stays constant.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct TextStream {
     /// Position of the first id of the last shown piece.
     context: usize,
@@ -18,6 +18,11 @@ pub(super) struct TextStream {
 }
 
 impl TextStream {
+    /// Starts after `shown` ids, whose text is known already.
+    pub(super) fn after(shown: usize) -> Self {
+        TextStream { context: 0, shown }
+    }
+
     /// Returns the text of `ids` after the shown part, without a last character that later ids may complete. `ids`
     /// starts with the ids of the last call; `decode` returns the text of some ids.
     pub(super) fn next<E>(
@@ -36,7 +41,7 @@ impl TextStream {
 
     /// Returns the text of `ids` that was not shown yet, when no more ids follow.
     pub(super) fn rest<E>(
-        self,
+        &self,
         ids: &[u32],
         decode: impl FnMut(&[u32]) -> Result<String, E>,
     ) -> Result<String, E> {
@@ -125,14 +130,20 @@ mod tests {
         }))
     }
 
-    /// Returns the pieces of a text that grows id by id after `given` ids, and the number of ids decoded.
-    fn shown(tokenizer: &Tokenizer, ids: &[u32], given: usize) -> (String, usize) {
-        let (mut stream, mut text, mut decoded) = (TextStream::default(), String::new(), 0);
+    /// Returns the text of `ids`, of which at least `given` are known and the rest follow id by id, and the number of
+    /// ids decoded for the rest.
+    fn shown(tokenizer: &Tokenizer, ids: &[u32], mut given: usize) -> (String, usize) {
+        // Prompts have no incomplete characters.
+        let known = |given: usize| tokenizer.decode(&ids[..given]).expect("text");
+        while given < ids.len() && known(given).ends_with(INCOMPLETE) {
+            given += 1;
+        }
+        let (mut stream, mut text, mut decoded) = (TextStream::after(given), known(given), 0);
         let mut decode = |ids: &[u32]| {
             decoded += ids.len();
             tokenizer.decode(ids)
         };
-        for end in given..=ids.len() {
+        for end in given + 1..=ids.len() {
             text += &stream.next(&ids[..end], &mut decode).expect("text");
         }
         text += &stream.rest(ids, &mut decode).expect("text");
