@@ -452,8 +452,8 @@ impl serde_json::ser::Formatter for Spaced {
 fn format_as_python(output: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     let constant = match bool::try_from(value.clone()) {
         _ if value.is_none() => "None",
-        Ok(value) if matches!(value, true) => "True",
-        Ok(_) => "False",
+        Ok(true) => "True",
+        Ok(false) => "False",
         Err(_) => return minijinja::escape_formatter(output, state, value),
     };
     output.write_str(constant).map_err(Error::from)
