@@ -151,13 +151,6 @@ impl Tokenizer {
         self.inner.set_encode_special_tokens(!read);
         self
     }
-
-    /// Removes the post-processor, which adds tokens and changes offsets.
-    pub(super) fn without_post_processor(mut self) -> Self {
-        self.inner.with_post_processor(None::<PostProcessorWrapper>);
-        self
-    }
-
     /// Sets `id` as the end-of-text token; `None` keeps the current one.
     pub fn ending_with(mut self, id: Option<u32>) -> Self {
         self.end_of_text = id.or(self.end_of_text);
@@ -289,15 +282,6 @@ impl Tokenizer {
         let (prompt, answer) = ids.split_at(begins.unwrap_or(ids.len()));
         Ok(([self.in_front_of(ids), prompt].concat(), answer.to_vec()))
     }
-
-    /// Returns the token ids of a text, without added tokens, and each token's bytes in the text. A post-processor may
-    /// omit white space from them: see [`Self::without_post_processor`].
-    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
-        let encoding = self.inner.encode(text, false).map_err(encode_failed)?;
-        let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect();
-        Ok((encoding.get_ids().to_vec(), offsets))
-    }
-
     fn in_front_of(&self, ids: &[u32]) -> &[u32] {
         if ids.starts_with(&self.start_of_text) { &[] } else { &self.start_of_text }
     }
