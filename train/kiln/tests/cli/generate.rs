@@ -496,8 +496,8 @@ fn a_text_ends_before_a_stop_string() {
 #[test]
 fn many_texts_are_json_lines() {
     let workspace = trained();
-    workspace.write("prompts.txt", "abc\n\n d\n".to_owned());
-    workspace.write("prompts.jsonl", "{\"prompt\": \"abc\"}\n{\"prompt\": \" d\", \"id\": 7}\n".to_owned());
+    workspace.write("prompts.txt", "abc\n\n d\n");
+    workspace.write("prompts.jsonl", "{\"prompt\": \"abc\"}\n{\"prompt\": \" d\", \"id\": 7}\n");
     let json = |options: &[&str]| -> Vec<serde_json::Value> {
         let arguments = ["generate", "run", "--samples", "3", "--max-tokens", "5", "--temperature", "2"];
         let said = workspace.succeed(&[&arguments, options].concat());
@@ -539,9 +539,9 @@ fn many_texts_are_json_lines() {
 #[test]
 fn bad_files_of_prompts_are_refused_with_their_line() {
     let workspace = trained();
-    workspace.write("empty.txt", "\n \n".to_owned());
+    workspace.write("empty.txt", "\n \n");
     workspace.write("long.txt", format!("abc\n{}\n", "abcdefg".repeat(3)));
-    workspace.write("bad.jsonl", "{\"prompt\": \"a\"}\n\n{\"text\": \"b\"}\n".to_owned());
+    workspace.write("bad.jsonl", "{\"prompt\": \"a\"}\n\n{\"text\": \"b\"}\n");
     for (file, expected) in [
         ("empty.txt", "empty.txt has no lines: write a prompt on each line"),
         ("long.txt", "long.txt, line 2: 21 tokens are more than the 8 that the model reads"),
