@@ -37,6 +37,7 @@ fn manifest() -> Manifest {
             ..CheckpointState::new(model(), 8)
         },
         config: Some(serde_json::json!({ "train": { "steps": 4 } })),
+        base: None,
         checksums: Checksum::NAME.to_owned(),
         groups: vec![GroupEntry { name: "embed".to_owned(), trainable: true }],
         files: BTreeMap::from([
