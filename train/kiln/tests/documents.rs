@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The pages, in reading order. The page of errors quotes commands for other people's runs.
-const PAGES: [&str; 12] = [
+const PAGES: [&str; 13] = [
     "README.md",
     "docs/train-your-text.md",
+    "docs/chat.md",
     "docs/configuration.md",
     "docs/watching.md",
     "docs/debugging.md",
