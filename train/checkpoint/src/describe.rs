@@ -31,6 +31,9 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
         format!("optimizer: {}", manifest.optimizer),
         format!("files: {}, {}", manifest.files.len(), size(manifest.bytes())),
     ];
+    lines.extend(
+        manifest.base.as_ref().map(|base| format!("adapters of the model in {}", base.path.display())),
+    );
     let weights = || manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
     let moments = |weight: &TensorEntry| {
         manifest.tensors.iter().filter(|t| t.name == weight.name && t.saved != Saved::Weight).count()

@@ -16,7 +16,6 @@ use kiln_model::{Decoder, Layers};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
 use kiln_sys::output::{self, eprint_line};
-use kiln_sys::words::number_of;
 
 use kiln_train::error::{Result, TrainError};
 use kiln_train::generate::{Batch, Continuation, End, Sampling};
@@ -198,9 +197,8 @@ impl Chat<'_> {
             dropped += 1;
         };
         if dropped > 0 {
-            let were = if dropped == 1 { "was" } else { "were" };
-            let turns = number_of(dropped, "turn");
-            note(&format!("the context of {context} tokens is full: the oldest {turns} {were} dropped"));
+            let turns = if dropped == 1 { "turn was".to_owned() } else { format!("{dropped} turns were") };
+            note(&format!("the context of {context} tokens is full: the oldest {turns} dropped"));
         }
         Ok(prompt)
     }

@@ -70,7 +70,7 @@ fn a_full_context_drops_the_oldest_turns() {
     let second = ended.stdout.lines().nth(1).expect("an answer");
     let third = continued(&workspace, &format!("bcd{second}efga"));
     assert_eq!(ended.stdout.lines().nth(2), Some(third.as_str()));
-    assert!(ended.stderr.contains("[the context of 24 tokens is full: the oldest 1 turn was dropped]"));
+    assert!(ended.stderr.contains("[the context of 24 tokens is full: the oldest turn was dropped]"));
     // A message that never fits is refused, and forgotten.
     let ended = chat(&workspace, &format!("{}\nabc\n", "abcdefg".repeat(4)), &plain);
     assert!(ended.stderr.contains("the message is too long: 28 of 24 tokens"), "{ended:?}");
