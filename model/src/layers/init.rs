@@ -68,8 +68,12 @@ impl<'a> LayerInit<'a> {
     /// `std`. It has an adapter if the model's [`LoraConfig`](crate::LoraConfig) selects it.
     pub fn linear(&self, name: &str, d_in: usize, d_out: usize, std: f64) -> Linear {
         let (key, device) = (self.key.fork(name), self.device);
-        let full_name = || format!("layers.{}.{}.{name}", self.index, self.place);
-        let lora = self.model.lora.as_ref().filter(|lora| lora.adapts(&full_name()));
+        let full_name = || match self.place {
+            "" => format!("layers.{}.{name}", self.index),
+            place => format!("layers.{}.{place}.{name}", self.index),
+        };
+        let lora = self.model.lora.as_ref().filter(|_| self.place != HEAD_LAYER);
+        let lora = lora.filter(|lora| lora.adapts(&full_name()));
         let lora = lora.map(|lora| Lora::new(lora, name, [d_in, d_out], key, device));
         Linear { lora, ..Linear::new(d_in, d_out, std, key, device) }
     }

@@ -59,7 +59,8 @@ impl Lora {
     fn add_to<const D: usize>(&self, y: Tensor<D>, x: Tensor<D>, context: &Context) -> Tensor<D> {
         let x = context.drop_for_adapter(x, self.dropout, &self.name);
         let narrow = ops::linear(x, self.a.val(), None).mul_scalar(self.scale);
-        y + ops::linear(narrow, self.b.val(), None)
+        // Under selective recomputation, burn's own sum would keep both operands.
+        ops::Residual::new(y).add_result(ops::linear(narrow, self.b.val(), None))
     }
 }
 

@@ -76,11 +76,7 @@ impl MetaTape<'_> {
             tape.register(node, dy);
         });
         let added = self.linear(scaled, width);
-        let nodes = [y.node, added.node];
-        let sum = self.record(self.in_place(y), true, move |tape, dy| {
-            nodes.into_iter().for_each(|node| tape.register(node, dy.clone()));
-        });
-        drop(added);
+        let sum = self.residual(y, added);
         self.replace_trained(trained);
         sum
     }

@@ -24,15 +24,12 @@ use crate::hugging_face::{
 };
 use crate::sharded::{outline, parameter_shapes};
 use crate::source::ModelSource;
-use crate::weights::Watched;
+use crate::weights::{HEAD_LAYER_PREFIX, Watched};
 use crate::write::INDEX_FILE;
 use crate::write::NewFolder;
 use crate::{CheckpointError, folder};
 
 const ROWS: usize = 64;
-
-/// Beginning of the names of the weights of `model.head_layer`.
-const HEAD_LAYER_PREFIX: &str = "head_layer.";
 
 /// Element type of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -22,7 +22,6 @@
 //! [`Checkpoint`] intersects a rank's shards with the saved chunks, so the number of ranks and the strategy may change
 //! between save and load. Every byte is read once and checked.
 
-mod base;
 mod convert;
 mod describe;
 mod error;
@@ -50,7 +49,6 @@ use kiln_model::ModelConfig;
 use kiln_shard::LossScale;
 use serde::{Deserialize, Serialize};
 
-pub use base::BaseModel;
 pub use convert::{Verified, convert, verify};
 pub use describe::{describe, shape_line};
 use error::Result;
@@ -63,7 +61,7 @@ pub use folder::{
 pub use held::HeldFolder;
 pub use import::import;
 pub use kiln_sys::{Checksum, Stream};
-pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, Manifest, TensorEntry};
+pub use manifest::{BaseModel, Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, Manifest, TensorEntry};
 pub use open::Checkpoint;
 pub use origin::{Architecture, CustomPart, Saved, SavedOptimizer};
 pub use reader::{CheckpointReader, resume};

@@ -1,7 +1,7 @@
 //! `manifest.json`: the content of a checkpoint, and checksums that detect missing or changed data.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kiln_model::{ModelConfig, MoeConfig};
 use kiln_shard::{LossScale, OwnedSlot, ParamGroupLayout};
@@ -10,9 +10,7 @@ use kiln_sys::files::{self, MAX_WHOLE};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Architecture, BaseModel, CheckpointError, CheckpointState, MANIFEST_FILE, Result, Saved, SavedOptimizer,
-};
+use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Result, Saved, SavedOptimizer};
 
 /// The version of the format that this build reads and writes.
 pub const FORMAT_VERSION: u64 = 5;
@@ -81,6 +79,15 @@ pub struct Manifest {
     pub files: BTreeMap<String, FileEntry>,
     /// All weights and moments, in the order of the groups.
     pub tensors: Vec<TensorEntry>,
+}
+
+/// The model that the adapters of a checkpoint change, whose weights the checkpoint does not contain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BaseModel {
+    /// Absolute path of the model's folder.
+    pub path: PathBuf,
+    /// Checksum of the beginning of every weight, which distinguishes the model from others of its shape.
+    pub beginnings: Checksum,
 }
 
 /// Parameters that are gathered together.

@@ -4,12 +4,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_model::{Decoder, Layers};
+use kiln_model::{Decoder, Layers, ModelConfig};
 
 use super::folder::{self, checkpoints_folder, newest};
 use super::manifest::check_plain_file;
 use super::origin::Saved;
-use super::source::ModelSource;
 use super::{
     CONFIG_FILE, CheckpointError, CheckpointState, MANIFEST_FILE, Manifest, Result, SavedOptimizer,
     TOKENIZER_FILE,
@@ -20,8 +19,6 @@ use super::{
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: Arc<Manifest>,
-    /// The model that the adapters change, if the checkpoint contains only adapters and the model was opened.
-    base: Option<Arc<ModelSource>>,
 }
 
 impl Checkpoint {
@@ -65,7 +62,7 @@ impl Checkpoint {
 
     fn open_at(folder: &Path) -> Result<Self> {
         let checkpoint =
-            Checkpoint { folder: folder.to_owned(), manifest: Arc::new(Manifest::read(folder)?), base: None };
+            Checkpoint { folder: folder.to_owned(), manifest: Arc::new(Manifest::read(folder)?) };
         checkpoint.manifest.check_sizes().map_err(|problem| checkpoint.wrong_manifest(problem))?;
         // Other code reads these files without checking their checksums.
         let files = checkpoint.manifest.files.iter();
@@ -75,27 +72,16 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    pub(crate) fn on_base(self, base: Option<ModelSource>) -> Self {
-        Checkpoint { base: base.map(Arc::new), ..self }
-    }
-
-    /// Returns the model that the adapters change, if [`Checkpoint::with_base`] has opened it.
-    pub fn base(&self) -> Option<&ModelSource> {
-        self.base.as_deref()
-    }
-
     fn wrong_manifest(&self, problem: String) -> CheckpointError {
         CheckpointError::damaged(&self.folder.join(MANIFEST_FILE), problem)
     }
 
-    /// Fails unless the model built from `layers` has as many weights, and the weight files have the expected lengths.
-    /// Must be called before memory is allocated for the weights.
-    pub(crate) fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
+    /// Fails unless the model built from `layers` has as many weights as the checkpoint and `base`, the model that its
+    /// adapters change, and the weight files have the expected lengths. Must be called before memory is allocated for the
+    /// weights.
+    pub(crate) fn check_weights_are_there(&self, layers: &Layers, base: Option<&ModelConfig>) -> Result<()> {
         let expected = Decoder::count_parameters(layers, &self.manifest.state.model)? as u64;
-        let of_base = match &self.base {
-            Some(base) => Decoder::count_parameters(layers, base.model())? as u64,
-            None => 0,
-        };
+        let of_base = base.map_or(Ok(0), |base| Decoder::count_parameters(layers, base))? as u64;
         let found = self.manifest.num_parameters() + of_base;
         if expected != found {
             let problem = format!("a model of {expected} parameters, and weights of {found}");

@@ -84,9 +84,9 @@ pub fn resume(engine: &Engine, out: &Path) -> Result<Option<CheckpointState>> {
     if !Checkpoint::is_in(out) {
         return Ok(None);
     }
-    let checkpoint = Checkpoint::open(&Checkpoint::find_latest(out)?)?.with_base(None)?;
+    let checkpoint = Checkpoint::open(&Checkpoint::find_latest(out)?)?;
     let nothing = AllowMissing::default();
-    ModelSource::Checkpoint(Box::new(checkpoint.clone())).load_weights(engine, &nothing)?;
+    ModelSource::from_checkpoint(checkpoint.clone(), None)?.load_weights(engine, &nothing)?;
     checkpoint.reader().load_optimizer(engine, &nothing)?;
     Ok(Some(checkpoint.state().clone()))
 }

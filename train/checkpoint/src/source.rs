@@ -19,7 +19,7 @@ use crate::hugging_face::{self, AdapterFolder, HuggingFaceFolder, SamplingDefaul
 use crate::merge::MergedWeights;
 use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AdaptedWeights, AllowMissing, Weights};
-use crate::{Architecture, Checkpoint, CheckpointError, TOKENIZER_FILE, error::Result};
+use crate::{Architecture, BaseModel, Checkpoint, CheckpointError, Checksum, TOKENIZER_FILE, error::Result};
 
 /// Maximum sequence length, in tokens, for evaluating a model that Kiln has not trained.
 const USUAL_SEQ_LEN: usize = 2048;
@@ -29,12 +29,12 @@ const LOADING: &str = "loading the weights";
 /// A model on disk.
 #[derive(Clone, Debug)]
 pub enum ModelSource {
-    /// A Kiln checkpoint, sharded or full.
-    Checkpoint(Box<Checkpoint>),
+    /// A Kiln checkpoint, sharded or full; and the model that its adapters change, if it contains only adapters.
+    Checkpoint(Box<Checkpoint>, Option<Box<ModelSource>>),
     /// A folder in the Hugging Face layout.
     HuggingFace(Box<HuggingFaceFolder>),
     /// A folder with adapters in PEFT's layout, and the model that they adapt.
-    Adapters(Box<AdapterFolder>),
+    Adapters(Box<AdapterFolder>, Box<ModelSource>),
 }
 
 impl ModelSource {
@@ -42,12 +42,39 @@ impl ModelSource {
     /// computing with the weights, call [`ModelSource::require_layers`].
     pub fn open(path: &Path) -> Result<Self> {
         if AdapterFolder::is_one(path) {
-            return Ok(ModelSource::Adapters(Box::new(AdapterFolder::open(path)?)));
+            let base = ModelSource::open(&AdapterFolder::find_base(path)?)?;
+            let adapters = AdapterFolder::open(path, base.model())?;
+            return Ok(ModelSource::Adapters(Box::new(adapters), Box::new(base)));
         }
         if HuggingFaceFolder::is_one(path) {
             return Ok(ModelSource::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
         }
-        Ok(ModelSource::Checkpoint(Box::new(Checkpoint::open(path)?.with_base(None)?)))
+        ModelSource::from_checkpoint(Checkpoint::open(path)?, None)
+    }
+
+    /// Returns `checkpoint` and, if it contains only adapters, the model that they change: in its place or, if it is not
+    /// there any more, in the folder `instead`.
+    pub fn from_checkpoint(checkpoint: Checkpoint, instead: Option<&Path>) -> Result<Self> {
+        let Some(saved) = &checkpoint.manifest().base else {
+            return Ok(ModelSource::Checkpoint(Box::new(checkpoint), None));
+        };
+        let opened = open_base(saved, &saved.path, &checkpoint);
+        let base = match instead {
+            Some(instead) if opened.is_err() => open_base(saved, instead, &checkpoint),
+            _ => opened,
+        };
+        let base = Some(Box::new(base?));
+        Ok(ModelSource::Checkpoint(Box::new(checkpoint), base))
+    }
+
+    /// Describes this model for the checkpoints of adapters that change it.
+    ///
+    /// # Errors
+    ///
+    /// If its weights cannot be read.
+    pub fn as_base(&self) -> Result<BaseModel> {
+        let path = std::path::absolute(self.folder()).map_err(CheckpointError::io("find", self.folder()))?;
+        Ok(BaseModel { path, beginnings: checksum_of_beginnings(&*self.weights())? })
     }
 
     /// Opens a model like [`ModelSource::open`]. Fails unless `layers` has all of its layers.
@@ -65,9 +92,9 @@ impl ModelSource {
     /// Fails unless the weights belong to the architecture `here`. Equal names and shapes do not imply this.
     pub fn require_architecture(&self, here: &Architecture) -> Result<()> {
         self.refuse(match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.manifest().architecture.objection(here),
+            ModelSource::Checkpoint(checkpoint, _) => checkpoint.manifest().architecture.objection(here),
             ModelSource::HuggingFace(_) => Architecture::decoder().objection(here),
-            ModelSource::Adapters(adapters) => return adapters.base().require_architecture(here),
+            ModelSource::Adapters(_, base) => return base.require_architecture(here),
         })
     }
 
@@ -79,18 +106,18 @@ impl ModelSource {
     /// Returns the model's folder.
     pub fn folder(&self) -> &Path {
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.folder(),
+            ModelSource::Checkpoint(checkpoint, _) => checkpoint.folder(),
             ModelSource::HuggingFace(folder) => folder.folder(),
-            ModelSource::Adapters(adapters) => adapters.folder(),
+            ModelSource::Adapters(adapters, _) => adapters.folder(),
         }
     }
 
     /// Returns the shape of the model.
     pub fn model(&self) -> &ModelConfig {
         match self {
-            ModelSource::Checkpoint(checkpoint) => &checkpoint.state().model,
+            ModelSource::Checkpoint(checkpoint, _) => &checkpoint.state().model,
             ModelSource::HuggingFace(folder) => folder.model(),
-            ModelSource::Adapters(adapters) => adapters.model(),
+            ModelSource::Adapters(adapters, _) => adapters.model(),
         }
     }
 
@@ -116,8 +143,8 @@ impl ModelSource {
     /// of the model that they adapt.
     pub fn tokenizer_folder(&self) -> &Path {
         match self {
-            ModelSource::Adapters(adapters) if !adapters.folder().join(TOKENIZER_FILE).exists() => {
-                adapters.base().tokenizer_folder()
+            ModelSource::Adapters(adapters, base) if !adapters.folder().join(TOKENIZER_FILE).exists() => {
+                base.tokenizer_folder()
             }
             source => source.folder(),
         }
@@ -131,18 +158,18 @@ impl ModelSource {
     /// Returns the longest sequence, in tokens, that the model supports.
     pub fn context_length(&self) -> usize {
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.context_length(),
+            ModelSource::Checkpoint(checkpoint, _) => checkpoint.context_length(),
             ModelSource::HuggingFace(folder) => folder.context_length(),
-            ModelSource::Adapters(adapters) => adapters.base().context_length(),
+            ModelSource::Adapters(_, base) => base.context_length(),
         }
     }
 
     /// Returns the context length that the original model specified, independent of the sequence length in training.
     pub fn given_context(&self) -> Option<usize> {
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.given_context(),
+            ModelSource::Checkpoint(checkpoint, _) => checkpoint.given_context(),
             ModelSource::HuggingFace(folder) => Some(folder.context_length()),
-            ModelSource::Adapters(adapters) => adapters.base().given_context(),
+            ModelSource::Adapters(_, base) => base.given_context(),
         }
     }
 
@@ -151,7 +178,7 @@ impl ModelSource {
     pub fn seq_len(&self) -> usize {
         let context = self.context_length();
         match self {
-            ModelSource::Checkpoint(checkpoint) if checkpoint.state().next_sample > 0 => {
+            ModelSource::Checkpoint(checkpoint, _) if checkpoint.state().next_sample > 0 => {
                 checkpoint.seq_len().min(context)
             }
             _ => context.min(USUAL_SEQ_LEN),
@@ -161,9 +188,9 @@ impl ModelSource {
     /// Returns the SHA-256 of the tokens that the model was trained on, if recorded.
     pub fn data_sha256(&self) -> Option<&str> {
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.state().data_sha256.as_deref(),
+            ModelSource::Checkpoint(checkpoint, _) => checkpoint.state().data_sha256.as_deref(),
             ModelSource::HuggingFace(_) => None,
-            ModelSource::Adapters(adapters) => adapters.base().data_sha256(),
+            ModelSource::Adapters(_, base) => base.data_sha256(),
         }
     }
 
@@ -180,15 +207,15 @@ impl ModelSource {
     /// Returns the weights, for reading in parts.
     pub fn weights(&self) -> Box<dyn Weights + '_> {
         match self {
-            ModelSource::Checkpoint(checkpoint) => match checkpoint.base() {
+            ModelSource::Checkpoint(checkpoint, base) => match base {
                 None => Box::new(checkpoint.reader()),
                 Some(base) => {
                     Box::new(AdaptedWeights { base: base.weights(), adapters: Box::new(checkpoint.reader()) })
                 }
             },
             ModelSource::HuggingFace(folder) => Box::new(HuggingFaceFolder::clone(folder)),
-            ModelSource::Adapters(adapters) => Box::new(AdaptedWeights {
-                base: adapters.base().weights(),
+            ModelSource::Adapters(adapters, base) => Box::new(AdaptedWeights {
+                base: base.weights(),
                 adapters: Box::new(AdapterFolder::clone(adapters)),
             }),
         }
@@ -197,9 +224,9 @@ impl ModelSource {
     /// Returns the model without its adapters: the one that they change, or else this model.
     pub fn base_model(&self) -> &ModelSource {
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.base().unwrap_or(self),
+            ModelSource::Checkpoint(_, base) => base.as_deref().unwrap_or(self),
             ModelSource::HuggingFace(_) => self,
-            ModelSource::Adapters(adapters) => adapters.base(),
+            ModelSource::Adapters(_, base) => base,
         }
     }
 
@@ -223,10 +250,13 @@ impl ModelSource {
     /// Fails unless the weight files have the expected lengths. `layers` must contain all layers of the model.
     pub fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.check_weights_are_there(layers),
+            ModelSource::Checkpoint(checkpoint, base) => {
+                let base = base.as_ref().map(|base| base.model());
+                checkpoint.check_weights_are_there(layers, base)
+            }
             // Opening the folder has already checked this.
             ModelSource::HuggingFace(_) => Ok(()),
-            ModelSource::Adapters(adapters) => adapters.base().check_weights_are_there(layers),
+            ModelSource::Adapters(_, base) => base.check_weights_are_there(layers),
         }
     }
 
@@ -254,8 +284,8 @@ impl ModelSource {
             return Ok(());
         }
         let instead = match self {
-            ModelSource::Checkpoint(_) => "use another checkpoint",
-            ModelSource::HuggingFace(_) | ModelSource::Adapters(_) => "start from another model",
+            ModelSource::Checkpoint(..) => "use another checkpoint",
+            ModelSource::HuggingFace(_) | ModelSource::Adapters(..) => "start from another model",
         };
         Err(CheckpointError::OtherModel { path: self.folder().to_owned(), differences, instead })
     }
@@ -266,9 +296,9 @@ impl ModelSource {
         // Show progress only on a terminal, so that it is not mixed with the output of commands.
         let line = |meter| (engine.world().rank() == 0).then(|| ProgressLine::on_terminal(LOADING, meter));
         match self {
-            ModelSource::Checkpoint(checkpoint) => {
+            ModelSource::Checkpoint(checkpoint, base) => {
                 let reader = checkpoint.reader();
-                if let Some(base) = checkpoint.base() {
+                if let Some(base) = base {
                     base.load_weights(engine, allow_missing)?;
                     reader.load_weights(engine, &AllowMissing::all_but_adapters())?;
                     return Ok(BTreeSet::new());
@@ -276,7 +306,7 @@ impl ModelSource {
                 let _line = line(reader.meter());
                 reader.load_weights(engine, allow_missing)
             }
-            ModelSource::HuggingFace(_) | ModelSource::Adapters(_) => {
+            ModelSource::HuggingFace(_) | ModelSource::Adapters(..) => {
                 let (weights, meter) = (self.weights(), Arc::new(Meter::default()));
                 let _line = line(meter.clone());
                 let absent = weights::compare(engine, &*weights, allow_missing)?;
@@ -291,7 +321,7 @@ impl ModelSource {
     pub fn load_tokenizer(&self) -> Result<Tokenizer> {
         let path = self.tokenizer();
         let damaged = |problem: String| match self {
-            ModelSource::Checkpoint(_) => CheckpointError::damaged(&path, problem),
+            ModelSource::Checkpoint(..) => CheckpointError::damaged(&path, problem),
             _ => DataError::TokenizerFile { path: path.clone(), problem }.into(),
         };
         if let Err(error) = files::open(&path)
@@ -342,8 +372,41 @@ fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig
     }
 }
 
+/// Number of elements of each weight that [`BaseModel::beginnings`] covers.
+const BEGINNING: usize = 256;
+
+fn checksum_of_beginnings(weights: &dyn Weights) -> Result<Checksum> {
+    let mut all = Vec::new();
+    for (name, shape) in weights.shapes() {
+        let mut values = vec![0.0; shape.iter().product::<usize>().min(BEGINNING)];
+        weights.read(name, 0..values.len(), &mut values)?;
+        all.extend(values);
+    }
+    Ok(Checksum::of(bytemuck::cast_slice(&all)))
+}
+
+/// Opens the model in `path`, which the adapters in `checkpoint` must have changed.
+fn open_base(saved: &BaseModel, path: &Path, checkpoint: &Checkpoint) -> Result<ModelSource> {
+    let failed = |problem: String| CheckpointError::Base {
+        path: checkpoint.folder().to_owned(),
+        base: path.to_owned(),
+        problem,
+    };
+    if !path.exists() {
+        return Err(failed("no longer exists".to_owned()));
+    }
+    let base = ModelSource::open(path)?.into_base();
+    let expected = ModelConfig { lora: None, ..checkpoint.state().model.clone() };
+    let differences = differences(base.model(), &expected);
+    if !differences.is_empty() {
+        return Err(failed(format!("is another model now ({})", differences.join(", "))));
+    }
+    let beginnings = checksum_of_beginnings(&*base.weights())?;
+    if beginnings == saved.beginnings { Ok(base) } else { Err(failed("has other weights now".to_owned())) }
+}
+
 /// Describes, key by key, how the shapes `saved` and `here` differ, except for settings that each run may choose.
-pub(crate) fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
+fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
     let [saved_parts, parts_here] = [saved, here].map(|model| Layers::default().missing(model));
     // Another number of heads or another model width explains a different head width.
     let is_explained = saved.d_model != here.d_model || saved.heads != here.heads;

@@ -11,6 +11,9 @@ use kiln_sys::Meter;
 use crate::error::{Mismatch, Result};
 use crate::{CheckpointError, manifest::WIDTH};
 
+/// The beginning of the names of the weights of [`head_layer`](kiln_model::ModelConfig::head_layer).
+pub(crate) const HEAD_LAYER_PREFIX: &str = "head_layer.";
+
 /// Named weights that can be read in parts, with the names, shapes and element order of Kiln's decoder.
 pub trait Weights {
     /// Returns the folder of the weights, for messages.
@@ -114,7 +117,9 @@ pub(crate) fn compare(
             None => mismatch.missing.push(name.clone()),
         }
     }
-    let unexpected = saved.into_keys().filter(|name| !allow_missing.allows(name));
+    // Only objectives run the layer of the head, so the model is the same without it.
+    let is_dropped = |name: &str| name.starts_with(HEAD_LAYER_PREFIX) && allow_missing.allows(name);
+    let unexpected = saved.into_keys().filter(|name| !is_dropped(name));
     mismatch.unexpected = unexpected.map(str::to_owned).collect();
     if mismatch.is_empty() {
         return Ok(absent);

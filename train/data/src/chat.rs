@@ -18,6 +18,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::{DataError, Result};
 
@@ -189,6 +190,11 @@ impl ChatTemplate {
     /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// Returns the SHA-256 of the template's source, in hexadecimal.
+    pub(super) fn digest(&self) -> String {
+        format!("{:x}", Sha256::digest(self.source()))
     }
 
     /// Returns the spelling of the token with the name `name`, such as `eos_token`.

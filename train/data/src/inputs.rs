@@ -4,7 +4,7 @@ use super::listing::{Format, Listed, list};
 use super::progress::{Counted, NAMED};
 use super::sums::{read_small_file, write_small_file};
 use super::tokenizer::read_named_tokenizer;
-use super::{DataError, PrepareOptions, Result, TokenizerSource, prepare_chat};
+use super::{DataError, PrepareOptions, Result, TokenizerSource};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -268,7 +268,7 @@ impl Inputs {
 }
 
 fn chat_template(options: &PrepareOptions) -> Result<Option<String>> {
-    options.chat.then(|| Ok(prepare_chat::digest(&prepare_chat::model_of(options)?.1))).transpose()
+    options.chat.then(|| Ok(options.chat_model()?.1.digest())).transpose()
 }
 
 fn same(group: &[&str]) -> String {

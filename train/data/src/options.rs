@@ -1,6 +1,8 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use super::chat::ChatTemplate;
 use super::info::TOKENIZER_FILE;
+use super::{DataError, Result};
 
 /// Inputs, output and options of [`prepare()`](super::prepare()).
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +36,15 @@ pub struct PrepareOptions {
 }
 
 impl PrepareOptions {
+    /// Returns the tokenizer file for conversations, and the chat template next to it.
+    pub(super) fn chat_model(&self) -> Result<(&Path, ChatTemplate)> {
+        let TokenizerSource::File(path) = &self.tokenizer else { return Err(DataError::ChatTokenizer) };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let template = ChatTemplate::load(folder)?;
+        let template = template.ok_or_else(|| DataError::NoChatTemplate { folder: folder.to_path_buf() })?;
+        Ok((path, template))
+    }
+
     /// Default share of the text to validate on.
     pub const VALIDATION_FRACTION: f64 = 0.05;
 

@@ -121,7 +121,9 @@ impl PackedChats {
             let length = (chat.tokens.end - chat.tokens.start).min((room - start) as u64) as usize;
             self.file.read_tokens(chat.tokens.start, length, index, &mut tokens)?;
             for range in &chat.counting {
-                weights[start + range.start.min(length)..start + range.end.min(length)].fill(1.0);
+                // The first token of a conversation does not follow from the one before.
+                let (first, end) = (range.start.clamp(1, length.max(1)), range.end.min(length));
+                weights[start + first.min(end)..start + end].fill(1.0);
             }
         }
         tokens.resize(room, self.file.info().end_of_text as i32);

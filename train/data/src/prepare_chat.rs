@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kiln_sys::words::number_of;
 use rayon::prelude::*;
-use sha2::{Digest as _, Sha256};
 
 use super::chat::ChatTemplate;
 use super::conversation::{Entry, read};
@@ -36,15 +35,6 @@ pub(super) struct Encoded {
     pub(super) counting: Vec<Range<usize>>,
 }
 
-/// Returns the tokenizer file of the options, and the template next to it.
-pub(super) fn model_of(options: &PrepareOptions) -> Result<(&Path, ChatTemplate)> {
-    let TokenizerSource::File(path) = &options.tokenizer else { return Err(DataError::ChatTokenizer) };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let template = ChatTemplate::load(folder)?;
-    let template = template.ok_or_else(|| DataError::NoChatTemplate { folder: folder.to_path_buf() })?;
-    Ok((path, template))
-}
-
 /// Writes the files of a prepared folder, as [`prepare()`](super::prepare()) does for text.
 pub(super) fn fill(
     folder: &Path,
@@ -53,7 +43,7 @@ pub(super) fn fill(
     options: &PrepareOptions,
     progress: OnProgress<'_>,
 ) -> Result<DataInfo> {
-    let (path, template) = model_of(options)?;
+    let (path, template) = options.chat_model()?;
     let (given, names) = (read_named_tokenizer(path, stop)?, TokenNames::next_to(path)?);
     // Reports inputs that are not conversations before files are hashed.
     files.iter().try_for_each(|listed| read(listed).map(drop))?;
@@ -174,11 +164,6 @@ pub(super) fn fill(
     );
     Sums::compute(folder, &files.collect::<Vec<_>>(), &[])?.save(folder)?;
     Ok(info)
-}
-
-/// Returns the SHA-256 of the template's source, in hexadecimal.
-pub(super) fn digest(template: &ChatTemplate) -> String {
-    format!("{:x}", Sha256::digest(template.source()))
 }
 
 /// Renders and encodes a conversation. Returns `None` if no token counts.

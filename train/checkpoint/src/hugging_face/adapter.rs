@@ -15,17 +15,15 @@ use super::weight_file::WeightFile;
 use crate::CheckpointError;
 use crate::error::{Mismatch, Result};
 use crate::sharded::{outline, parameter_shapes};
-use crate::source::ModelSource;
 use crate::weights::Weights;
 
 pub(crate) const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
 pub(crate) const ADAPTER_FILE: &str = "adapter_model.safetensors";
 
-/// Adapters in PEFT's layout, and the model that they adapt.
+/// Adapters in PEFT's layout.
 #[derive(Clone, Debug)]
 pub struct AdapterFolder {
     folder: PathBuf,
-    base: ModelSource,
     /// The model with its adapters.
     model: ModelConfig,
     file: WeightFile,
@@ -39,40 +37,51 @@ impl AdapterFolder {
         folder.join(ADAPTER_CONFIG_FILE).is_file()
     }
 
-    /// Opens `folder` and the model that it names.
+    /// Returns the folder of the model that the adapters in `folder` change.
     ///
     /// # Errors
     ///
-    /// If the adapters are of a kind that Kiln does not have, do not fit the model, or the model cannot be opened.
-    pub fn open(folder: &Path) -> Result<Self> {
+    /// If the adapters are of a kind that Kiln does not have, or name no folder.
+    pub fn find_base(folder: &Path) -> Result<PathBuf> {
+        let keys = AdapterFolder::keys(folder)?;
+        let base = keys.needed("base_model_name_or_path", keys.text("base_model_name_or_path"))?;
+        let found = [folder.join(&base), PathBuf::from(&base)].into_iter().find(|path| path.is_dir());
+        found.ok_or_else(|| {
+            let problem = format!(
+                "is \"{base}\", which is not a folder here: set it to the folder of the model that was adapted"
+            );
+            CheckpointError::BaseModel { path: folder.to_owned(), problem }
+        })
+    }
+
+    fn keys(folder: &Path) -> Result<Keys> {
         for name in [ADAPTER_CONFIG_FILE, ADAPTER_FILE] {
             check_inside(folder, name)?;
         }
         let keys = Keys::read(&folder.join(ADAPTER_CONFIG_FILE))?;
         refuse_other_kinds(&keys)?;
-        let base = keys.needed("base_model_name_or_path", keys.text("base_model_name_or_path"))?;
-        let Some(base) = [folder.join(&base), PathBuf::from(&base)].into_iter().find(|path| path.is_dir())
-        else {
-            let problem = format!(
-                "is \"{base}\", which is not a folder here: set it to the folder of the model that was adapted"
-            );
+        Ok(keys)
+    }
+
+    /// Opens the adapters in `folder`, which change a model of the shape `base`.
+    ///
+    /// # Errors
+    ///
+    /// If the adapters are of a kind that Kiln does not have, or do not fit the model.
+    pub fn open(folder: &Path, base: &ModelConfig) -> Result<Self> {
+        let keys = AdapterFolder::keys(folder)?;
+        if base.lora.is_some() {
+            let problem = "names a model that has adapters of its own: merge them first".to_owned();
             return Err(CheckpointError::BaseModel { path: folder.to_owned(), problem });
-        };
-        let base = match AdapterFolder::is_one(&base) {
-            true => {
-                let problem = format!("is {}, which are adapters as well", base.display());
-                return Err(CheckpointError::BaseModel { path: folder.to_owned(), problem });
-            }
-            false => ModelSource::open(&base)?,
-        };
+        }
         let file = WeightFile::open(&folder.join(ADAPTER_FILE))?;
         let lora = LoraConfig {
             rank: keys.needed("r", keys.size("r"))?,
             alpha: keys.needed("lora_alpha", keys.number("lora_alpha"))?,
             dropout: keys.number("lora_dropout")?.unwrap_or(0.0),
-            targets: targets(base.model(), &file)?,
+            targets: targets(base, &file)?,
         };
-        let model = ModelConfig { lora: Some(lora), ..base.model().clone() };
+        let model = ModelConfig { lora: Some(lora), ..base.clone() };
         let shape = |source| CheckpointError::Shape { path: folder.join(ADAPTER_CONFIG_FILE), source };
         model.validate().map_err(shape)?;
         let (mut tensors, mut mismatch) = (BTreeMap::new(), Mismatch::default());
@@ -97,7 +106,7 @@ impl AdapterFolder {
         if !mismatch.is_empty() {
             return Err(CheckpointError::Adapters { path: folder.to_owned(), mismatch });
         }
-        Ok(AdapterFolder { folder: folder.to_owned(), base, model, file, tensors })
+        Ok(AdapterFolder { folder: folder.to_owned(), model, file, tensors })
     }
 
     /// Returns the path of the folder.
@@ -105,20 +114,15 @@ impl AdapterFolder {
         &self.folder
     }
 
-    /// Returns the model that the adapters change.
-    pub fn base(&self) -> &ModelSource {
-        &self.base
-    }
-
     /// Returns the shape of the model with its adapters.
     pub fn model(&self) -> &ModelConfig {
         &self.model
     }
 
-    /// Describes the adapters and the model.
-    pub fn describe(&self) -> String {
+    /// Describes the adapters of the model in `base`.
+    pub fn describe(&self, base: &Path) -> String {
         let parameters: usize = self.tensors.values().map(|(shape, _)| shape.iter().product::<usize>()).sum();
-        let (folder, base) = (self.folder.display(), self.base.folder().display());
+        let (folder, base) = (self.folder.display(), base.display());
         let LoraConfig { rank, alpha, targets, .. } = self.model.lora.clone().unwrap_or_default();
         let targets = targets.join(", ");
         format!(
@@ -186,8 +190,7 @@ fn targets(model: &ModelConfig, file: &WeightFile) -> Result<Vec<String>> {
     for tensor in file.tensors.keys() {
         let first = tensor.replace(".lora_B.", ".lora_A.");
         let Some(map) = maps.get(&first) else {
-            let problem =
-                format!("`{tensor}` is no adapter of a map that can have one in the model it names");
+            let problem = format!("`{tensor}` does not belong to a map that can have an adapter");
             return Err(CheckpointError::damaged_weights(&file.path, problem));
         };
         adapted.insert(map.as_str());

@@ -83,7 +83,10 @@ pub fn sampling_defaults(folder: &Path) -> Result<SamplingDefaults> {
     }
     let keys = Keys::read(&path)?;
     Ok(SamplingDefaults {
-        temperature: keys.number("temperature")?,
+        temperature: match keys.get("do_sample") {
+            Some(Value::Bool(false)) => Some(0.0),
+            _ => keys.number("temperature")?,
+        },
         top_k: keys.size("top_k")?,
         top_p: keys.number("top_p")?,
         min_p: keys.number("min_p")?,

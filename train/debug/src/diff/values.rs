@@ -115,8 +115,8 @@ pub fn models(a: &Path, b: &Path, expected: Expected) -> Result<ComparedValues> 
     }
     let mut judge = Judge::new(expected);
     let step = |source: &ModelSource| match source {
-        ModelSource::Checkpoint(checkpoint) => Some(checkpoint.state().step),
-        ModelSource::HuggingFace(_) | ModelSource::Adapters(_) => None,
+        ModelSource::Checkpoint(checkpoint, _) => Some(checkpoint.state().step),
+        ModelSource::HuggingFace(_) | ModelSource::Adapters(..) => None,
     };
     let [step_a, step_b] = sources.each_ref().map(step);
     let step = step_a.filter(|_| step_a == step_b);
@@ -131,7 +131,7 @@ pub fn models(a: &Path, b: &Path, expected: Expected) -> Result<ComparedValues> 
         compare_tensor(&mut judge, place_of(step, "weights", name, ""), shape.iter().product(), x, y)?;
     }
     let mut compared = "the weights".to_owned();
-    if let [ModelSource::Checkpoint(x), ModelSource::Checkpoint(y)] = &sources {
+    if let [ModelSource::Checkpoint(x, _), ModelSource::Checkpoint(y, _)] = &sources {
         compared += slots(&mut judge, step, x, y)?;
     }
     let of = |step: Option<u64>| step.map_or_else(String::new, |step| format!(" of step {step}"));

@@ -10,7 +10,7 @@ use clap::Args;
 use kiln_checkpoint::source::ModelSource;
 use kiln_config::device::{self, DeviceFlag, DeviceRequest};
 use kiln_config::{CommSection, Precision};
-use kiln_data::{ChatTemplate, Message, Tokenizer, encode_chat_prompt};
+use kiln_data::{ChatTemplate, DataError, Message, Tokenizer, encode_chat_prompt};
 use kiln_model::decoder::Modules;
 use kiln_model::{Decoder, Layers};
 use kiln_shard::ranks::run_ranks;
@@ -132,7 +132,17 @@ impl Chat<'_> {
         mut after_pass: impl FnMut() -> Result<(), ShardError>,
     ) -> Result<()> {
         self.messages.push(Message::new("user", question));
-        let Some((ids, room)) = self.prompt()? else { return Ok(()) };
+        let (ids, room) = match self.prompt() {
+            Ok(Some(prompt)) => prompt,
+            Ok(None) => return Ok(()),
+            // The template refuses this message, but may accept another.
+            Err(TrainError::Data(error @ DataError::ChatTemplate { .. })) => {
+                self.messages.pop();
+                note(&error.to_string());
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         let key = self.sampling.key.fork_index(self.turns);
         let sampling =
             Sampling { max_tokens: self.sampling.max_tokens.min(room), key, ..self.sampling.clone() };
@@ -179,28 +189,29 @@ impl Chat<'_> {
         let least = self.sampling.max_tokens.min(context / 4).max(1);
         let mut dropped = 0;
         let prompt = loop {
-            let conversation = [&self.system[..], &self.messages].concat();
+            let messages = &self.messages[2 * dropped..];
+            let conversation = [&self.system[..], messages].concat();
             let ids = encode_chat_prompt(self.tokenizer, self.template, &conversation)?;
             let room = context.saturating_sub(ids.len());
             if room >= least {
-                break Some((ids, room));
+                break (ids, room);
             }
-            if self.messages.len() < 2 {
-                self.messages.clear();
+            if messages.len() < 2 {
+                self.messages.pop();
                 let tokens = ids.len();
                 note(&format!(
                     "the message is too long: {tokens} of {context} tokens leave less than {least} for an answer"
                 ));
-                break None;
+                return Ok(None);
             }
-            self.messages.drain(..2);
             dropped += 1;
         };
+        self.messages.drain(..2 * dropped);
         if dropped > 0 {
             let turns = if dropped == 1 { "turn was".to_owned() } else { format!("{dropped} turns were") };
             note(&format!("the context of {context} tokens is full: the oldest {turns} dropped"));
         }
-        Ok(prompt)
+        Ok(Some(prompt))
     }
 }
 

@@ -9,7 +9,7 @@ use kiln_collectives::{Call, Flight, Verdict};
 use crate::error::InspectError;
 use crate::error::Result;
 use kiln_checkpoint::source::ModelSource;
-use kiln_checkpoint::{self as checkpoint, Verified, verify};
+use kiln_checkpoint::{self as checkpoint, Checkpoint, Verified, verify};
 use kiln_sys::files;
 use kiln_train::flight;
 
@@ -49,9 +49,14 @@ impl InspectArgs {
             return Ok(flight(&folder)?);
         }
         // The argument parser requires a subcommand or a checkpoint.
-        let source = ModelSource::open(&self.checkpoint.unwrap_or_default())?;
+        let path = self.checkpoint.unwrap_or_default();
+        // A checkpoint of adapters can be inspected without the model that they change.
+        let source = match Checkpoint::open(&path) {
+            Ok(checkpoint) => ModelSource::Checkpoint(Box::new(checkpoint), None),
+            Err(_) => ModelSource::open(&path)?,
+        };
         match source {
-            ModelSource::Checkpoint(checkpoint) if self.verify => {
+            ModelSource::Checkpoint(checkpoint, _) if self.verify => {
                 let folder = checkpoint.folder().display().to_string();
                 let Verified { files, bytes, problems } = verify(&checkpoint);
                 if !problems.is_empty() {
@@ -61,14 +66,14 @@ impl InspectArgs {
                 let size = kiln_sys::words::size(bytes);
                 Ok(format!("{folder} is intact: {files} files, {size}, all checksums match"))
             }
-            ModelSource::Checkpoint(checkpoint) => Ok(checkpoint::describe(&checkpoint)),
+            ModelSource::Checkpoint(checkpoint, _) => Ok(checkpoint::describe(&checkpoint)),
             // Opening the folder has already compared names, shapes and lengths.
             ModelSource::HuggingFace(folder) if self.verify => Ok(format!(
                 "{} is complete; the layout of Hugging Face has no checksums to compare",
                 folder.folder().display()
             )),
             ModelSource::HuggingFace(folder) => Ok(folder.describe()),
-            ModelSource::Adapters(adapters) => Ok(adapters.describe()),
+            ModelSource::Adapters(adapters, base) => Ok(adapters.describe(base.folder())),
         }
     }
 }

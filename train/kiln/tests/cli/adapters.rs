@@ -190,7 +190,7 @@ fn checkpoints_need_their_model() {
     };
     std::fs::rename(workspace.path("base"), workspace.path("moved")).expect("a folder");
     for arguments in [&resume[..], &["eval", "run"], &["export", "run", "--out", "x", "--merge"]] {
-        refused(arguments, "which does not exist any more: put that model back");
+        refused(arguments, "which no longer exists: put that model back");
     }
     workspace.succeed(&[&resume[..], &["--set", "init.from=moved"]].concat());
     assert_eq!(workspace.steps("on"), full[2..]);

@@ -150,7 +150,7 @@ fn check_there_and_back(name: &str) {
     let source = fixture(name).display().to_string();
     workspace.succeed(&["import", "--hf", &source, "--out", "kiln"]);
     let checkpoint = ModelSource::open(&workspace.path("kiln")).unwrap();
-    assert!(matches!(checkpoint, ModelSource::Checkpoint(_)));
+    assert!(matches!(checkpoint, ModelSource::Checkpoint(..)));
     assert_eq!(checkpoint.model(), before.model());
     assert_eq!(checkpoint.context_length(), before.context_length());
     assert_eq!(checkpoint.end_ids().unwrap(), before.end_ids());

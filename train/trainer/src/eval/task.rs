@@ -5,7 +5,7 @@ use std::path::Path;
 use burn::tensor::Device;
 use kiln_checkpoint::sharded::ShardedDecoder;
 use kiln_checkpoint::source::ModelSource;
-use kiln_data::{ChatTemplate, Message, Tokenizer, encode_chat_prompt};
+use kiln_data::{ChatTemplate, DataError, Message, Tokenizer, encode_chat_prompt};
 use serde::Deserialize;
 
 use crate::error::{EvalError, Result, TrainError};
@@ -75,7 +75,12 @@ pub fn read_task(path: &Path, source: &ModelSource, tokenizer: &Tokenizer) -> Re
                     Some(template) => template,
                     None => template.insert(load_template(source, path, line)?),
                 };
-                encode_chat_prompt(tokenizer, template, &messages)?
+                match encode_chat_prompt(tokenizer, template, &messages) {
+                    Err(error @ DataError::ChatTemplate { .. }) => {
+                        return Err(invalid(line, &error.to_string()).into());
+                    }
+                    encoded => encoded?,
+                }
             }
             (Some(_), Some(_)) => return Err(invalid(line, "it has both prompt and messages").into()),
             (None, None) => return Err(invalid(line, "it has neither prompt nor messages").into()),

@@ -40,9 +40,13 @@ impl Inherited {
         };
         let other_tokenizer = source.map(ModelSource::tokenizer).filter(is_other);
         let mut files = vec![("tokenizer.json".to_owned(), tokenizer.clone())];
-        let source_of_files = source.filter(|_| other_tokenizer.is_none());
-        let mut ids = match source_of_files {
-            Some(source) => hugging_face::token_ids(source.tokenizer_folder())?,
+        // Conversations were written with the template of their own tokenizer, if they have one.
+        let of_chats = config.data.tokenizer.as_deref().filter(|_| !config.data.chat.is_empty());
+        let of_chats = of_chats.map(|path| if path.is_dir() { path } else { path.parent().unwrap_or(path) });
+        let of_source = source.filter(|_| other_tokenizer.is_none()).map(ModelSource::tokenizer_folder);
+        let folder_of_files = of_chats.filter(|folder| folder.is_dir()).or(of_source);
+        let mut ids = match folder_of_files {
+            Some(folder) => hugging_face::token_ids(folder)?,
             None => TokenIds::default(),
         };
         let end = data.end_of_text;
@@ -56,9 +60,9 @@ impl Inherited {
         if !is_known {
             ids.end.push(end);
         }
-        match source_of_files {
-            Some(source) => {
-                let carried = hugging_face::carried_files(source.tokenizer_folder(), &ids)?;
+        match folder_of_files {
+            Some(folder) => {
+                let carried = hugging_face::carried_files(folder, &ids)?;
                 files.extend(carried.into_iter().filter(|(name, _)| name != "tokenizer.json"));
             }
             None if !is_known => files.push(hugging_face::generation_file(&ids)),

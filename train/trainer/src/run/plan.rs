@@ -216,7 +216,7 @@ pub(super) fn make(
 /// Returns the model that the adapters of a run change, if it has adapters.
 fn base_of(config: &Config, source: Option<&ModelSource>) -> Result<Option<BaseModel>> {
     let base = source.filter(|_| config.lora.adapters().is_some()).map(ModelSource::base_model);
-    Ok(base.map(BaseModel::describe).transpose()?)
+    Ok(base.map(ModelSource::as_base).transpose()?)
 }
 
 /// Returns differences from the checkpoint's run in keys with device-dependent defaults and in the next learning rate.

@@ -36,10 +36,7 @@ pub fn open_source(
     config: &Config,
 ) -> Result<Option<ModelSource>, CheckpointError> {
     match resume {
-        Some(checkpoint) => {
-            let checkpoint = checkpoint.clone().with_base(config.init_from())?;
-            Ok(Some(ModelSource::Checkpoint(Box::new(checkpoint))))
-        }
+        Some(checkpoint) => Ok(Some(ModelSource::from_checkpoint(checkpoint.clone(), config.init_from())?)),
         None => config.init_from().map(ModelSource::open).transpose(),
     }
 }
@@ -54,6 +51,13 @@ pub fn check_source(
 ) -> Result<()> {
     if let Some(checkpoint) = resume {
         checkpoint.require_optimizer(&SavedOptimizer::of(optimizer))?;
+    }
+    if model.lora.is_some() && !options.allow_missing.is_empty() {
+        return Err(TrainError::usage(
+            "--allow-missing cannot be used with [lora]: checkpoints contain the adapters alone, so the model must have \
+             all other weights"
+                .to_owned(),
+        ));
     }
     if let Some(source) = source {
         allow_parts(source.require_architecture(&Architecture::from_model(model)), options)?;
