@@ -20,9 +20,7 @@ use super::listing::Listing;
 use super::progress::{Counted, OnProgress, Progress, Remark, check};
 use super::sums::Sums;
 use super::tokenizer::{TokenNames, read_named_tokenizer};
-use super::{
-    DataError, DataInfo, Message, PrepareOptions, Result, Split, TokenWidth, Tokenizer, TokenizerSource,
-};
+use super::{DataError, DataInfo, Message, PrepareOptions, Result, Split, TokenWidth, Tokenizer};
 
 /// Conversations that are rendered and encoded together. The first batch is divided into the splits by size.
 const BATCH: usize = 1000;
