@@ -5,6 +5,7 @@ use tempfile::TempDir;
 
 use super::super::{Samples, Sources, differences, prepare, verify};
 use super::*;
+use crate::TokenizerSource;
 
 /// Formats of well-known models, in our own words: name, template, special tokens (the first two start and end a text).
 pub(super) const FORMATS: [(&str, &str, &[&str]); 5] = [
