@@ -26,8 +26,8 @@ pub trait Weights {
     fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()>;
 }
 
-/// Patterns, such as `lm_head.*`, for names of weights that may be missing: from the checkpoint, so that they keep their
-/// initial values, or from the model, so that they are left out.
+/// Patterns, such as `lm_head.*`, for names of weights that may be missing from the checkpoint, so that they keep their
+/// initial values. Weights of the head's layer may also be missing from the model, and are then not loaded.
 #[derive(Clone, Debug, Default)]
 pub struct AllowMissing {
     patterns: Vec<String>,
