@@ -359,7 +359,9 @@ impl<'a> Pass<'a> {
         let module = index + 1;
         let layer = &self.shape.decoder.layers[index];
         // With adapters, a layer's own weights are not trained.
-        tape.set_trained(self.trained[module] && self.shape.model.lora.is_none());
+        let (trained, has_adapters) = (self.trained[module], self.shape.model.lora.is_some());
+        let own = trained && !has_adapters;
+        tape.set_trained(own);
         if !goes_on && !self.trained[module] {
             self.groups.borrow_mut().read_in_forward(module);
             let y = tape.checkpoint(x, move |tape, x, _| layer.meta_forward(x, tape));
@@ -383,14 +385,22 @@ impl<'a> Pass<'a> {
             true => {
                 let groups = self.groups.clone();
                 let ledger = self.ledger.clone();
+                // The block as a whole is trained, so backward repeats it.
+                tape.set_trained(trained);
                 tape.checkpoint(x, move |tape, x, again| {
+                    let forward = |x| {
+                        tape.set_trained(own);
+                        let y = layer.meta_forward(x, tape);
+                        tape.set_trained(trained);
+                        y
+                    };
                     if again {
                         groups.borrow_mut().read_in_backward(module);
-                        return layer.meta_forward(x, tape);
+                        return forward(x);
                     }
                     groups.borrow_mut().read_in_forward(module);
                     let before = ledger.allocated();
-                    let y = layer.meta_forward(x, tape);
+                    let y = forward(x);
                     let mut groups = groups.borrow_mut();
                     groups.clock.compute(flops, PASSES * (ledger.allocated() - before) as f64);
                     groups.leave_forward(module, false);
@@ -399,7 +409,6 @@ impl<'a> Pass<'a> {
             }
         };
         let groups = self.groups.clone();
-        let trained = self.trained[module] && self.shape.model.lora.is_none();
         tape.on_backward(move |tape| {
             tape.ledger().enter(format!("backward of layers.{index}"));
             tape.set_trained(trained);
