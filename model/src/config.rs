@@ -401,7 +401,9 @@ impl ModelConfig {
             }
             (None, false) => {}
         }
-        self.lora.as_ref().map_or(Ok(()), LoraConfig::validate)?;
+        if let Some(lora) = &self.lora {
+            lora.validate()?;
+        }
         let ModelConfig { dropout, rope_theta, norm_eps, init_std, .. } = *self;
         if let Some(cap) = self.logit_softcap {
             in_range("logit_softcap", cap, cap > 0.0, "positive and finite")?;
