@@ -423,7 +423,18 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Mirrors burn's own softmax, masked or not, which saves the shifted values and their exponentials.
+    /// Mirrors burn's `mask_fill`, which keeps the mask, a byte for each element.
+    pub fn masked(&self, x: MetaTensor) -> MetaTensor {
+        let (node, width) = (x.node, x.width);
+        let mask = self.scratch(self.batch.rows().saturating_mul(width));
+        let y = self.in_place(x);
+        self.record(y, node.is_some(), move |tape, dy| {
+            tape.register(node, dy);
+            drop(mask);
+        })
+    }
+
+    /// Mirrors burn's own softmax, which saves the shifted values and their exponentials.
     pub fn softmax(&self, x: MetaTensor) -> MetaTensor {
         let (node, width) = (x.node, x.width);
         let kept = [(); 2].map(|()| self.tensor(width));

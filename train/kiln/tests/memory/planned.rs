@@ -225,7 +225,7 @@ impl Layer for PlainAttention {
         let [q, k, v] = [(); 3].map(|()| tape.linear(x.clone(), d));
         drop(x);
         let scores = tape.product(q, k, self.heads * tape.batch().seq_len as usize);
-        let mixed = tape.product(tape.softmax(scores), v, d);
+        let mixed = tape.product(tape.softmax(tape.masked(scores)), v, d);
         tape.linear(mixed, d)
     }
 }
