@@ -451,8 +451,10 @@ impl Groups {
             let bytes = elements.saturating_mul(self.policy.reduce_dtype.size() as u64);
             let part = bytes / replicas;
             self.replicated = Some(self.issue(Operation::AllReduce, Axis::Replicate, phase, bytes));
-            // The previous sum is done.
-            self.replicating = None;
+            // The previous sum is done. On the host, its thread may free the buffer a little later.
+            if !self.on_host {
+                self.replicating = None;
+            }
             self.replicating = Some(self.ledger.hold(COMMUNICATION, part));
         }
     }
