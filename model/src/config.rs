@@ -267,9 +267,16 @@ pub enum ModelConfigError {
         /// Permitted values.
         range: &'static str,
     },
-    /// There are adapters of no map.
-    #[error("lora.targets is empty: name the maps that get an adapter, such as \"*_proj\", or remove [lora]")]
-    NoTargets,
+    /// A setting of the adapters is outside its range.
+    #[error("lora.{key} = {value}: must be {range}")]
+    Lora {
+        /// Key in the section `[lora]`.
+        key: &'static str,
+        /// The offending value.
+        value: String,
+        /// Permitted values.
+        range: &'static str,
+    },
     /// The model has experts, but their number and sizes are not set.
     #[error("model.feed_forward = \"moe\" needs the section [model.moe] with the sizes of the experts")]
     NoExperts,

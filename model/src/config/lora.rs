@@ -1,9 +1,10 @@
 //! Low-rank adapters of a model (LoRA).
 
+use globset::Glob;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ModelConfigError, at_least_one, at_most, in_range};
+use super::ModelConfigError;
 
 /// Low-rank adapters (Hu et al., 2021) of linear maps in the blocks: `y = x W + alpha / rank · dropout(x) A B`. The
 /// adapters are trained, all other weights are frozen.
@@ -20,6 +21,9 @@ pub struct LoraConfig {
     /// selects maps by their full names, such as `layers.0.attention.q_proj`. Routers and experts have no adapters.
     pub targets: Vec<String>,
 }
+
+/// Maximum rank of an adapter.
+const MAX_RANK: usize = 65_536;
 
 impl Default for LoraConfig {
     fn default() -> Self {
@@ -46,44 +50,33 @@ impl LoraConfig {
 
     /// Checks that the settings are in range.
     pub(super) fn validate(&self) -> Result<(), ModelConfigError> {
-        at_least_one("lora.rank", self.rank)?;
-        at_most("lora.rank", self.rank, super::MAX_SIZE)?;
-        in_range("lora.alpha", self.alpha, self.alpha > 0.0, "positive and finite")?;
-        in_range("lora.dropout", self.dropout, (0.0..1.0).contains(&self.dropout), "in [0, 1)")?;
-        if self.targets.is_empty() {
-            return Err(ModelConfigError::NoTargets);
+        let LoraConfig { rank, alpha, dropout, ref targets } = *self;
+        let invalid = |key, value: String, range| Err(ModelConfigError::Lora { key, value, range });
+        if !(1..=MAX_RANK).contains(&rank) {
+            return invalid("rank", rank.to_string(), "from 1 to 65536");
+        }
+        if !(alpha > 0.0 && alpha.is_finite()) {
+            return invalid("alpha", alpha.to_string(), "positive and finite");
+        }
+        if !(0.0..1.0).contains(&dropout) {
+            return invalid("dropout", dropout.to_string(), "in [0, 1)");
+        }
+        if targets.is_empty() {
+            return invalid("targets", "[]".to_owned(), "names or patterns of maps, such as \"*_proj\"");
+        }
+        if let Some(target) = targets.iter().find(|target| Glob::new(target).is_err()) {
+            return invalid("targets", format!("\"{target}\""), "a valid pattern");
         }
         Ok(())
     }
 }
 
-/// Returns whether `target` selects the map with this full name.
+/// Returns whether `target` selects the map with this full name. An invalid pattern selects none.
 fn selects(target: &str, name: &str) -> bool {
     match target.contains(['*', '?']) {
-        true => matches(target.as_bytes(), name.as_bytes()),
+        true => Glob::new(target).is_ok_and(|pattern| pattern.compile_matcher().is_match(name)),
         false => name == target || name.strip_suffix(target).is_some_and(|rest| rest.ends_with('.')),
     }
-}
-
-/// Matches `text` against a pattern, in which `*` stands for any text and `?` for one character.
-fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    // The end of the last `*` in the pattern, and the text that it has not consumed yet.
-    let (mut p, mut t, mut star) = (0, 0, None);
-    while t < text.len() {
-        match pattern.get(p) {
-            Some(b'*') => {
-                star = Some((p + 1, t));
-                p += 1;
-            }
-            Some(wanted) if *wanted == b'?' || *wanted == text[t] => (p, t) = (p + 1, t + 1),
-            _ => {
-                let Some((after, consumed)) = star else { return false };
-                star = Some((after, consumed + 1));
-                (p, t) = (after, consumed + 1);
-            }
-        }
-    }
-    pattern[p..].iter().all(|rest| *rest == b'*')
 }
 
 #[cfg(test)]
@@ -100,7 +93,8 @@ mod tests {
             ("layers.1.ffn.up_proj", "layers.11.ffn.up_proj", false),
             ("*_proj", "layers.11.ffn.up_proj", true),
             ("*.attention.*", "layers.11.ffn.up_proj", false),
-            ("layers.?.attention.[qv]*", "layers.1.attention.q_proj", false),
+            ("layers.?.attention.[qv]*", "layers.1.attention.q_proj", true),
+            ("layers.?.attention.[qv]*", "layers.1.attention.k_proj", false),
             ("layers.?.attention.?_proj", "layers.1.attention.q_proj", true),
             ("layers.?.attention.?_proj", "layers.12.attention.q_proj", false),
             ("*a*a*b", "aaaaaaaaaaaaaaaaaaaac", false),

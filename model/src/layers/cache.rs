@@ -251,8 +251,8 @@ impl LayerCache {
     }
 
     /// Sets the state `name` of the layer after this pass: a tensor of any shape that begins with the batch, such as
-    /// `[batch, heads, head_dim, head_dim]`. It takes effect at the end of the pass, because a block may run twice in a pass, and stays until
-    /// another pass sets it.
+    /// `[batch, heads, head_dim, head_dim]`. It takes effect at the end of the pass, because a block may run twice in a
+    /// pass, and stays until another pass sets it.
     ///
     /// # Panics
     ///

@@ -12,6 +12,9 @@ use crate::settings::{ReadKeys, UnreadKey};
 /// The place of the layer of the head.
 const HEAD_LAYER: &str = "head_layer";
 
+/// The beginning of the names of the parameters of the layer of the head.
+pub const HEAD_LAYER_PREFIX: &str = "head_layer.";
+
 /// The inputs of a layer's constructor.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerInit<'a> {

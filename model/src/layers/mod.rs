@@ -28,7 +28,7 @@ pub use cache::{CacheFull, KeyValueCache, LayerCache};
 pub use embed::Embed;
 pub use geglu::GeGlu;
 pub use head::{Head, TokenLoss};
-pub use init::{LayerError, LayerInit};
+pub use init::{HEAD_LAYER_PREFIX, LayerError, LayerInit};
 pub use linear::{Linear, Lora, is_adapter};
 pub use moe::{Experts, Moe};
 pub use parallel_block::ParallelBlock;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use kiln_collectives::BufferError;
 use kiln_data::DataError;
 use kiln_model::ModelConfigError;
-use kiln_model::layers::LayerError;
+use kiln_model::layers::{HEAD_LAYER_PREFIX, LayerError};
 use kiln_shard::ShardError;
 use kiln_sys::files;
 use kiln_sys::words::number_of;
@@ -70,11 +70,7 @@ pub enum CheckpointError {
     /// Names or shapes in the checkpoint and in the model differ.
     #[error(
         "{path} does not fit the model: {mismatch}; use the [model] section of its config.toml{}",
-        match (.mismatch.missing.is_empty(), .mismatch.unexpected.is_empty()) {
-            (true, true) => "",
-            (true, false) => ", or leave weights out with --allow-missing",
-            (false, _) => ", or allow weights to be missing with --allow-missing",
-        }
+        if .mismatch.is_excusable() { ", or allow weights to be missing with --allow-missing" } else { "" }
     )]
     Names { path: PathBuf, mismatch: Mismatch },
     /// The weights are not all finite. `name`, `value`: the first weight with a non-finite value, and this value;
@@ -220,6 +216,13 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
+    /// Returns whether `--allow-missing` helps: some weights are missing, or the model lacks only a layer of the head.
+    fn is_excusable(&self) -> bool {
+        let lacks_head = !self.unexpected.is_empty()
+            && self.unexpected.iter().all(|name| name.starts_with(HEAD_LAYER_PREFIX));
+        !self.missing.is_empty() || lacks_head
+    }
+
     /// Returns whether there are no differences.
     pub fn is_empty(&self) -> bool {
         [&self.missing, &self.unexpected, &self.misshapen].into_iter().all(Vec::is_empty)

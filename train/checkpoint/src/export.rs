@@ -8,6 +8,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use kiln_data::Tokenizer;
 use kiln_model::ModelConfig;
+use kiln_model::layers::HEAD_LAYER_PREFIX;
 use kiln_sys::Meter;
 use kiln_sys::header::{Array, header};
 use serde_json::{Map, Value, json};
@@ -24,7 +25,7 @@ use crate::hugging_face::{
 };
 use crate::sharded::{outline, parameter_shapes};
 use crate::source::ModelSource;
-use crate::weights::{HEAD_LAYER_PREFIX, Watched};
+use crate::weights::Watched;
 use crate::write::INDEX_FILE;
 use crate::write::NewFolder;
 use crate::{CheckpointError, folder};

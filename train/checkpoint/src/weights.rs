@@ -4,15 +4,12 @@ use std::ops::Range;
 use std::path::Path;
 
 use globset::{Glob, GlobSet, GlobSetBuilder};
-use kiln_model::layers::is_adapter;
+use kiln_model::layers::{HEAD_LAYER_PREFIX, is_adapter};
 use kiln_shard::{Engine, StateKind};
 use kiln_sys::Meter;
 
 use crate::error::{Mismatch, Result};
 use crate::{CheckpointError, manifest::WIDTH};
-
-/// The beginning of the names of the weights of [`head_layer`](kiln_model::ModelConfig::head_layer).
-pub(crate) const HEAD_LAYER_PREFIX: &str = "head_layer.";
 
 /// Named weights that can be read in parts, with the names, shapes and element order of Kiln's decoder.
 pub trait Weights {

@@ -71,7 +71,7 @@ impl AdapterFolder {
     pub fn open(folder: &Path, base: &ModelConfig) -> Result<Self> {
         let keys = AdapterFolder::keys(folder)?;
         if base.lora.is_some() {
-            let problem = "names a model that has adapters of its own: merge them first".to_owned();
+            let problem = "names a model that already has adapters: merge them first".to_owned();
             return Err(CheckpointError::BaseModel { path: folder.to_owned(), problem });
         }
         let file = WeightFile::open(&folder.join(ADAPTER_FILE))?;

@@ -1,10 +1,6 @@
 //! `[lora]`: low-rank adapters on a model, from its checkpoint to PEFT's layout and back.
 
-use std::collections::BTreeMap;
-
-use kiln::source::ModelSource;
-
-use crate::support::{RUN, Workspace};
+use crate::support::{RUN, Workspace, weights};
 
 /// Returns a workspace with `base`, a trained model, and `lora.toml`, which adapts it.
 fn workspace() -> Workspace {
@@ -19,18 +15,6 @@ fn workspace() -> Workspace {
 fn train(workspace: &Workspace, out: &str, more: &[&str]) -> Vec<(u64, f64, f64)> {
     workspace.succeed(&[&["train", "lora.toml", "--out", out][..], more].concat());
     workspace.steps(out)
-}
-
-/// Returns the bits of every weight.
-fn weights(workspace: &Workspace, folder: &str) -> BTreeMap<String, Vec<u32>> {
-    let source = ModelSource::open(&workspace.path(folder)).expect("a model");
-    let weights = source.weights();
-    let read = |(name, shape): (&str, &[usize])| {
-        let mut values = vec![0.0; shape.iter().product()];
-        weights.read(name, 0..values.len(), &mut values).expect("values");
-        (name.to_owned(), values.into_iter().map(f32::to_bits).collect())
-    };
-    weights.shapes().into_iter().map(read).collect()
 }
 
 /// Returns the validation loss that `kiln eval` prints for `model`.
@@ -113,7 +97,7 @@ fn adapters_leave_and_return() {
     assert_eq!(losses[0], losses[1]);
     assert!((losses[0] / losses[2] - 1.0).abs() < 1e-4, "{losses:?}");
 
-    // Training goes on from the exported adapters as from the checkpoint, without the optimizer's state.
+    // Training continues from the exported adapters as from the checkpoint, without the optimizer's state.
     let targets = ["--set", "lora.targets=['layers.1.ffn.*', 'q_proj']"];
     let from = |folder: &str, out: &str| {
         let from = format!("init.from={folder}");
@@ -137,8 +121,10 @@ fn wrong_adapters_are_refused() {
     let start = ["train", "lora.toml", "--out", "new"];
     let with = |more: &[&'static str]| [&start[..], more].concat();
     refused(&with(&["--set", "lora.targets=['q_proj', 'w_proj']"]), "\"w_proj\" selects no map");
-    refused(&with(&["--set", "lora.targets=[]"]), "lora.targets is empty");
+    refused(&with(&["--set", "lora.targets=[]"]), "lora.targets = []: must be names or patterns");
+    refused(&with(&["--set", "lora.targets=['*.[a']"]), "lora.targets = \"*.[a\": must be a valid pattern");
     refused(&with(&["--set", "lora.rank=0"]), "lora.rank = 0");
+    refused(&with(&["--set", "lora.alpha=-1.0"]), "lora.alpha = -1: must be positive");
     refused(&with(&["--set", "train.freeze=['embed']"]), "[lora] trains the adapters");
     refused(&with(&["--set", "init.from=run", "--set", "lora.rank=3"]), "model.lora is");
     refused(&["train", "run.toml", "--out", "new", "--set", "lora.rank=2"], "init.from");

@@ -1,11 +1,7 @@
 //! Your own program, `train/kiln/examples/lora.rs`: a block around the layers that the configuration names, which
 //! trains only its adapters, from a checkpoint of `kiln`.
 
-use std::collections::BTreeMap;
-
-use kiln::source::ModelSource;
-
-use crate::support::{Ended, RUN, Workspace, example};
+use crate::support::{Ended, RUN, Workspace, example, weights};
 
 /// Returns a workspace with `base`, a trained model, and `lora.toml`, whose section `[model]` says only what differs
 /// from it.
@@ -29,18 +25,6 @@ fn train(workspace: &Workspace, out: &str, more: &[&str]) -> Vec<(u64, f64, f64)
     let ended = lora(workspace, &[&["train", "lora.toml", "--out", out], more].concat());
     assert_eq!(ended.code, Some(0), "{ended:?}");
     workspace.steps(out)
-}
-
-/// Returns the bits of every weight.
-fn weights(workspace: &Workspace, folder: &str) -> BTreeMap<String, Vec<u32>> {
-    let source = ModelSource::open(&workspace.path(folder)).expect("a checkpoint");
-    let weights = source.weights();
-    let read = |(name, shape): (&str, &[usize])| {
-        let mut values = vec![0.0; shape.iter().product()];
-        weights.read(name, 0..values.len(), &mut values).expect("values");
-        (name.to_owned(), values.into_iter().map(f32::to_bits).collect())
-    };
-    weights.shapes().into_iter().map(read).collect()
 }
 
 #[test]

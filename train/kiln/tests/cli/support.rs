@@ -5,6 +5,7 @@
 
 use kiln::config::Config;
 use kiln::data::Tokenizer;
+use kiln::source::ModelSource;
 use kiln_testkit::{output_of, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value as Json;
@@ -327,6 +328,18 @@ pub fn changed(changes: &[(&str, &str)]) -> Table {
         section.insert(key.to_owned(), value["value"].clone());
     }
     table
+}
+
+/// Returns the bits of every weight.
+pub fn weights(workspace: &Workspace, folder: &str) -> BTreeMap<String, Vec<u32>> {
+    let source = ModelSource::open(&workspace.path(folder)).expect("a checkpoint");
+    let weights = source.weights();
+    let read = |(name, shape): (&str, &[usize])| {
+        let mut values = vec![0.0; shape.iter().product()];
+        weights.read(name, 0..values.len(), &mut values).expect("values");
+        (name.to_owned(), values.into_iter().map(f32::to_bits).collect())
+    };
+    weights.shapes().into_iter().map(read).collect()
 }
 
 /// Returns the path of a program in `train/kiln/examples/`. `cargo test` builds it unless only some targets are

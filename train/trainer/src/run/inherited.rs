@@ -40,7 +40,7 @@ impl Inherited {
         };
         let other_tokenizer = source.map(ModelSource::tokenizer).filter(is_other);
         let mut files = vec![("tokenizer.json".to_owned(), tokenizer.clone())];
-        // Conversations were written with the template of their own tokenizer, if they have one.
+        // The template next to `data.tokenizer` has written the conversations.
         let of_chats = config.data.tokenizer.as_deref().filter(|_| !config.data.chat.is_empty());
         let of_chats = of_chats.map(|path| if path.is_dir() { path } else { path.parent().unwrap_or(path) });
         let of_source = source.filter(|_| other_tokenizer.is_none()).map(ModelSource::tokenizer_folder);
