@@ -135,6 +135,7 @@ fn masked(line: &str) -> String {
         }
     }
     // Units of sizes, rates and times depend on the machine as well.
+    let text = text.replace("#m#s", "#s");
     ["GiB", "MiB", "KiB", "TFLOP/s", "GFLOP/s", "ms", "µs"].iter().fold(text, |text, unit| match *unit {
         "ms" | "µs" => text.replace(&format!("# {unit}"), "# s"),
         "TFLOP/s" | "GFLOP/s" => text.replace(unit, "FLOP/s"),
