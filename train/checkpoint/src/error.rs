@@ -70,7 +70,11 @@ pub enum CheckpointError {
     /// Names or shapes in the checkpoint and in the model differ.
     #[error(
         "{path} does not fit the model: {mismatch}; use the [model] section of its config.toml{}",
-        if .mismatch.is_excusable() { ", or allow weights to be missing with --allow-missing" } else { "" }
+        match (.mismatch.missing.is_empty(), .mismatch.lacks_head_layer()) {
+            (false, _) => ", or allow weights to be missing with --allow-missing",
+            (true, true) => ", or leave weights out with --allow-missing",
+            (true, false) => "",
+        }
     )]
     Names { path: PathBuf, mismatch: Mismatch },
     /// The weights are not all finite. `name`, `value`: the first weight with a non-finite value, and this value;
@@ -216,11 +220,10 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// Returns whether `--allow-missing` helps: some weights are missing, or the model lacks only a layer of the head.
-    fn is_excusable(&self) -> bool {
-        let lacks_head = !self.unexpected.is_empty()
-            && self.unexpected.iter().all(|name| name.starts_with(HEAD_LAYER_PREFIX));
-        !self.missing.is_empty() || lacks_head
+    /// Returns whether the model lacks weights, all of them of the layer of the head, which `--allow-missing` may drop.
+    fn lacks_head_layer(&self) -> bool {
+        let is_of_head = |name: &String| name.starts_with(HEAD_LAYER_PREFIX);
+        !self.unexpected.is_empty() && self.unexpected.iter().all(is_of_head)
     }
 
     /// Returns whether there are no differences.
